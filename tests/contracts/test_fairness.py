@@ -54,7 +54,7 @@ async def take_all(broker: Broker, bus: EventBus) -> list[Delivery]:
 
 
 async def drain(broker: Broker, bus: EventBus, at_once: int = 1) -> list[str]:
-    """Start and complete everything that waits, as a handler with `at_once` slots does. Return the tasks in that order."""
+    """Complete everything that waits, as a handler with `at_once` slots does. Return the tasks in that order."""
     order: list[str] = []
     while True:
         waiting = await bus.refill(at_once, ["agent"])
@@ -202,7 +202,7 @@ async def test_a_stream_that_nobody_reads_stays_short(broker: Broker, bus: Event
 
 
 async def test_instances_keep_their_order(broker: Broker, bus: EventBus) -> None:
-    """The queue comes before the mailbox."""
+    """It waits in the queue first, then in the mailbox."""
     for number in range(READY + 4):
         await submit(broker, bus, f"t{number}", "a", key="k")
     assert await broker.mailbox("writer/k") == [f"t{number}|r" for number in range(1, READY + 4)]

@@ -34,7 +34,7 @@ async def test_a_dead_owner_reports_no_progress(broker: Broker, bus: EventBus, o
 
 
 async def test_a_dead_owner_starts_no_call(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Its mark would make the adopter report an unknown outcome of a call that nobody began."""
+    """Its mark would make the adopter report an unknown outcome for a call that never began."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(bus, "tool")
@@ -57,7 +57,7 @@ async def test_a_mark_whose_reply_was_lost_is_repeated(broker: Broker, bus: Even
 
 
 async def test_a_partition_refuses_epochs_below_the_newest_it_has_seen(broker: Broker, bus: EventBus) -> None:
-    """Admission leads in one partition and writes in all: the others know its epoch from submits alone."""
+    """An admitter leads in one partition and writes to all. The others learn its epoch only from submits."""
     assert (await broker.submit(bus, "first", epoch="5")).started
     with pytest.raises(Fenced):
         await broker.submit(bus, "second", epoch="4")

@@ -23,7 +23,7 @@ WAIT_SECONDS = 60.0
 
 
 class Shop:
-    """An app whose agent charges a card in one step and stays in the next one. `charged` is the outside ledger."""
+    """An app whose agent charges a card in one step and stays in the next one. `charged` lists the charges."""
 
     def __init__(self, before: str = "nothing") -> None:
         self.app = App("shop")
@@ -72,21 +72,21 @@ async def cut(handling: asyncio.Task[None]) -> None:
 
 
 async def graceful_stop(broker: Broker, bus: EventBus, other: EventBus, turn: Delivery) -> Delivery:
-    """The first process hands the entry back uncounted; the second one adopts it as if it were fresh."""
+    """The first process hands the entry back without counting it; the second one adopts it as if it were fresh."""
     await other.leave([turn])
     (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
     return adopted
 
 
 async def uncounted_retry(broker: Broker, bus: EventBus, other: EventBus, turn: Delivery) -> Delivery:
-    """The entry waits in the timers without counting, and comes back as a new entry."""
+    """The entry waits as a timer without counting, and returns as a new entry."""
     await other.retry(turn, 0, b"", counts=False)
     await bus.promote()
     return await broker.take(bus)
 
 
 async def lost_group(broker: Broker, bus: EventBus, other: EventBus, turn: Delivery) -> Delivery:
-    """The group is lost with its counts and made again from 0, and the first process dies."""
+    """The group is lost with its counts and created again from 0, and the first process dies."""
     await broker.silence(other)
     await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group_of("agent"))
     await bus.make_groups(["agent"])
@@ -136,7 +136,7 @@ async def test_a_run_kept_in_memory_sees_the_steps_of_a_process_that_stopped(
 
 
 async def test_an_owner_declared_dead_begins_no_step(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A process that was paused between two steps finds out before the second one, which another has done by then."""
+    """A process is paused between two steps. It notices before the second one, which another has done by then."""
     app, done = App("paused"), []
     paused, go_on = asyncio.Event(), asyncio.Event()
 
@@ -173,7 +173,7 @@ async def test_an_owner_declared_dead_begins_no_step(broker: Broker, bus: EventB
 async def test_the_result_of_a_step_is_stored_though_its_process_is_stopping(
     broker: Broker, bus: EventBus, other: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop that comes while the result is on its way to the broker does not lose it."""
+    """A stop while the result is on its way to the broker does not lose it."""
     app, done = App("stopping"), []
     sending, go_on, stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
     record = other.record
@@ -213,7 +213,7 @@ async def test_the_result_of_a_step_is_stored_though_its_process_is_stopping(
 
 
 class FullDisk:
-    """Lets the broker answer the next call of a function as a server does whose disk is full."""
+    """Makes the broker answer the next call of a function as a server with a full disk does."""
 
     def __init__(self, bus: EventBus, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused = 0
@@ -232,7 +232,7 @@ class FullDisk:
 async def test_the_outcome_of_a_turn_waits_for_a_broker_that_cannot_write(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    """The step has had its effect: nothing runs again because the broker's disk is full for a moment."""
+    """The step has had its effect: a disk that is full for a moment makes nothing run again."""
     app, begun, done = App("insisting"), [], []
     disk = FullDisk(bus, function, monkeypatch)
 
@@ -350,7 +350,7 @@ async def test_each_outcome_waits_for_a_broker_that_cannot_write(
 
 
 async def test_two_living_processes_are_never_in_one_turn(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A group that was made again hands out what another process is still working on."""
+    """A group that was created again delivers what another process is still working on."""
     shop = Shop()
     await broker.submit(bus, "t")
     first = await shop.begin(other, await broker.take(other))
@@ -369,7 +369,7 @@ async def test_two_living_processes_are_never_in_one_turn(broker: Broker, bus: E
 async def test_another_process_may_go_on_with_a_turn_that_its_owner_put_back(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """The entry is a new one: that its first owner lives keeps nobody out."""
+    """The entry is a new one: that its first owner lives blocks nobody."""
     shop = Shop()
     await broker.submit(bus, "t")
     turn = await broker.take(other)

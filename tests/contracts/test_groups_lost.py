@@ -85,7 +85,7 @@ async def test_a_reader_makes_a_lost_group_again_from_the_start(broker: Broker, 
 
 
 async def test_work_goes_on_where_everything_was_flushed(broker: Broker, bus: EventBus) -> None:
-    """The stream itself may be gone: reading makes stream and group, and a commit of lost work changes nothing."""
+    """The stream itself may be gone: a read creates stream and group, and a commit of lost work changes nothing."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     for key in await broker.snapshot():

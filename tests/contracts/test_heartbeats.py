@@ -36,7 +36,7 @@ async def beat_clock(broker: Broker) -> int:
 
 
 async def test_a_pause_of_the_broker_convicts_nobody(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """After an hour in which nobody could beat, the first one back is alone only for the moment."""
+    """After an hour without any heartbeat, the first owner to return is alone only for a moment."""
     await last_beat_was(broker, HOUR_MS)
     _, _, declared_dead = await bus.beat(LEASE_MS, False, "")
     assert declared_dead == 0
@@ -55,7 +55,7 @@ async def test_many_pauses_convict_nobody_who_beats_between_them(
 
 
 async def test_a_clock_that_jumps_back_does_not_turn_the_count_back(broker: Broker, bus: EventBus) -> None:
-    """Otherwise an owner that fell silent would have its silence forgiven."""
+    """Otherwise a silent owner would be forgiven its silence."""
     before = await beat_clock(broker)
     await last_beat_was(broker, -HOUR_MS)
     await bus.beat(LEASE_MS, False, "")
@@ -63,7 +63,7 @@ async def test_a_clock_that_jumps_back_does_not_turn_the_count_back(broker: Brok
 
 
 async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """The beat that passes the lease says so, and only that one."""
+    """Only the beat with which the lease ends reports that."""
     deaths = 0
     for _ in range(20):
         await last_beat_was(broker, LEASE_MS // 10)
@@ -74,7 +74,7 @@ async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, 
 
 
 async def test_owners_that_are_killed_all_the_time_convict_together(broker: Broker, other: EventBus) -> None:
-    """No process lives for a lease, and yet the silence of the first is counted."""
+    """No process lives for a whole lease, and yet the first one's silence counts."""
     for _ in range(20):
         await last_beat_was(broker, LEASE_MS // 10)
         await broker.owner()
@@ -82,7 +82,7 @@ async def test_owners_that_are_killed_all_the_time_convict_together(broker: Brok
 
 
 async def test_a_dead_owner_cannot_beat_itself_back_to_life(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A process that was paused must learn of its death, and its name stays dead."""
+    """A paused process must learn that it was declared dead, and its name stays dead."""
     await broker.silence(other)
     with pytest.raises(Fenced, match="declared dead"):
         await other.beat(LEASE_MS, False, "")
@@ -90,7 +90,7 @@ async def test_a_dead_owner_cannot_beat_itself_back_to_life(broker: Broker, bus:
 
 
 async def test_a_name_never_comes_back(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A process that comes back is another owner, and does not hold what the first one held."""
+    """A process that returns is another owner, and does not hold what the first one held."""
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     await broker.silence(other)
@@ -104,13 +104,13 @@ async def test_a_name_never_comes_back(broker: Broker, bus: EventBus, other: Eve
 
 
 async def test_names_of_one_process_differ(broker: Broker) -> None:
-    """The name holds boot time and chance, so a restarted pod is not its predecessor."""
+    """The name contains the boot time and a random part, so a restarted pod is not its predecessor."""
     names = {(await broker.owner()).owner for _ in range(5)}
     assert len(names) == 5
 
 
 async def test_a_beat_tells_of_tasks_that_were_cancelled_since(broker: Broker, bus: EventBus) -> None:
-    """Running work learns of its cancel from the heartbeat."""
+    """Running work learns from the heartbeat that it is cancelled."""
     await broker.submit(bus, "t")
     since, stopped, _ = await bus.beat(LEASE_MS, False, "")
     assert stopped == []
@@ -161,7 +161,7 @@ async def test_a_dead_owner_leads_nothing(broker: Broker, bus: EventBus, other: 
 
 
 class HungLoop:
-    """A handler that blocks the loop it runs on, as synchronous code does."""
+    """A handler that blocks its event loop, as synchronous code does."""
 
     def __init__(self) -> None:
         self.hangs = threading.Event()
@@ -182,7 +182,7 @@ class HungLoop:
 
 
 async def test_a_loop_that_hangs_falls_silent(valkey: Server, namespace: str) -> None:
-    """The heartbeat runs on the loop of the handlers, so that a blocked one is taken for dead."""
+    """The heartbeat runs on the handlers' event loop, so a blocked loop counts as dead."""
     lease = 0.3
     keys = Keys(namespace, 0)
     transport = RespTransport(parse_address(valkey.url))

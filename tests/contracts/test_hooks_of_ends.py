@@ -24,7 +24,7 @@ async def declare(broker: Broker, *, always: bool = False) -> None:
 
 
 async def started(broker: Broker) -> list[dict[str, Json]]:
-    """What the tasks were told that run the hooks of ends, oldest first."""
+    """Return the inputs of the tasks that run end hooks, oldest first."""
     entries = await broker.entries("agent")
     own = [entry for entry in entries if entry["h"].split("\n")[4] == ENDER]
     for entry in own:
@@ -170,7 +170,7 @@ async def test_hooks_that_always_run_also_run_for_a_task_that_never_began(broker
 async def test_what_the_run_began_with_decides(
     broker: Broker, bus: EventBus, selection: dict[str, Json], count: int
 ) -> None:
-    """A deployment that adds a hook changes no run under way, and one that names another neither."""
+    """A deployment that adds a hook changes no running run, nor does one that renames a hook."""
     await declare(broker, always=not count)
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

@@ -42,7 +42,7 @@ SECONDS = 60.0
 
 
 class Edge:
-    """A connection on which single streams can be made to refuse what is appended to them."""
+    """A connection on which chosen streams refuse appends."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -79,7 +79,7 @@ async def until(true: Callable[[], Awaitable[object]]) -> None:
 
 @asynccontextmanager
 async def running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Work that must not end by itself: the leader would start it again, and meet the same entry."""
+    """Work that must not end by itself: the leader would start it again and find the same entry."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -118,7 +118,7 @@ async def connected(broker: Broker) -> Transport:
 
 
 async def command(broker: Broker, kind: str, **fields: object) -> bytes:
-    """Append a command as any language does; `data` is an object."""
+    """Append a command as a client in any language does. `data` is an object."""
     data = json.dumps(fields.pop("data"))
     flat = [str(part) for pair in fields.items() for part in pair]
     entry = await broker.call("XADD", ingress(broker.keys.namespace), "*", "type", f"weft.{kind}", "data", data, *flat)
@@ -126,7 +126,7 @@ async def command(broker: Broker, kind: str, **fields: object) -> bytes:
 
 
 async def left(broker: Broker) -> int:
-    """Entries of the ingress that are not settled."""
+    """Return the entries of the ingress that are not settled."""
     return cast(int, await broker.call("XLEN", ingress(broker.keys.namespace)))
 
 
@@ -143,7 +143,7 @@ async def waits_for_answer(broker: Broker, bus: EventBus, task: str) -> None:
 
 
 async def test_an_answer_delivered_again_after_a_crash_counts_once(broker: Broker, bus: EventBus) -> None:
-    """Its admitter died after it had handed the answer over, and before it had acknowledged the entry."""
+    """Its admitter died after it had passed the answer to the relay, and before it acknowledged the entry."""
     await waits_for_answer(broker, bus, "t")
     data = {"task_id": "t", "request_id": "r:1", "value": True}
     entry = (await command(broker, "task.signal", data=data)).decode()
@@ -187,7 +187,7 @@ async def test_an_oversized_command_leaves_a_small_letter(broker: Broker, bus: E
 
 
 async def test_a_submit_that_waits_holds_up_no_cancel(broker: Broker, bus: EventBus) -> None:
-    """Before any handler has published its agents, submits wait in their order."""
+    """Until a handler has published its agents, submits wait in their order."""
     await broker.submit(bus, "runs")
     await waits_for_answer_of_second(broker, bus)
     agents = await broker.hash("agents")
@@ -212,12 +212,12 @@ async def test_a_submit_that_waits_holds_up_no_cancel(broker: Broker, bus: Event
 
 
 async def both_submits_are_left(broker: Broker) -> bool:
-    """And the cancel of one of them."""
+    """One of them is cancelled."""
     return await left(broker) == 3
 
 
 async def waits_for_answer_of_second(broker: Broker, bus: EventBus) -> None:
-    """`runs` is held and keeps running; `asks` waits for an answer."""
+    """`runs` is in a turn and continues; `asks` waits for an answer."""
     await broker.take(bus)
     await waits_for_answer(broker, bus, "asks")
 
@@ -286,7 +286,7 @@ async def test_commands_that_wait_outlive_a_read_that_fails(broker: Broker, bus:
 async def test_a_rejected_command_leaves_one_letter(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer could not even be left to the relay at first."""
+    """At first, even the relay could not take its answer."""
     monkeypatch.setattr(admitter, "RETRY_SECONDS", 0.01)
     away, tried = f"{broker.keys.namespace}-away", []
 
@@ -331,7 +331,7 @@ async def read(broker: Broker, count: int) -> bool:
 async def test_a_command_that_always_fails_is_given_up(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something else is in the place of its task: those behind it go on."""
+    """Another key has the name of its task: the commands after it continue."""
     monkeypatch.setattr(admitter, "RETRY_SECONDS", 0.01)
     await broker.call("SET", broker.keys.task("t"), "a string")
     await command(broker, "task.submit", id="t", data={"agent": "writer", "input": 1})
@@ -382,7 +382,7 @@ async def test_a_full_broker_holds_up_no_cancel_and_no_answer(
 async def test_a_full_broker_does_not_restart_the_leader(
     own_valkey: Server, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its chores and its schedules wait; what makes room goes on."""
+    """Its periodic work and its schedules wait; whatever makes room continues."""
     broker = await open_broker(VALKEY_9, namespace, server_clients(own_valkey.url))
     manager = await build(
         Settings.from_environment({"WEFT_REDIS_URL": own_valkey.url, "WEFT_NAMESPACE": namespace}),
@@ -406,7 +406,7 @@ async def test_a_full_broker_does_not_restart_the_leader(
 
 
 async def refused_often(broker: Broker) -> bool:
-    """The state-manager's own HSET, and the submits of its schedules."""
+    """This covers the state-manager's own HSET and the submits of its schedules."""
     said = cast(bytes, await broker.call("INFO", "commandstats")).decode()
     refused = {
         line.partition(":")[0]: int(line.rpartition("rejected_calls=")[2].partition(",")[0])
@@ -417,7 +417,7 @@ async def refused_often(broker: Broker) -> bool:
 
 
 async def refused_more_than(broker: Broker, count: int) -> bool:
-    """Submits, for want of memory: more often than a command is tried that fails for a reason of its own."""
+    """Submits that lack memory are retried more often than a command that fails for its own reasons."""
     said = cast(bytes, await broker.call("INFO", "commandstats")).decode()
     return any(
         int(part) > count
@@ -466,7 +466,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_answer_that_must_wait_holds_up_its_own_stream_only(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """Whatever the server says, and also where it says nothing."""
+    """This holds whatever the server answers, and also if it does not answer."""
     monkeypatch.setattr(answers, "WRITE_SECONDS", 0.05)
     away, here = f"{broker.keys.namespace}-away", f"{broker.keys.namespace}-here"
     edge = Edge(bus.transport)
@@ -528,7 +528,7 @@ async def test_answers_that_wait_are_bounded(broker: Broker, bus: EventBus, monk
 async def test_a_step_elsewhere_is_answered_however_long_the_broker_is_full(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its task waits for the answer, so that it is never given up."""
+    """Its task waits for the answer, so the answer is never given up."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.0)
     tried = []
 
@@ -575,7 +575,7 @@ async def empty(broker: Broker) -> bool:
 async def test_an_entry_that_nobody_understands_stops_no_answer(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an address `@…` of a user once was."""
+    """A user once used `@…` as an address."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.1)
     here = f"{broker.keys.namespace}-here"
     await broker.call("XADD", broker.keys.replies, "*", "to", "@me", "type", "weft.task.completed", "t", "x", "d", "{}")
@@ -623,7 +623,7 @@ async def test_an_address_of_the_runtime_is_refused(broker: Broker, bus: EventBu
 async def test_a_full_broker_does_not_end_the_relay(
     own_valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers that it refuses for too long become dead letters, which are bounded and may be written without memory."""
+    """Answers that it refuses for too long become dead letters, which are bounded and need no free memory."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.05)
     broker = await open_broker(VALKEY_9, namespace, server_clients(own_valkey.url))
     try:
@@ -665,7 +665,7 @@ async def test_a_stream_without_rights_costs_its_answer_only(own_valkey: Server,
 async def test_a_slot_that_nobody_serves_costs_its_answer_only(
     own_server: OwnServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Cluster says CLUSTERDOWN, and the connection sends the call again for ever."""
+    """A Cluster answers CLUSTERDOWN, and the connection would send the call again forever."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.2)
     monkeypatch.setattr(answers, "WRITE_SECONDS", 0.2)
     server = own_server(options=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
@@ -693,7 +693,7 @@ async def cluster_is_up(admin: Transport) -> bool:
 
 
 class Undeletable(Edge):
-    """A connection on which the first deletion of a command fails, as with a full disk."""
+    """A connection on which the first deletion of a command fails, as on a full disk."""
 
     failed = False
     error: Exception = ServerError("MISCONF Errors writing to the AOF file: No space left on device")

@@ -1,4 +1,4 @@
-"""The memory of a process counts only if the broker agrees: steps, kept runs and deltas."""
+"""The memory of a process counts only if the broker agrees: steps, warm runs and deltas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_turn_that_another_process_finished_does_no_step(
 async def test_a_kept_run_that_had_done_a_step_sees_the_steps_of_another_process(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """It had looked at the journal in its last turn; another process was in this turn since."""
+    """It checked the journal in its last turn; another process has been in this turn since."""
     app, done = App("kept"), []
     stays, go_on = asyncio.Event(), asyncio.Event()
 
@@ -118,7 +118,7 @@ async def test_a_turn_whose_delta_could_not_be_written_is_not_committed(
 async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
     broker: Broker, bus: EventBus, other: EventBus, replayed: bool
 ) -> None:
-    """The server came back without its last writes, and the turn went on: a later replay must go the same way."""
+    """The server came back without its last writes, and the turn continued: a later replay must do the same."""
     app, charged = App("lost"), []
     stays = asyncio.Event()
 
@@ -412,7 +412,7 @@ async def test_a_copy_of_a_finished_turn_does_not_run(broker: Broker, bus: Event
 
 
 async def test_a_kept_run_is_replayed_after_a_reconnect(broker: Broker, bus: EventBus) -> None:
-    """The server may have lost its last writes, and another process may have made the same turn with other results."""
+    """The server may have lost its last writes, and another process may have run the same turn with other results."""
     app, begun = App("reconnected"), list[int]()
 
     @app.tool
@@ -443,7 +443,7 @@ async def test_a_kept_run_is_replayed_after_a_reconnect(broker: Broker, bus: Eve
 async def test_a_copy_of_an_earlier_turn_does_no_later_step(
     broker: Broker, bus: EventBus, other: EventBus, key: str
 ) -> None:
-    """The run has gone on: its journal would take the copy further than its own entry."""
+    """The run has continued: its journal would take the copy further than its own entry."""
     app, done = App("copies"), []
 
     @app.tool
@@ -470,7 +470,7 @@ async def test_a_copy_of_an_earlier_turn_does_no_later_step(
 async def test_a_turn_in_which_another_process_has_asked_is_replayed(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """What it asked is no journaled step yet, and must not be asked again."""
+    """Its request is no journaled step yet, and must not be sent again."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     port = TurnPort(bus, turn, App("asked"))
@@ -483,7 +483,7 @@ async def test_a_turn_in_which_another_process_has_asked_is_replayed(
 async def test_a_turn_that_two_processes_are_in_looks_at_the_journal_again(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """A step that another process has stored first tells of it; the next one may be done already."""
+    """A step that another process stored first is a sign that the next one may be done already."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     bus.alive_until = math.inf

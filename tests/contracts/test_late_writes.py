@@ -16,7 +16,7 @@ VALUE = f"{DIGEST}K1700000000000true".encode()
 
 @dataclass
 class Late:
-    """Deliveries of a task that is over, in hands that do not know it."""
+    """Deliveries of a task that has ended, held by owners that do not know it."""
 
     turn: Delivery
     """Of the task's first run."""
@@ -65,14 +65,14 @@ async def a_task_in_many_hands(broker: Broker, bus: EventBus) -> Late:
 
 
 def of_the_task(snapshot: Snapshot) -> Snapshot:
-    """Its own hash, its runs' and its output."""
+    """The task's own hash, those of its runs, and its output."""
     return {key: value for key, value in snapshot.items() if "}:task:t" in key or "}:run:t/" in key or "}:out:t" in key}
 
 
 @pytest.mark.parametrize("what", WRITES)
 @pytest.mark.parametrize("expired", [False, True])
 async def test_a_task_that_is_over_stays_as_it_is(broker: Broker, bus: EventBus, what: str, expired: bool) -> None:
-    """With its fields still there, and after they have expired."""
+    """While its fields still exist, and after they have expired."""
     late = await a_task_in_many_hands(broker, bus)
     timers = await broker.call("ZRANGE", broker.keys.timers, 0, -1)
     delayed = await broker.hash("delayed")
@@ -100,7 +100,7 @@ KEPT = [name for name in WRITES if "child" not in name]
 
 @pytest.mark.parametrize("what", KEPT)
 async def test_a_task_that_is_kept_for_its_letter_stays_as_it_is(broker: Broker, bus: EventBus, what: str) -> None:
-    """The journal of an ended task is still there, with all that the run had waited for."""
+    """An ended task still has its journal, with everything that the run waited for."""
     await broker.submit(bus, "t")
     parts = (ask("1"), ask("2"), ask("3"), question("4", timeout_ms=60_000), nap("5", 60_000))
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -140,7 +140,7 @@ async def test_a_task_that_is_kept_for_its_letter_stays_as_it_is(broker: Broker,
 
 
 def without_timers(snapshot: Snapshot) -> str:
-    """The task's own keys; that a timer is no longer listed with it is no change."""
+    """Return the task's own keys. A timer that is no longer listed with it counts as no change."""
     lines = []
     for key, value in snapshot.items():
         if isinstance(value, tuple) and isinstance(value[1], dict):
@@ -204,7 +204,7 @@ def flat(entry: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("what", ["a turn that ends", "a result", "a retry of a turn", "a dead letter of a call"])
 async def test_late_work_is_settled(broker: Broker, bus: EventBus, what: str) -> None:
-    """Late is not refused, it is acknowledged and dropped, or it would be delivered for ever."""
+    """A late entry is not refused but acknowledged and dropped; otherwise it would be delivered forever."""
     late = await a_task_in_many_hands(broker, bus)
     await bus.cancel("t", "not wanted")
     await WRITES[what](bus, late)
@@ -214,7 +214,7 @@ async def test_late_work_is_settled(broker: Broker, bus: EventBus, what: str) ->
 
 
 async def test_an_end_is_final(broker: Broker, bus: EventBus) -> None:
-    """Completed stays completed, whatever asks for another end."""
+    """A completed task stays completed, whatever requests another end."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await complete(bus, turn)
@@ -226,7 +226,7 @@ async def test_an_end_is_final(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_statuses_go_forward(broker: Broker, bus: EventBus) -> None:
-    """Each is written by the commit that makes it so."""
+    """The commit that ends a task writes its status."""
     await broker.submit(bus, "t")
     seen = [await broker.status("t")]
     assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
@@ -241,7 +241,7 @@ async def test_statuses_go_forward(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_what_is_repeated_after_a_lost_reply_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """The client sends again what it heard no answer of; the answer is `done`, and nothing moves."""
+    """The client repeats a call whose reply it did not get. The answer is `done`, and nothing changes."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     turn = await broker.take(bus)

@@ -30,7 +30,7 @@ async def test_a_full_mailbox_refuses_submits(broker: Broker, bus: EventBus) -> 
 
 
 async def test_a_full_mailbox_answers_an_agent_with_an_error(broker: Broker, bus: EventBus) -> None:
-    """An agent that asks gets an error as the step's result, in the commit that asks."""
+    """The calling agent gets an error as the step's result, in the commit that requests it."""
     await limit(broker, "mailbox_max", 2)
     for number in range(3):
         await broker.submit(bus, f"t{number}", agent="editor", key="k")
@@ -68,7 +68,7 @@ async def test_a_full_mailbox_refuses_a_message(broker: Broker, bus: EventBus) -
 
 
 async def test_a_full_work_stream_refuses_submits(broker: Broker, bus: EventBus) -> None:
-    """And no commit."""
+    """This holds for commits, too."""
     await broker.submit(bus, "t")
     await limit(broker, "stream_max", 1)
     with pytest.raises(Rejected, match="holds as much open work") as error:
@@ -81,7 +81,7 @@ async def test_a_full_work_stream_refuses_submits(broker: Broker, bus: EventBus)
 
 
 async def test_a_full_record_refuses_submits(broker: Broker, bus: EventBus) -> None:
-    """Admission stops and nothing else."""
+    """Only admission stops."""
     await broker.submit(bus, "t")
     await broker.submit(bus, "u")
     assert await complete(bus, await broker.take(bus))
@@ -92,7 +92,7 @@ async def test_a_full_record_refuses_submits(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_task_over_its_steps_asks_for_nothing_more(broker: Broker, bus: EventBus) -> None:
-    """Refused whole, before anything is written; the turn may still end its run."""
+    """The commit is refused before anything is written. The turn may still end its run."""
     await broker.submit(bus, "t", max_steps=4)
     assert await suspend(bus, await broker.take(bus), ask("1"), record=b'["a", "b"]', steps=2)
     assert await answer(bus, await broker.take(bus, "tool"))
@@ -119,7 +119,7 @@ async def test_only_new_steps_count(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_the_limit_counts_the_whole_task(broker: Broker, bus: EventBus) -> None:
-    """A child run cannot take what its task has not left."""
+    """A child run cannot use more than its task has left."""
     await broker.submit(bus, "t", max_steps=3)
     parts = (ask("1", "editor", stream="agent"),)
     assert await suspend(bus, await broker.take(bus), *parts, record=b'["a", "b"]', steps=2)

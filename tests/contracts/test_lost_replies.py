@@ -1,4 +1,4 @@
-"""The server has executed a command, and its reply was lost."""
+"""The server executes a command, and its reply is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
 
 
 async def lose_read(broker: Broker, bus: EventBus, count: int = 10, stream: str = "agent") -> None:
-    """A read by this owner whose reply nobody has seen."""
+    """A read by this owner whose reply is lost."""
     group = {"agent": "agent-handler", "tool": "tool-handler"}[stream]
     await broker.call(
         "XREADGROUP", "GROUP", group, bus.owner, "COUNT", count, "STREAMS", broker.keys.stream(stream), ">"
@@ -28,7 +28,7 @@ async def lose_read(broker: Broker, bus: EventBus, count: int = 10, stream: str 
 
 
 async def test_an_owner_finds_what_it_holds_without_knowing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """It lives, so nobody adopts; only it can look."""
+    """It lives, so nobody adopts its entries; only it can find them."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "u")
     await lose_read(broker, bus)
@@ -46,7 +46,7 @@ async def test_an_owner_finds_what_it_holds_without_knowing(broker: Broker, bus:
 
 
 async def test_a_long_list_is_found_whole(broker: Broker, bus: EventBus) -> None:
-    """More than one page, and entries that are gone or no work."""
+    """There is more than one page, and some entries are gone or are no work."""
     for number in range(1105):
         await broker.call("XADD", broker.keys.stream("agent"), f"{number + 1}-0", "foreign", "1")
     await lose_read(broker, bus, 2000)
@@ -81,7 +81,7 @@ class Worker:
 
 
 async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
-    """By the consumer itself: nothing tells it that a reply was lost."""
+    """The consumer finds it by itself: nothing reports a lost reply."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = EventBus(transport, broker.keys)
@@ -106,7 +106,7 @@ async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
 
 
 class LookedBus(EventBus):
-    """Counts how often its pending entries were looked at."""
+    """Counts how often its pending entries were read."""
 
     looks = 0
 
@@ -131,7 +131,8 @@ class SlowWorker(Worker):
 
 
 async def test_what_comes_to_hand_in_a_stop_is_handed_back_unbegun(broker: Broker, bus: EventBus) -> None:
-    """The read that waited when the stop began may have handed something out; it must not be begun, to be cut off."""
+    """The read that waited when the stop began may have returned an entry. Its handler must not begin just to be cut
+    off."""
     transport = await broker.connect()
     broker.transports.append(transport)
     own = LookedBus(transport, broker.keys)
@@ -165,7 +166,7 @@ async def test_what_comes_to_hand_in_a_stop_is_handed_back_unbegun(broker: Broke
 
 
 class RenamedBus(EventBus):
-    """Its first read that hands something out comes back when the owner has taken a new name meanwhile."""
+    """Its first read with a result returns when the owner has taken a new name meanwhile."""
 
     renamed = False
 
@@ -181,7 +182,7 @@ class RenamedBus(EventBus):
 
 
 class CountingWorker(Worker):
-    """Notes how often what it handles was delivered."""
+    """Logs how often each of its deliveries was delivered."""
 
     async def handle(self, delivery: Delivery) -> None:
         self.deliveries = delivery.deliveries
@@ -189,7 +190,7 @@ class CountingWorker(Worker):
 
 
 async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Broker) -> None:
-    """It is pending under a name that is dead or dying, and would run twice."""
+    """It is pending under a dead or dying name, and would run twice."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = RenamedBus(transport, broker.keys)
@@ -207,7 +208,7 @@ async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Br
 
 
 class LateBus(EventBus):
-    """The reply of its first read that hands something out comes when it is told to."""
+    """The reply of its first read with a result comes when the test releases it."""
 
     def __init__(self, transport: Transport, keys: Keys) -> None:
         super().__init__(transport, keys)
@@ -225,7 +226,7 @@ class LateBus(EventBus):
 
 
 async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker, bus: EventBus) -> None:
-    """Its entries were found by then, and handled; one that is no work is kept as one dead letter."""
+    """Its entries were found and handled by then; one that is no work is kept as one dead letter."""
     for task in ("a", "b"):
         await broker.submit(bus, task)
     await broker.call("XADD", broker.keys.stream("agent"), "*", "foreign", "1")
@@ -259,7 +260,7 @@ async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker,
 
 
 async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) -> None:
-    """Its ids are taken before the first try."""
+    """Its ids are chosen before the first attempt."""
     assert (await broker.submit(bus, "t", key="k")).started
     before = await broker.snapshot()
     repeated = await broker.submit(bus, "t", key="k")

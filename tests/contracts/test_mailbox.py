@@ -96,7 +96,7 @@ async def test_agents_without_a_key_never_wait(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_message_to_a_busy_instance_waits(broker: Broker, bus: EventBus) -> None:
-    """Also one that an agent sends to itself stands behind what waits already."""
+    """A message that an agent sends to itself also waits behind earlier ones."""
     await broker.submit(bus, "first", key="k")
     await broker.submit(bus, "second", key="k")
     assert await complete(bus, await broker.take(bus), send("note", "writer", "k"))
@@ -145,7 +145,7 @@ async def test_a_run_that_is_in_the_mailbox_twice_starts_once(broker: Broker, bu
 
 
 async def test_a_long_line_of_ended_tasks_does_not_stop_the_mailbox(broker: Broker, bus: EventBus) -> None:
-    """Releasing looks at 50 of them at a time; the next look goes on from there."""
+    """A release checks 50 events at a time; the next one continues from there."""
     await broker.submit(bus, "first", key="k")
     for number in range(120):
         await broker.submit(bus, f"dropped-{number}", key="k")

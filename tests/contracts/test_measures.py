@@ -27,13 +27,13 @@ def measures(bus: EventBus, measured: PartitionMetrics | None = None) -> Measure
 
 
 class Look:
-    """One look at a partition."""
+    """One measurement of a partition."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self._samples = samples
 
     def value(self, metric: MetricName, *labels: str) -> float:
-        """The value of one series. Fails where there is none, or more than one."""
+        """Return the value of one series. Fails if there is none, or more than one."""
         [found] = [item.value for item in self._samples if item.metric is metric and item.labels == labels]
         return found
 
@@ -47,7 +47,7 @@ async def look(bus: EventBus) -> Look:
 
 
 async def server_lag(broker: Broker, key: str, group: str) -> Reply:
-    """What the server says of a group."""
+    """Return what the server reports of a group."""
     for flat in cast(list[list[Reply]], await broker.call("XINFO", "GROUPS", key)):
         named = dict(zip(flat[::2], flat[1::2], strict=True))
         if named[b"name"] == group.encode():
@@ -56,7 +56,7 @@ async def server_lag(broker: Broker, key: str, group: str) -> Reply:
 
 
 async def filled(broker: Broker, key: str, count: int, first_ms: int = LONG_AGO) -> list[str]:
-    """Entries of long ago, and their ids."""
+    """Append old entries and return their ids."""
     ids = [f"{first_ms + number}-1" for number in range(count)]
     for entry in ids:
         await broker.call("XADD", key, entry, "t", "x", "d", "")
@@ -286,7 +286,7 @@ async def test_dead_letters_are_measured_by_stream(broker: Broker, bus: EventBus
 
 
 async def test_tasks_that_wait_are_counted_by_tenant(broker: Broker, bus: EventBus) -> None:
-    """Of the 20 tenants with most: a publisher that names a tenant for each task makes no more time series."""
+    """Only the 20 largest tenants have series: a publisher that names a tenant per task cannot create more."""
     assert (await look(bus)).value(names.TASKS_QUEUED, "*") == 0
     await broker.call("HSET", broker.keys.meta, "ready_max", 1)
     await broker.submit(bus, "first", in_turn=True)

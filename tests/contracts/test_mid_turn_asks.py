@@ -22,7 +22,7 @@ REPLY = "asker"
 
 @pytest.fixture(autouse=True)
 async def reply_stream(broker: Broker) -> None:
-    """The asker's stream is there, as its reader keeps it: the bus writes to none that is not."""
+    """Create the caller's stream, as its reader does: the bus writes only to streams that exist."""
     await broker.call("XGROUP", "CREATE", broker.keys.reply(REPLY), "client", "0", "MKSTREAM")
 
 
@@ -38,7 +38,7 @@ def agent(step: str, name: str = "editor", key: str = "") -> list[Argument]:
 
 
 async def told(broker: Broker, reply: str = REPLY) -> list[tuple[str, str, str]]:
-    """What came on a reply stream: name, status and payload."""
+    """Return what a reply stream holds: name, status and payload."""
     found = [entry for entry in await broker.entries(f"reply:{reply}") if "|" in entry["t"]]
     return [(entry["t"], entry["d"][8], entry["d"][22:]) for entry in found]
 
@@ -99,7 +99,7 @@ async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker
 
 
 async def test_who_goes_on_with_the_turn_gets_the_answer(broker: Broker, bus: EventBus) -> None:
-    """The asker died: its successor asks the same again, and the answer goes to the successor."""
+    """The caller died. Its successor sends the same request again and gets the answer."""
     turn = await begun(broker, bus)
     await asks(bus, turn, agent("c1"))
     second = await broker.owner()
@@ -166,7 +166,7 @@ async def test_messages_leave_in_mid_turn(broker: Broker, bus: EventBus) -> None
 
 
 async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus: EventBus) -> None:
-    """A asks B asks A: A's own turn is in flight, and the nested one begins all the same."""
+    """A calls B, which calls A: A's own turn is in flight, and the nested one still begins."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"), state=b'{"n":1}')
     editor = await broker.take(bus)
@@ -190,7 +190,7 @@ async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus
 
 
 async def test_a_repeated_request_leaves_the_state_that_a_call_back_has_changed(broker: Broker, bus: EventBus) -> None:
-    """Its state is that from before the request: the handler repeats it after a crash, or after a lost reply."""
+    """Its state is the one before the request: the handler repeats it after a crash, or after a lost reply."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1", "writer", key="k"), state=b'{"n":1}')
     await complete(bus, await broker.take(bus), state=b'{"n":2}')
@@ -232,7 +232,7 @@ async def test_call_backs_run_one_at_a_time_while_their_holder_asks_on(broker: B
 
 
 async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker, bus: EventBus) -> None:
-    """Its handler gave up waiting, by a time limit; the call back is still in hand."""
+    """A time limit ended its handler's wait; the call back is still in a handler."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"))
     editor = await broker.take(bus)

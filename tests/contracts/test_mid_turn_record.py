@@ -20,7 +20,7 @@ SECOND = f'{DIGEST}K1700000000001"second"'.encode()
 
 
 async def test_a_step_is_put_if_absent(broker: Broker, bus: EventBus) -> None:
-    """The second owner continues with the steps that the first has stored."""
+    """The second owner continues with the steps that the first one stored."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await bus.record(turn, "1", FIRST) == FIRST
@@ -79,7 +79,7 @@ async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus
 
 
 async def test_a_run_below_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
-    """The journal of a child run is another key, and goes with the task too."""
+    """The journal of a child run is another key, and is deleted with the task too."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     child = await broker.take(bus)
@@ -105,7 +105,7 @@ async def test_a_delta_is_published_once(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_journal_has_a_limit(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a journal at each turn must not grow without bound; the run ends by name."""
+    """Reading a journal at each turn must not grow without bound; the error names the run's limit."""
     monkeypatch.setattr(commits, "JOURNAL_LIMIT", 12)
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -167,7 +167,7 @@ async def test_the_record_holds_as_many_steps_as_the_final_event_counts(broker: 
 
 
 async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> None:
-    """What did not take effect did not happen."""
+    """Effects that did not happen have no rows."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await suspend(bus, turn, ask("1"), record=b'["a"]', steps=1)

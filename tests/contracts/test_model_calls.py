@@ -82,7 +82,7 @@ async def test_without_a_limit_nothing_is_held(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_run_that_ends_gives_back_what_its_calls_have_reserved(broker: Broker, bus: EventBus) -> None:
-    """A child that fails in the middle of a call holds nothing back from the others; its sibling keeps its own."""
+    """A child that fails in the middle of a call frees what it reserved; its sibling keeps its own reservation."""
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     parts = (ask("1", "editor", stream="agent", wait="0"), ask("11", "desk", stream="agent"))
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -152,7 +152,7 @@ async def test_who_lost_the_turn_neither_begins_nor_ends_a_call(broker: Broker, 
 
 
 async def test_a_turn_that_is_tried_again_has_its_calls_to_itself(broker: Broker, bus: EventBus) -> None:
-    """Of two deliveries of one turn only the newer one begins, shows and ends calls."""
+    """Of two deliveries of one turn, only the newer one begins, streams and settles calls."""
     await broker.submit(bus, "t")
     old = await broker.take(bus)
     await begun(bus, old, "1")
@@ -192,7 +192,7 @@ async def test_a_full_journal_takes_no_answer(broker: Broker, bus: EventBus) -> 
 
 
 async def test_who_reads_the_pieces_gets_the_end(broker: Broker, bus: EventBus) -> None:
-    """Nobody asked for a stream beforehand: the first piece makes one, and the final event closes it."""
+    """Nobody requested a stream beforehand: the first piece creates one, and the final event closes it."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await begun(bus, turn, "1")

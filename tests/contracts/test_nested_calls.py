@@ -12,7 +12,7 @@ def ask_writer(step: str, *, wait: str = "!") -> list[bytes | str | int | float]
 
 
 async def asked_editor(broker: Broker, bus: EventBus) -> Delivery:
-    """writer/k has asked the editor, whose turn this is; `mail` waits for writer/k."""
+    """writer/k has called the editor, whose turn this is; `mail` waits for writer/k."""
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     await broker.submit(bus, "mail", key="k")
@@ -22,7 +22,7 @@ async def asked_editor(broker: Broker, bus: EventBus) -> Delivery:
 
 
 async def finish(broker: Broker, bus: EventBus) -> None:
-    """The rest of `asked_editor`: the editor, the writer, then its mail."""
+    """The rest of `asked_editor`: the editor, the writer, then its waiting event."""
     for task, run in (("t", "r/1"), ("t", "r"), ("mail", "r")):
         turn = await broker.take(bus)
         assert (turn.task, turn.run) == (task, run)
@@ -65,7 +65,7 @@ async def test_two_nested_calls_run_one_after_the_other(broker: Broker, bus: Eve
 
 
 async def test_a_nested_call_waits_while_its_instance_runs(broker: Broker, bus: EventBus) -> None:
-    """Never two turns at once: the holder is in the middle of a turn when its callee calls back."""
+    """There are never two turns at once: the holder is in the middle of a turn when its callee calls back."""
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
     editor = await broker.take(bus)
@@ -126,7 +126,7 @@ async def test_a_dead_nested_call_lets_its_holder_go_on(broker: Broker, bus: Eve
 
 
 async def test_a_request_of_another_task_is_not_nested(broker: Broker, bus: EventBus) -> None:
-    """Only the chain counts: another task's request waits in the mailbox, though its agents are the same."""
+    """Only the chain counts: another task's request waits in the mailbox, even from the same agents."""
     await suspend(bus, await asked_editor(broker, bus), ask("1"))
     await broker.submit(bus, "u", agent="editor")
     await suspend(bus, await broker.take(bus), ask_writer("1"))

@@ -1,4 +1,4 @@
-"""A request to another partition is answered even if a partition loses its last writes, or fails in time."""
+"""A request to another partition is answered even if a partition loses its last writes; otherwise it fails in time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def submit(pair: Pair) -> None:
 
 
 async def ask_there(pair: Pair, limit: str = "", *, wait: str = "!") -> None:
-    """The task here asks an instance there and waits."""
+    """A task in this partition calls an instance in the other one and waits."""
     await commit_ask(pair, await pair.here.broker.take(pair.here.bus), limit, wait=wait)
 
 
@@ -89,7 +89,7 @@ async def finish(pair: Pair) -> None:
 
 
 async def assert_nothing_left(pair: Pair) -> None:
-    """Nothing waits, nothing is looked at any more, and nothing is stored for a request that is over."""
+    """Check that nothing waits, nothing is polled any more, and nothing is stored for a request that has ended."""
     for _ in range(3):
         await pair.look(61_000)
     for side in pair.sides:
@@ -114,7 +114,7 @@ STEPS: dict[str, Callable[[Pair], Awaitable[None]]] = {
 @pytest.mark.parametrize("loser", ["here", "there"])
 @pytest.mark.parametrize(("back_to", "at"), [*combinations(STEPS, 2)])
 async def test_a_partition_that_loses_its_tail(pair: Pair, loser: str, back_to: str, at: str) -> None:
-    """Whatever either side forgets, the task ends with the answer and nothing is left."""
+    """Whatever either side loses, the task ends with the answer and nothing is left."""
     side: Side = getattr(pair, loser)
     saved = {}
     for name, step in STEPS.items():
@@ -132,7 +132,7 @@ async def test_a_partition_that_loses_its_tail(pair: Pair, loser: str, back_to: 
 
 
 async def test_an_answer_past_its_retention_is_an_error(pair: Pair) -> None:
-    """The submit is known there and its result is gone: the caller gets this error, and nothing starts again."""
+    """The other side knows the submit but has lost its result: the caller gets this error, and nothing starts again."""
     await running(pair)
     saved = await pair.here.save()
     await work(pair)
@@ -178,7 +178,7 @@ async def test_a_running_relay_looks_at_open_requests(pair: Pair) -> None:
 
 
 async def test_a_request_that_runs_is_not_repeated(pair: Pair) -> None:
-    """It is looked at, less and less often, and no data travels."""
+    """It is polled less and less often, and no data travels."""
     await running(pair)
     before = await pair.there.broker.snapshot()
     looks = 0
@@ -193,7 +193,7 @@ async def test_a_request_that_runs_is_not_repeated(pair: Pair) -> None:
 
 
 async def test_a_request_that_the_relay_still_has_is_not_repeated(pair: Pair) -> None:
-    """A relay that is held up finds each request once."""
+    """A relay that falls behind finds each request once."""
     await asked(pair)
     for _ in range(3):
         await pair.here.broker.pass_time(61_000)
@@ -224,7 +224,7 @@ async def test_a_damaged_task_does_not_hold_up_other_requests(pair: Pair) -> Non
 
 
 async def test_requests_of_an_older_release_work_as_before(pair: Pair) -> None:
-    """They are not in the index; their answers and cancels come as they did."""
+    """They are not in the index; their answers and cancels still arrive."""
     await running(pair)
     await pair.here.broker.call("DEL", pair.here.bus.keys.requests)
     await pair.here.broker.call("HDEL", pair.here.bus.keys.task("t"), "r:1")
@@ -245,7 +245,7 @@ async def test_an_answered_request_is_not_looked_at_any_more(pair: Pair) -> None
 
 @pytest.mark.parametrize("gone", ["run", "step", "status"])
 async def test_what_nobody_waits_for_is_dropped_from_the_index(pair: Pair, gone: str) -> None:
-    """A request whose end did not remove it: that of a run inside a task, or of a task that is kept for a letter."""
+    """A request that its own end did not remove: that of a run inside a task, or of a task kept for a letter."""
     await running(pair)
     key = pair.here.bus.keys.task("t")
     if gone == "run":
@@ -263,7 +263,7 @@ async def test_what_nobody_waits_for_is_dropped_from_the_index(pair: Pair, gone:
 
 
 async def test_a_cancel_that_is_lost_is_repeated(pair: Pair) -> None:
-    """The other partition comes back as it was before the cancel."""
+    """The other partition comes back in its state before the cancel."""
     await running(pair)
     saved = await pair.there.save()
     await pair.here.bus.cancel("t", "enough")
@@ -295,7 +295,7 @@ async def error_of(pair: Pair) -> dict[str, Any]:
     [("", None, 3600), ("", 90_000, 90), (":5000", 90_000, 5), (":7200000", None, 7200)],
 )
 async def test_a_request_ends_at_its_time_limit(pair: Pair, limit: str, stored: int | None, seconds: int) -> None:
-    """By default, by the namespace's setting, or by its own limit, whichever is the longer."""
+    """By default, by the namespace's setting, or by its own limit, whichever is longer."""
     if stored:
         await pair.here.broker.call("HSET", pair.here.bus.keys.meta, "request_timeout_ms", stored)
     await running(pair, limit)
@@ -337,7 +337,7 @@ async def test_a_group_goes_on_when_one_of_its_requests_is_over_time(pair: Pair)
 
 @pytest.mark.parametrize("wrong", ["record", "asks", "agent", "out:t"])
 async def test_a_request_over_time_that_cannot_be_ended_changes_nothing(pair: Pair, wrong: str) -> None:
-    """It is tried again later."""
+    """It is retried later."""
     await pair.here.broker.submit(pair.here.bus, "t", streamed=2)
     await ask_there(pair, ":5000")
     await pair.carry()
@@ -356,7 +356,8 @@ async def test_a_request_over_time_that_cannot_be_ended_changes_nothing(pair: Pa
 
 
 async def test_a_circle_of_waits_across_partitions_ends(pair: Pair) -> None:
-    """Two tasks each hold the instance that the other asks: both requests end with an error, and both go on."""
+    """Two tasks each hold the instance that the other one calls: both requests end with an error, and both tasks
+    continue."""
     names = (("t", "writer", "k", "@1:" + "b" * 32), ("u", "editor", "e", "@0:" + "c" * 32))
     for side, (task, agent, key, _) in zip(pair.sides, names, strict=True):
         await side.broker.submit(side.bus, task, agent, key)

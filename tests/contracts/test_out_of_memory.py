@@ -16,7 +16,7 @@ from tests.servers.matrix import MATRIX
 
 @pytest.fixture(params=MATRIX)
 async def broker(request: pytest.FixtureRequest, own_server: OwnServer, namespace: str) -> AsyncIterator[Broker]:
-    """A server of the test's own: its memory is a setting of the whole server."""
+    """A server for this test alone: its memory limit is a setting of the whole server."""
     kind: str = request.param
     server = own_server(kind, append=None)
     broker = await open_broker(kind, namespace, server_clients(server.url))
@@ -25,7 +25,7 @@ async def broker(request: pytest.FixtureRequest, own_server: OwnServer, namespac
 
 
 async def fill(broker: Broker) -> None:
-    """Less memory than is in use by now."""
+    """Set a limit below the memory in use."""
     await broker.call("CONFIG", "SET", "maxmemory", "1mb")
     with pytest.raises(ServerError, match="OOM"):
         await broker.call("SET", f"{broker.keys.namespace}:more", "x")

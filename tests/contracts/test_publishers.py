@@ -1,4 +1,4 @@
-"""Publishers with their own ingress streams: their commands are bound to them, and none disturbs another."""
+"""Publishers with their own ingress streams: their commands are bound to them, and none affects another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class World:
         return ingress(self.broker.keys.namespace, publisher)
 
     async def send(self, publisher: str, kind: str, data: object, *, entry: str = "*", **attributes: str) -> str:
-        """Append a command to a publisher's stream, or with `` to the one that trusted programs share."""
+        """Append a command to a publisher's stream, or with `` to the shared one of trusted programs."""
         flat = [part for pair in attributes.items() for part in pair]
         fields = ["type", f"weft.{kind}", "data", json.dumps(data), *flat]
         return cast(bytes, await self.broker.call("XADD", self.key(publisher), entry, *fields)).decode()
@@ -128,7 +128,7 @@ async def test_two_publishers_of_one_tenant_share_its_names(world: World) -> Non
 
 
 async def test_the_same_names_of_two_tenants_are_two_things(world: World) -> None:
-    """The second would be the first one's repeat, or be refused for it."""
+    """Otherwise the second would count as a repeat of the first, or be refused because of it."""
     for publisher in ("shop", "desk"):
         await world.send(publisher, "task.submit", submit("t", key="k"), id="e", source="web")
     await world.admitted("shop", "desk")
@@ -163,7 +163,7 @@ async def test_its_own_tenant_may_be_stated(world: World) -> None:
 
 
 async def test_answers_go_to_the_publishers_own_streams(world: World) -> None:
-    """Also where the data cannot be read."""
+    """This also holds if the data cannot be read."""
     mine, other = "shop:answers:1", "desk:answers"
     try:
         await world.send("shop", "task.submit", submit("t"), replyto=mine, id="e")
@@ -226,7 +226,7 @@ async def test_nobody_answers_another_tenants_question(world: World) -> None:
 
 
 async def test_schedules_are_their_tenants(world: World) -> None:
-    """Neither replaced nor deleted by another; their tasks run for the tenant, in its names."""
+    """No other publisher can replace or delete it; its tasks run for the tenant, under its names."""
     data = {"schedule_id": "s", "agent": "writer", "input": 1, "key": "k", "session_id": "x", "every_seconds": 60}
     await world.send("shop", "schedule.set", data)
     await world.admitted("shop")
@@ -373,7 +373,7 @@ async def test_no_submit_starts_an_internal_agent(world: World) -> None:
 
 
 async def test_a_runner_is_reached_by_publishers_that_list_it(world: World) -> None:
-    """It runs tasks that name any agent, internal ones too."""
+    """It runs tasks that name any agent, also internal ones."""
     await world.broker.call("HSET", world.broker.keys.agents, "weft.task", "agent")
     await world.register("desk", "globex", agents=["weft.task"])
     for publisher in ("shop", "desk"):
@@ -407,7 +407,7 @@ async def test_a_publisher_publishes_on_topics_that_it_was_given(world: World) -
 
 
 async def test_a_long_stream_delays_no_other(world: World) -> None:
-    """The other one's single command is settled after a few of the long stream, not after all of them."""
+    """The other publisher's single command is settled after a few of the long stream, not after all of them."""
     many = 2_000
     for _ in range(many):
         await world.send("shop", "task.cancel", {"task_id": "none"})
@@ -421,7 +421,7 @@ async def test_a_long_stream_delays_no_other(world: World) -> None:
 async def test_a_command_that_waits_holds_up_its_own_stream_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the order holds, and cancels overtake it as on the stream that trusted programs share."""
+    """Their order holds there, and cancels overtake it as on the shared stream of trusted programs."""
     submits, room = world.bus.submit, asyncio.Event()
 
     async def full(new: Submission) -> Submitted:
@@ -506,7 +506,7 @@ async def test_a_schedule_does_not_take_its_time_from_an_id_in_the_future(world:
 
 
 async def test_large_entries_are_never_read_whole(world: World) -> None:
-    """Neither many at once, nor one that is larger than any command."""
+    """Neither many commands at once, nor one that is larger than any command may be."""
     large = "x" * (MAX_ENTRY_BYTES + 1)
     await world.send("shop", "task.submit", submit("large"), replyto="shop:answers", extension=large)
     taken: list[int] = []
@@ -569,7 +569,7 @@ async def test_who_is_registered_is_followed(world: World) -> None:
 
 
 async def test_a_redriven_letter_goes_back_to_its_publishers_stream(world: World) -> None:
-    """On the stream that trusted programs share it would be bound to nobody."""
+    """On the shared stream of trusted programs it would be bound to nobody."""
     await world.send("shop", "task.submit", submit("t", agent="nobody"))
     await world.admitted("shop")
     letters = DeadLetters([world.bus])

@@ -18,7 +18,7 @@ async def die(broker: Broker, victim: EventBus) -> EventBus:
 
 
 async def adopt_alone(owner: EventBus) -> Adopted:
-    """As a consumer does: what is not quarantined first, then with empty hands."""
+    """Take entries as a consumer does: first those outside the quarantine, then one alone."""
     adopted = await owner.adopt("agent", 10, False)
     return await owner.adopt("agent", 1, True) if adopted.must_be_idle else adopted
 
@@ -53,7 +53,7 @@ async def test_an_entry_is_run_alone_and_then_condemned(broker: Broker, bus: Eve
 
 
 async def test_innocents_are_never_convicted(broker: Broker, bus: EventBus) -> None:
-    """However often the processes that have read them die: each comes to run alone, and ends well."""
+    """However often the processes that read them die, each entry gets to run alone, and ends well."""
     tasks = [f"t{number}" for number in range(5)]
     for task in tasks:
         await broker.submit(bus, task)
@@ -101,7 +101,7 @@ async def test_one_consumer_at_a_time_runs_the_quarantined(broker: Broker, bus: 
 async def test_what_a_killed_owner_knew_is_forgotten_once_it_has_settled(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """A kill between the commit of what ran alone and the next command."""
+    """A kill between the commit of an entry that ran alone and the next command."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     key = broker.keys.stream("agent")
@@ -135,7 +135,7 @@ async def test_an_adoption_without_a_group_forgets_nothing(broker: Broker, bus: 
 
 
 async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """A rolling deploy: each replica reads, and stops before it has started anything."""
+    """A rolling update: each replica reads, and stops before it has started anything."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.leave([turn])
@@ -149,7 +149,7 @@ async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus
 
 
 async def test_who_hands_back_what_ran_alone_has_not_died_of_it(broker: Broker, bus: EventBus) -> None:
-    """A rolling deploy in which each replica stops while it runs a quarantined entry that takes long."""
+    """A rolling update in which each replica stops while it runs a long quarantined entry."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     key = broker.keys.stream("agent")

@@ -59,7 +59,7 @@ async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBu
 
 
 async def test_an_answer_before_the_deadline_takes_it_away(broker: Broker, bus: EventBus) -> None:
-    """The timer is gone, and had it stayed it would find the step answered."""
+    """The timer is gone; even if it had stayed, it would find the step answered."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=b'"no"'))
     assert await bus.signal("t", "r:1", b'"yes"') == ["ok"]
     assert await broker.call("ZCARD", broker.keys.timers) == 0
@@ -75,7 +75,7 @@ async def test_an_answer_before_the_deadline_takes_it_away(broker: Broker, bus: 
 async def test_an_answer_after_the_deadline_is_refused(
     broker: Broker, bus: EventBus, default: bytes, result: str
 ) -> None:
-    """The default, or the error, stands."""
+    """The default, or the error, is the result."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=default))
     await broker.pass_time(DEADLINE_MS)
     await bus.promote()
@@ -185,7 +185,7 @@ async def test_verdicts_are_taken_as_they_are(broker: Broker, bus: EventBus, val
 
 
 async def test_only_the_question_itself_says_that_it_expects_a_verdict(broker: Broker, bus: EventBus) -> None:
-    """Data that reads the same, somewhere inside, does not."""
+    """Data that looks the same somewhere inside does not."""
     await asked(broker, bus, question("1", shown=b'{"prompt":"?","data":{"expects":"verdict","x":1}}'))
     assert await bus.signal("t", "r:1", b'"anything"') == ["ok"]
 
@@ -208,7 +208,7 @@ async def test_the_answer_that_counted_may_be_repeated(broker: Broker, bus: Even
 
 
 async def test_an_answer_is_recognised_after_the_end(broker: Broker, bus: EventBus) -> None:
-    """Of its task, and of the child run that asked."""
+    """The answer names its task, and the child run that asked."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await suspend(bus, await broker.take(bus), question("1"))
@@ -245,7 +245,7 @@ async def test_answers_that_are_remembered_are_bounded(broker: Broker, bus: Even
 
 
 async def test_a_question_is_answered_under_the_id_that_was_shown_alone(broker: Broker, bus: EventBus) -> None:
-    """The place of a question can be guessed, and so can what its data says."""
+    """The place of a question can be guessed, and so can its data."""
     shown = b'{"task_id":"t","request_id":"r:1-00ff","prompt":"well?","data":{"request_id":"r:1-beef"}}'
     await asked(broker, bus, question("1", shown=shown))
     for guessed in ("r:1", "r:1-", "r:1-beef", "r:1-00ff-00ff", "r:1-00FF"):

@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 
 class Handler:
-    """Answers calls and completes turns, each once it may go on."""
+    """Answers calls and completes turns, each when the test releases it."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
@@ -122,7 +122,7 @@ async def test_turns_of_cancelled_tasks_do_not_start(broker: Broker, bus: EventB
 async def test_a_process_that_starts_later_knows_of_cancelled_tasks(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker tells it in pages of all that it remembers."""
+    """The broker reports them in pages."""
     monkeypatch.setattr(consumers, "RECALL_PAGE", 3)
     for number in range(7):
         await backlog(broker, bus, f"t{number}", 2)
@@ -141,7 +141,7 @@ async def test_a_process_that_starts_later_knows_of_cancelled_tasks(
 async def test_of_old_entries_the_broker_is_asked(
     broker: Broker, bus: EventBus, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their tasks may have ended before anything that this process was told."""
+    """Their tasks may have ended before anything was reported to this process."""
     monkeypatch.setattr(consumers, "MAX_ENDED_TASKS", known or 10)
     monkeypatch.setattr(consumers, "RECALL_PAGE", 1)
     for task in ("a", "b", "c", "live"):
@@ -165,7 +165,7 @@ async def test_of_old_entries_the_broker_is_asked(
 
 
 async def test_a_reopened_task_goes_on(broker: Broker, bus: EventBus) -> None:
-    """Its id is remembered as ended, and must not swallow what it is given now."""
+    """Its id is remembered as ended, and must not suppress later work."""
     await backlog(broker, bus, calls=1)
     assert await fail_call(broker, bus)
     assert await fail(bus, await broker.take(bus))
@@ -203,7 +203,7 @@ async def test_a_withdrawn_task_goes_on(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_delivery_that_is_stopped_before_its_first_step_leaves_no_trace(broker: Broker, bus: EventBus) -> None:
-    """Its read and the heartbeat that stops it come in together: asyncio runs nothing of a task cancelled so early."""
+    """Its read and the cancelling heartbeat arrive together: asyncio runs nothing of a task cancelled so early."""
     await broker.submit(bus, "t")
     delivery = await broker.take(bus)
     async with consuming(broker, "agent") as (handler, consumer):

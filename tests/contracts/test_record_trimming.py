@@ -47,7 +47,7 @@ async def test_either_group_may_be_the_slower(broker: Broker, bus: EventBus, slo
 
 @pytest.mark.parametrize("lost", GROUPS)
 async def test_a_missing_group_stops_trimming(broker: Broker, bus: EventBus, lost: str) -> None:
-    """It is made again from 0, so that it reads what it had not; the groups are fixed in the code."""
+    """It is created again from 0, so that it reads what it had not; the code fixes the groups."""
     entries = await finished(broker, bus, 3)
     for name in GROUPS:
         await bus.publish_cursor(name, entries[2])
@@ -83,7 +83,7 @@ async def test_a_cursor_of_a_lost_group_is_published_again(broker: Broker, bus: 
 
 
 async def test_long_work_holds_nothing_back(broker: Broker, bus: EventBus) -> None:
-    """A delivery that takes hours keeps its own entry, and nobody else's."""
+    """A delivery that takes hours keeps only its own entry."""
     await broker.submit(bus, "long")
     await broker.take(bus)
     entries = await finished(broker, bus, 3)
@@ -94,7 +94,7 @@ async def test_long_work_holds_nothing_back(broker: Broker, bus: EventBus) -> No
 
 
 async def test_a_full_record_stops_admission_and_nothing_else(broker: Broker, bus: EventBus) -> None:
-    """A recorder that is down is answered with backpressure, not with lost rows or endless memory."""
+    """A recorder that is down causes backpressure, not lost rows or unbounded memory."""
     await broker.submit(bus, "open")
     turn = await broker.take(bus)
     await finished(broker, bus, 2)

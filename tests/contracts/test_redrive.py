@@ -30,7 +30,7 @@ async def dead_call(broker: Broker, bus: EventBus) -> str:
 
 
 async def test_redrive_of_an_ended_task_is_refused(broker: Broker, bus: EventBus) -> None:
-    """An external effect for nobody."""
+    """An external effect that serves nobody."""
     found = await dead_call(broker, bus)
     before = await broker.snapshot()
     assert await bus.redrive(found, reopen=False) == ["ended", "t", "failed"]
@@ -38,7 +38,7 @@ async def test_redrive_of_an_ended_task_is_refused(broker: Broker, bus: EventBus
 
 
 async def test_redrive_reopens_a_task_when_told(broker: Broker, bus: EventBus) -> None:
-    """The same run (so the same idempotency key), from its first attempt; then the task goes on."""
+    """The same run (so the same idempotency key) starts with its first attempt; then the task continues."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     fields = await broker.task("t")
@@ -67,7 +67,7 @@ async def dead_call_of_an_instance(broker: Broker, bus: EventBus) -> str:
 
 
 async def test_a_reopened_run_of_an_instance_joins_its_mailbox(broker: Broker, bus: EventBus) -> None:
-    """Without its instance it would write state beside another turn, or never go on."""
+    """Without its instance it would write state beside another turn, or never continue."""
     found = await dead_call_of_an_instance(broker, bus)
     await broker.submit(bus, "other", key="k")
     running = await broker.take(bus)
@@ -99,7 +99,7 @@ async def test_the_completed_run_of_an_instance_is_not_reopened(broker: Broker, 
 
 
 async def test_a_reopened_run_waits_for_the_call_that_is_driven_again(broker: Broker, bus: EventBus) -> None:
-    """Its turn comes before the result does: it waits for the same call, and asks nothing twice."""
+    """Its turn comes before the result does: it waits for the same call and requests nothing twice."""
     found = await dead_call_of_an_instance(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     turn = await broker.take(bus)
@@ -114,7 +114,7 @@ async def test_a_reopened_run_waits_for_the_call_that_is_driven_again(broker: Br
 
 
 async def test_a_reopened_run_asks_again_for_what_its_end_took_away(broker: Broker, bus: EventBus) -> None:
-    """The end has freed child runs, timers and calls: nothing would ever answer these steps."""
+    """The end freed child runs, timers and calls: nothing would ever answer these steps."""
     await broker.submit(bus, "t")
     child = ask("2", "editor", stream="agent", key="e", wait="g0")
     assert await suspend(bus, await broker.take(bus), ask("1"), child, nap("3", 60_000))
@@ -146,7 +146,7 @@ async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Br
 
 @pytest.mark.parametrize("end", ["stopped", "failed"])
 async def test_a_call_that_was_cut_by_the_end_is_not_begun_again(broker: Broker, bus: EventBus, end: str) -> None:
-    """The call may not be repeated, and its process stopped it, or it failed, when its task had ended."""
+    """The call may not be repeated. Its process stopped it, or it failed, after its task had ended."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
     running = await broker.take(bus, "tool")
@@ -182,7 +182,7 @@ async def test_a_reopened_run_does_not_bring_back_an_older_state(broker: Broker,
 
 
 async def test_a_reopened_task_counts_each_row_once(broker: Broker, bus: EventBus) -> None:
-    """A task that was cancelled had no row of its own run; a call that was only buried had none either."""
+    """A cancelled task had no row of its own run; nor had a call that was dead-lettered unrun."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     assert await bury(bus, await broker.take(bus, "tool"))
@@ -213,7 +213,7 @@ async def test_redrive_with_other_data(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_letter_pins_its_journal(broker: Broker, bus: EventBus) -> None:
-    """It can be driven again after the retention time; once it is dropped, the task may expire."""
+    """It can be redriven after the retention time; once it is dropped, the task may expire."""
     found = await dead_call(broker, bus)
     assert await broker.call("TTL", broker.keys.task("t")) == -1
     assert await bus.drop_letter(found)
@@ -225,7 +225,7 @@ async def test_a_letter_pins_its_journal(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_redrive_without_the_journal_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Reopening wants what the run had done; the letter stays."""
+    """To reopen, the run's work must still be stored; the letter stays."""
     found = await dead_call(broker, bus)
     await broker.call("DEL", broker.keys.task("t"))
     before = await broker.snapshot()
@@ -234,7 +234,7 @@ async def test_redrive_without_the_journal_is_refused(broker: Broker, bus: Event
 
 
 async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Its run had an answer since, by an earlier redrive of a copy."""
+    """An earlier redrive of a copy has answered its run since."""
     found = await dead_call(broker, bus)
     fields = (await broker.entries("dead"))[0]
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
@@ -248,7 +248,7 @@ async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bu
 
 
 async def test_redrive_of_a_child_run_that_is_over_is_refused(broker: Broker, bus: EventBus) -> None:
-    """Hole 36: its parent was answered with the error and has acted on it."""
+    """Its parent got the error and has acted on it."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await bury(bus, await broker.take(bus))
@@ -260,7 +260,7 @@ async def test_redrive_of_a_child_run_that_is_over_is_refused(broker: Broker, bu
 
 
 async def test_redrive_of_a_turn_joins_the_mailbox(broker: Broker, bus: EventBus) -> None:
-    """The instance serves others by now, so the reopened run waits for its turn."""
+    """The instance has other work by now, so the reopened run waits for its turn."""
     await broker.submit(bus, "t", key="k")
     assert await bury(bus, await broker.take(bus))
     await broker.submit(bus, "other", key="k")
@@ -297,7 +297,7 @@ async def test_a_letter_of_no_work_cannot_be_driven(broker: Broker, bus: EventBu
 
 
 async def test_a_diverged_run_is_parked(broker: Broker, bus: EventBus) -> None:
-    """The task does not fail and the instance stays the run's; after a fix it goes on where it was."""
+    """The task does not fail and the run keeps its instance; after a fix it continues where it was."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1"))
@@ -333,7 +333,7 @@ async def test_a_parked_run_is_driven_once(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_cancel_of_a_parked_run_frees_its_instance(broker: Broker, bus: EventBus) -> None:
-    """Nobody fixes it, and the others go on."""
+    """Nobody fixes it, and the others continue."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     assert await bury(bus, await broker.take(bus), reason="diverged")
@@ -368,7 +368,7 @@ async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None
 
 
 async def test_a_run_whose_journal_was_dropped_cannot_be_reopened(broker: Broker, bus: EventBus) -> None:
-    """A parked run that was cancelled has nothing to go on from; the refusal changes nothing."""
+    """A cancelled parked run has nothing to continue from; the refusal changes nothing."""
     await broker.submit(bus, "t", key="k")
     assert await bury(bus, await broker.take(bus), reason="diverged")
     await bus.cancel("t", "not wanted")
@@ -391,7 +391,7 @@ async def test_a_task_that_went_on_expires(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_a_task_is_pinned_by_its_last_letter(broker: Broker, bus: EventBus) -> None:
-    """Dropped one after the other, while the task runs and after its end."""
+    """They are dropped one after the other, while the task runs and after its end."""
     await broker.submit(bus, "t")
     parts = [ask(step, wait="g1") for step in ("1", "2", "3")]
     assert await suspend(bus, await broker.take(bus), *parts)
@@ -418,7 +418,7 @@ async def test_a_running_task_without_letters_is_not_pinned(broker: Broker, bus:
 
 
 async def test_the_heartbeat_does_not_stop_a_reopened_task(broker: Broker, bus: EventBus) -> None:
-    """That it had failed is no news any more for those who work on it again."""
+    """It was reported as failed already; people who work on it again need no second report."""
     since, _, _ = await bus.beat(LEASE_MS, False, "")
     await broker.pass_time(1000)
     assert await bus.redrive(await dead_call(broker, bus), reopen=True) == ["ok", "t"]
@@ -436,7 +436,7 @@ async def test_a_call_of_a_run_that_goes_on_is_not_driven_again(broker: Broker, 
 
 
 async def test_a_reopened_task_forgets_what_its_first_life_waited_for(broker: Broker, bus: EventBus) -> None:
-    """Child runs, groups, a question in mid-turn, and the state that a nested run had left."""
+    """Covers child runs, groups, a question in the middle of a turn, and the state that a nested run left."""
     await broker.submit(bus, "t", key="k")
     first = await broker.take(bus)
     assert await bus.ask(first, now(), "client", b"", ask("9"), 1) == {}
@@ -454,7 +454,7 @@ async def test_a_reopened_task_forgets_what_its_first_life_waited_for(broker: Br
 
 
 async def test_a_result_that_a_reopened_run_does_not_wait_for_wakes_nobody(broker: Broker, bus: EventBus) -> None:
-    """The call is driven again before the reopened run has asked for it."""
+    """The call is redriven before the reopened run has requested it."""
     found = await dead_call_of_an_instance(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     assert await suspend(bus, await broker.take(bus), nap("5", 60_000))

@@ -23,7 +23,7 @@ async def loaded(bus: EventBus, turn: Delivery) -> RunFields:
 
 
 async def open_child(broker: Broker, bus: EventBus, key: str = "") -> Delivery:
-    """Let task `t` ask for the child run 1, which has one finished call, and for the call 2; the call 2."""
+    """Let task `t` call the child run 1, which has one finished call, and make the call 2. Return the call 2."""
     await broker.submit(bus, "t")
     child = ask("1", "editor", stream="agent", key=key, wait="g1")
     assert await suspend(bus, await broker.take(bus), child, ask("2"))
@@ -35,7 +35,7 @@ async def open_child(broker: Broker, bus: EventBus, key: str = "") -> Delivery:
 
 
 async def fail_with_open_child(broker: Broker, bus: EventBus, key: str = "") -> str:
-    """Fail task `t` by its call 2, while its child run 1 waits for a second call; the letter."""
+    """Fail task `t` by its call 2, while its child run 1 waits for a second call. Return the letter."""
     doomed = await open_child(broker, bus, key)
     assert await suspend(bus, await broker.take(bus), ask("2"))
     waiting = await broker.take(bus, "tool")
@@ -46,7 +46,7 @@ async def fail_with_open_child(broker: Broker, bus: EventBus, key: str = "") -> 
 
 
 async def ask_again(broker: Broker, bus: EventBus, *, digest: str = DIGEST, key: str = "") -> Delivery:
-    """Let the reopened task ask for its child run again, and answer its call; the start of the child run."""
+    """Let the reopened task request its child run again, and answer its call. Return the start of the child run."""
     child = ask("1", "editor", stream="agent", digest=digest, key=key, wait="g1")
     assert await suspend(bus, await broker.take(bus), child, ["a", "2", "g1"])
     call = await broker.take(bus, "tool")
@@ -85,7 +85,7 @@ async def test_an_open_child_run_goes_on_after_a_cancel(broker: Broker, bus: Eve
 
 
 async def test_runs_below_an_open_child_run_go_on(broker: Broker, bus: EventBus) -> None:
-    """A step that one of them has finished in mid-turn is not done again, and has one row."""
+    """A step that one of them finished in the middle of a turn does not run again, and has one row."""
     await broker.submit(bus, "t")
     child = ask("1", "editor", stream="agent", wait="g1")
     assert await suspend(bus, await broker.take(bus), child, ask("2"))
@@ -106,7 +106,8 @@ async def test_runs_below_an_open_child_run_go_on(broker: Broker, bus: EventBus)
 
 
 async def test_a_kept_child_run_forgets_what_its_first_life_waited_for(broker: Broker, bus: EventBus) -> None:
-    """Calls, groups, timers, a model call that had begun, a question in mid-turn, and the state of calls back."""
+    """Covers calls, groups, timers, a begun model call, a question in the middle of a turn, and the state of calls
+    back."""
     await broker.submit(bus, "t")
     child = ask("1", "editor", stream="agent", key="e", wait="g1")
     assert await suspend(bus, await broker.take(bus), child, ask("2"))
@@ -137,7 +138,7 @@ async def test_a_child_run_goes_on_for_a_turn_that_asks_in_its_middle(broker: Br
 
 
 async def test_a_child_run_that_ended_again_goes_on_again(broker: Broker, bus: EventBus) -> None:
-    """The task is reopened twice. In its second life nobody asks for the child run."""
+    """The task is reopened twice. The second time nobody requests the child run."""
     assert await bus.redrive(await fail_with_open_child(broker, bus), reopen=True) == ["ok", "t"]
     turn = await broker.take(bus)
     assert await suspend(bus, turn, ["a", "2", "!"])
@@ -151,7 +152,7 @@ async def test_a_child_run_that_ended_again_goes_on_again(broker: Broker, bus: E
 
 
 async def fail_with_running_call(broker: Broker, bus: EventBus, *, below_child: bool) -> Delivery:
-    """Fail task `t` by its call 2 and reopen it, while a call runs that may not be repeated; that call."""
+    """Fail task `t` by its call 2 and reopen it, while a call runs that may not be repeated. Return that call."""
     if below_child:
         doomed = await open_child(broker, bus)
         assert await suspend(bus, await broker.take(bus), ask("2"))
@@ -171,7 +172,7 @@ async def fail_with_running_call(broker: Broker, bus: EventBus, *, below_child: 
 async def test_a_call_that_ran_when_its_task_was_reopened_counts(
     broker: Broker, bus: EventBus, below_child: bool
 ) -> None:
-    """Its result comes before the reopened run has asked for anything."""
+    """Its result comes before the reopened run has requested anything."""
     running = await fail_with_running_call(broker, bus, below_child=below_child)
     assert await answer(bus, running, b'"late"')
     turn = await ask_again(broker, bus) if below_child else await broker.take(bus)
@@ -183,7 +184,7 @@ async def test_a_call_that_ran_when_its_task_was_reopened_counts(
 async def test_a_reopened_run_waits_for_a_call_that_runs_still(
     broker: Broker, bus: EventBus, below_child: bool
 ) -> None:
-    """It is not asked for a second time, however its holder ends it."""
+    """It is not requested a second time, however its holder ends it."""
     running = await fail_with_running_call(broker, bus, below_child=below_child)
     turn = await ask_again(broker, bus) if below_child else await broker.take(bus)
     step = running.run.rpartition("/")[2]
@@ -251,7 +252,7 @@ async def test_no_journal_is_kept_for_the_completed_run_of_an_instance(broker: B
 
 
 async def test_no_journal_is_kept_of_a_child_run_that_nobody_waits_for(broker: Broker, bus: EventBus) -> None:
-    """Its parent has ended without it, so no reopened run asks for it."""
+    """Its parent has ended without it, so no reopened run requests it."""
     await broker.submit(bus, "t")
     child = ask("1", "editor", stream="agent", wait="g1")
     assert await suspend(bus, await broker.take(bus), child, ask("2"))
@@ -269,7 +270,7 @@ async def test_no_journal_is_kept_of_a_child_run_that_nobody_waits_for(broker: B
 
 
 async def test_no_journal_is_kept_once_the_letter_is_dropped(broker: Broker, bus: EventBus) -> None:
-    """The task runs still, and nothing pins it at its end."""
+    """The task still runs, and nothing pins it at its end."""
     assert await bury(bus, await open_child(broker, bus))
     assert await bus.drop_letter(await letter(broker))
     assert await bus.cancel("t", "no more") == ["cancelled"]
@@ -286,7 +287,7 @@ async def test_a_child_run_without_a_journal_is_not_kept(broker: Broker, bus: Ev
 
 
 async def test_a_journal_goes_where_the_request_is_refused(broker: Broker, bus: EventBus) -> None:
-    """The mailbox is full, so the reopened run goes on with an error."""
+    """The mailbox is full, so the reopened run continues with an error."""
     found = await fail_with_open_child(broker, bus, "e")
     await broker.call("HSET", broker.keys.meta, "mailbox_max", 1)
     await broker.submit(bus, "other", "editor", "e")
@@ -305,7 +306,7 @@ async def test_a_journal_goes_where_the_request_is_refused(broker: Broker, bus: 
 
 
 async def fail_below_child(broker: Broker, bus: EventBus, key: str = "") -> str:
-    """Fail task `t` by the second call of its child run 1; the letter."""
+    """Fail task `t` by the second call of its child run 1. Return the letter."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key=key))
     assert await suspend(bus, await broker.take(bus), ask("1"))
@@ -342,7 +343,7 @@ async def test_a_call_of_a_failed_child_run_is_redriven(broker: Broker, bus: Eve
 
 
 async def test_a_dead_turn_of_a_child_run_is_redriven(broker: Broker, bus: EventBus) -> None:
-    """Its caller requests it again, and it goes on from its journal."""
+    """Its caller requests it again, and it continues from its journal."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await suspend(bus, await broker.take(bus), ask("1"))
@@ -425,7 +426,7 @@ async def test_a_call_of_an_open_child_run_is_redriven(broker: Broker, bus: Even
 
 
 async def refused(broker: Broker, bus: EventBus, found: str, data: bytes = b"") -> list[str]:
-    """Redrive a letter in vain; the answer."""
+    """Redrive a letter without success. Return the answer."""
     before = await broker.snapshot()
     answered = await bus.redrive(found, reopen=True, data=data)
     assert await broker.snapshot() == before
@@ -444,7 +445,7 @@ async def test_a_call_of_a_child_run_that_has_answered_is_not_redriven(broker: B
 
 
 async def test_a_dead_turn_whose_caller_has_other_results_is_not_redriven(broker: Broker, bus: EventBus) -> None:
-    """A run was answered, failed, and its letter is of an earlier call of the same step."""
+    """A run was answered, then failed; its letter is of an earlier call of the same step."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await bury(bus, await broker.take(bus))
@@ -467,7 +468,7 @@ async def test_a_dead_turn_that_its_caller_had_left_is_not_redriven(broker: Brok
 
 
 async def test_a_child_run_is_not_redriven_with_new_data(broker: Broker, bus: EventBus) -> None:
-    """Its caller gives it its input again."""
+    """Its caller passes its input again."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     assert await bury(bus, await broker.take(bus))
@@ -514,7 +515,7 @@ async def test_a_reopened_run_gets_its_instance_from_its_first_life(
 
 
 async def test_a_reopened_run_does_not_begin_with_the_state_of_its_first_life(broker: Broker, bus: EventBus) -> None:
-    """Its instance handles events beside each other, so the run had a state of its own."""
+    """Its instance handles events concurrently, so the run had a state of its own."""
     await broker.call("HSET", broker.keys.interleaved, "writer", "1")
     await broker.submit(bus, "other", key="k")
     other = await broker.take(bus)

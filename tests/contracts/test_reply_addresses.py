@@ -49,7 +49,7 @@ async def answers(broker: Broker, key: str) -> list[dict[str, object]]:
 
 
 async def test_a_key_of_another_type_blocks_nobody(broker: Broker, bus: EventBus) -> None:
-    """Its answer is kept as a dead letter; those behind it are written."""
+    """Its answer becomes a dead letter; the answers after it are written."""
     wrong, right = f"{broker.keys.namespace}-wrong", f"{broker.keys.namespace}-right"
     await broker.call("SET", wrong, "a string")
     await ended(broker, bus, "a", wrong)
@@ -68,7 +68,7 @@ async def test_a_key_of_another_type_blocks_nobody(broker: Broker, bus: EventBus
 
 
 async def test_an_answer_that_is_written_twice_has_one_id(broker: Broker, bus: EventBus) -> None:
-    """At least once, so a reader must be able to tell a repetition."""
+    """Answers come at least once, so a reader must be able to recognise a repeat."""
     to = f"{broker.keys.namespace}-answers"
     await ended(broker, bus, "t", to)
     (kept,) = await broker.entries("replies")
@@ -84,7 +84,7 @@ async def test_an_answer_that_is_written_twice_has_one_id(broker: Broker, bus: E
 
 @pytest.mark.parametrize("inside", ["tasks", "{0}:agent", "{0}:task:t", "{0}:reply:x"])
 def test_names_inside_the_namespace_are_refused(inside: str) -> None:
-    """Or an answer could be a submit, and a task could write to the bus's own keys."""
+    """Otherwise an answer could be a submit, and a task could write to the bus's own keys."""
     fields = [b"type", b"weft.task.submit", b"data", b"{}", b"replyto", f"weft:{inside}".encode()]
     with pytest.raises(InvalidInput, match="replyto"):
         parse("1-0", fields, "weft")

@@ -69,7 +69,7 @@ async def test_a_retry_is_promoted_once(broker: Broker, bus: EventBus, other: Ev
 
 
 async def test_a_retry_repeated_changes_nothing(broker: Broker, bus: EventBus) -> None:
-    """Also when the first one was promoted meanwhile."""
+    """This also holds if the first one was promoted meanwhile."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await bus.retry(turn, 0, b"{}")
@@ -106,7 +106,7 @@ async def test_a_retry_of_an_ended_task_is_forgotten(broker: Broker, bus: EventB
 
 
 async def test_a_call_whose_step_was_answered_is_not_promoted(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """Two hold one call (a lost group): one retries it, the other answers it."""
+    """Two owners hold one call (the group was lost): one retries it, the other answers it."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     first = await broker.take(bus, "tool")
@@ -122,7 +122,7 @@ async def test_a_call_whose_step_was_answered_is_not_promoted(broker: Broker, bu
 
 
 async def test_a_timer_that_is_listed_twice_brings_one_copy(broker: Broker, bus: EventBus) -> None:
-    """Two in flight on one instance: the run's own state says that it waits for its retry."""
+    """Two entries are in flight on one instance: the run's own state says that it waits for its retry."""
     await broker.submit(bus, "t", key="k")
     await bus.retry(await broker.take(bus), 0, b"{}")
     (member,) = await broker.hash_fields("delayed")

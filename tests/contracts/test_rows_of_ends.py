@@ -79,7 +79,7 @@ async def test_a_commit_does_not_write_them_again(broker: Broker, bus: EventBus)
 async def test_a_run_that_ends_its_process_keeps_the_rows_of_its_steps(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """The owner that buries the delivery has never run it."""
+    """The owner that dead-letters the delivery has never run it."""
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     await other.record(turn, "1", VALUE, "step", "charge")

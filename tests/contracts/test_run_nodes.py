@@ -33,7 +33,7 @@ NEVER = 3600.0
 
 
 class Buses:
-    """What a client gives a StateManager, over buses of a test."""
+    """What a client offers a StateManager, over the buses of a test."""
 
     def __init__(self, broker: Broker, *buses: EventBus) -> None:
         self.buses: Sequence[EventBus] = buses
@@ -58,7 +58,7 @@ async def state(client: Buses) -> AsyncIterator[StateManager]:
 
 
 async def waiting(state: StateManager, broker: Broker, wait: Awaitable[object]) -> asyncio.Task[object]:
-    """Start a wait and return once it has looked and is waiting for the stream."""
+    """Start a wait, and return once it has checked the node and waits for the stream."""
 
     async def go() -> object:
         return await wait
@@ -143,7 +143,7 @@ async def test_w16_of_many_who_take_a_node_one_wins(state: StateManager, broker:
 
 
 async def test_a_repeat_of_the_same_call_is_told_the_same(state: StateManager, bus: EventBus) -> None:
-    """A call whose reply was lost is sent again, and must hear that it was the one that won."""
+    """A call whose reply was lost is sent again, and must learn that it won."""
     await state.create_node("n")
     for _ in range(2):
         assert await bus.call("node", "move", "n", 60, "RUNNING", "token", "") == [b"moved"]
@@ -396,7 +396,7 @@ async def test_many_waits_share_one_connection(state: StateManager, client: Buse
 async def test_a_wait_looks_again_after_its_connection_broke(
     state: StateManager, broker: Broker, client: Buses, bus: EventBus
 ) -> None:
-    """What the stream said meanwhile may be lost."""
+    """Events of the stream may be lost meanwhile."""
     await state.create_node("n")
     wait = await waiting(state, broker, state.wait_for_node("n", WAIT))
     # In one step: the reader is never told.
@@ -511,7 +511,7 @@ async def test_a_wait_for_a_run_ends_with_its_task(state: StateManager, broker: 
 async def test_a_wait_that_looks_before_it_is_told_hears_how_the_run_ended(
     state: StateManager, broker: Broker, bus: EventBus
 ) -> None:
-    """A wait is woken for other reasons too, and may find the run gone before it hears why."""
+    """A wait is woken for other reasons too, and may find the run gone before it learns why."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     wait = await waiting(state, broker, state.wait_for_node("t/r/1", WAIT))
@@ -524,7 +524,7 @@ async def test_a_wait_that_looks_before_it_is_told_hears_how_the_run_ended(
 
 
 async def test_nobody_is_told_of_a_task_that_nobody_waits_for(broker: Broker, bus: EventBus) -> None:
-    """The ends of all other tasks cost the stream nothing."""
+    """The ends of all other tasks add nothing to the stream."""
     await broker.submit(bus, "t")
     await complete(bus, await broker.take(bus))
     assert await broker.call("EXISTS", broker.keys.states) == 0
@@ -606,7 +606,7 @@ async def test_a_run_in_another_partition_is_a_node_of_the_task(
 
 
 async def test_what_happens_during_the_look_is_not_missed(state: StateManager, bus: EventBus, client: Buses) -> None:
-    """The wait is expected before it looks: an end right after the look still wakes it."""
+    """The wait is registered before it checks: an end right after the check still wakes it."""
     await state.create_node("n")
     await state.run_node("n")
     waits = StateWaits(bus, client.open_reader, look_seconds=NEVER)

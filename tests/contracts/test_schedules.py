@@ -51,7 +51,7 @@ class Meanwhile:
 
 
 class World:
-    """A clock that tests move, schedulers that read it, and the tasks that they have started."""
+    """A clock that tests move, schedulers that read it, and the tasks that they start."""
 
     def __init__(self, broker: Broker, bus: EventBus) -> None:
         self.broker, self.bus = broker, bus
@@ -74,7 +74,7 @@ class World:
         return await self.schedules.set(parse_set(wanted, self.now))
 
     async def pass_time(self, ms: int) -> list[str]:
-        """Let time pass and look once; returns the tasks that there are."""
+        """Let time pass, run the schedulers once and return the tasks that exist."""
         self.now += ms
         await self.scheduler().start_due()
         return await self.tasks()
@@ -114,7 +114,7 @@ async def test_an_expression_follows_its_time_zone(world: World) -> None:
 
 @pytest.mark.parametrize("when", [{"delay_seconds": 90}, {"at": "2023-11-14T22:14:50Z"}])
 async def test_a_delayed_task_comes_once(world: World, when: dict[str, object]) -> None:
-    """Also when it is asked for again after it has come, and however late it is."""
+    """This holds if it is set again after its time, however late it is."""
     await world.set(**when, catch_up=False)
     assert await world.pass_time(89_999) == []
     assert await world.pass_time(5 * HOUR) == due(90_000)
@@ -134,7 +134,7 @@ async def test_two_leaders_at_once_start_one_task(world: World, other: EventBus)
 
 
 async def test_a_leader_that_dies_before_it_moves_on_is_followed_by_one_that_finds_the_task(world: World) -> None:
-    """The task is started and the schedule still says that it is due; by then the task may have ended too."""
+    """The task has started and the schedule is still due; by then the task may have ended too."""
     schedule = await world.set(every_seconds=60)
     world.now += MINUTE
     submission = schedule.submission(world.now)
@@ -172,7 +172,7 @@ async def test_a_schedule_that_was_replaced_meanwhile_waits_for_its_own_time(wor
 
 
 async def test_a_schedule_that_came_once_just_now_is_kept(world: World) -> None:
-    """Two processes find it due; the second one reads it when the first has started its only time."""
+    """Two processes find it due. The second one reads it after the first has started its only time."""
     await world.set(delay_seconds=0)
     await world.reading_while(world.scheduler().start_due).start_due()
     assert (await world.set(delay_seconds=0)).started == 1
@@ -191,7 +191,7 @@ async def test_a_task_whose_leader_died_overlaps_with_none_that_comes_later(worl
 
 
 async def test_a_missed_time_whose_leader_died_overlaps_with_none_that_comes_later(world: World) -> None:
-    """The leader starts the newest of the times that were missed, and dies before it notes that."""
+    """The leader starts the newest of the missed times, and dies before it stores that."""
     await world.set(every_seconds=60)
     world.now += 3 * MINUTE + 7
 
@@ -208,7 +208,7 @@ async def test_a_missed_time_whose_leader_died_overlaps_with_none_that_comes_lat
 
 
 async def test_a_leader_that_was_replaced_changes_no_schedule(world: World) -> None:
-    """What it was told to set or delete, its successor has done already; later commands came after that."""
+    """Its successor has already set or deleted it; later commands came after that."""
     schedule = await world.set(every_seconds=60)
     epoch = await world.bus.lead("admit")
     await world.broker.call("HSET", world.broker.keys.base + "leader:admit", "epoch", epoch + 1)
@@ -223,7 +223,7 @@ async def test_a_leader_that_was_replaced_changes_no_schedule(world: World) -> N
 
 @pytest.mark.parametrize(("catch_up", "started"), [(True, [3 * HOUR]), (False, [])])
 async def test_times_that_were_missed(world: World, catch_up: bool, started: list[int]) -> None:
-    """Nobody looked for three hours and a half: one task for all of it, or none. Then the times go on as before."""
+    """Nobody looked for three and a half hours: one task for all of it, or none. Then the times continue as before."""
     await world.set(every_seconds=3600, catch_up=catch_up, overlap="start")
     assert await world.pass_time(3 * HOUR + 30 * MINUTE) == due(*started)
     assert await world.pass_time(30 * MINUTE) == due(*started, 4 * HOUR)

@@ -7,7 +7,7 @@ from tests.contracts.broker import Broker, ask, complete, send, suspend
 
 
 async def drain(broker: Broker, bus: EventBus) -> list[str]:
-    """Complete turn after turn; the tasks in the order in which they came."""
+    """Complete turn after turn. Return the tasks in the order in which they came."""
     order = []
     while (await broker.entries("agent")) != []:
         turn = await broker.take(bus)
@@ -17,7 +17,7 @@ async def drain(broker: Broker, bus: EventBus) -> list[str]:
 
 
 async def test_two_sends_to_one_instance_keep_their_order(broker: Broker, bus: EventBus) -> None:
-    """For the turn that ends its run."""
+    """This holds for the turn that ends its run."""
     await broker.submit(bus, "t")
     notes = [send(f"n{number}", key="k", step=str(number)) for number in range(5)]
     assert await complete(bus, await broker.take(bus), *notes)
@@ -39,7 +39,7 @@ async def test_sends_of_a_turn_that_waits_keep_their_order(broker: Broker, bus: 
 
 
 async def test_a_send_to_itself_stands_behind_what_waits(broker: Broker, bus: EventBus) -> None:
-    """The release comes last, so what an agent tells itself does not overtake its mail."""
+    """The release comes last, so a message that an agent sends itself does not overtake waiting events."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "waits", key="k")
     turn = await broker.take(bus)
@@ -67,7 +67,7 @@ async def test_messages_to_nobody_are_kept(broker: Broker, bus: EventBus) -> Non
 
 
 async def test_a_message_is_sent_once(broker: Broker, bus: EventBus) -> None:
-    """A turn that is done again by replay names the same task for the same step."""
+    """A turn that is replayed names the same task for the same step."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), send("note", step="1"), ask("2"))
     assert await bus.commit_call(await broker.take(bus, "tool"), b"K", 1_700_000_000_000, b"1", b"[]", 1)

@@ -10,7 +10,7 @@ from tests.contracts.broker import Broker, ask, bury, complete, nap, now, questi
 
 
 async def shown(broker: Broker, task: str) -> list[tuple[str, Any]]:  # Any: JSON
-    """The stream's events: the type's last word, and the rows of steps."""
+    """Return the stream's events: the last word of the type, and the rows of steps."""
     found = []
     for entry in await broker.entries(f"out:{task}"):
         data = json.loads(entry["data"])
@@ -52,7 +52,7 @@ async def test_without_being_asked_for_no_steps_are_shown(broker: Broker, bus: E
 
 
 async def test_every_end_is_on_the_stream(broker: Broker, bus: EventBus) -> None:
-    """Time limit, cancel, dead letter."""
+    """Whether a time limit, a cancel or a dead letter ended it."""
     await broker.submit(bus, "late", streamed=2, timeout_ms=1000)
     await broker.pass_time(2000)
     await bus.promote()

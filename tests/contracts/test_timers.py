@@ -12,7 +12,7 @@ RETRY_MS = 60_000
 
 
 async def delayed(broker: Broker) -> dict[str, bytes]:
-    """What the timers carry, as bytes: it is packed."""
+    """Return what the timers carry, as packed bytes."""
     flat = await broker.call("HGETALL", broker.keys.base + "delayed")
     assert isinstance(flat, list)
     found = {}
@@ -24,7 +24,7 @@ async def delayed(broker: Broker) -> dict[str, bytes]:
 
 
 async def test_a_retry_waits_on_the_broker(broker: Broker, bus: EventBus) -> None:
-    """Before its time nothing happens; then the delivery comes with its next attempt and its errors."""
+    """Before its time nothing happens; then it is delivered with its next attempt and its errors."""
     await broker.submit(bus, "t")
     assert await bus.retry(await broker.take(bus), RETRY_MS, b'{"type":"A"}')
     done, wait = await bus.promote()
@@ -82,7 +82,7 @@ async def test_a_calls_timer_that_comes_twice_after_its_result_acts_once(broker:
 
 
 async def test_a_sleep_answers_its_step_once(broker: Broker, bus: EventBus) -> None:
-    """One resume, also where two promote."""
+    """The run resumes once, even if two owners promote."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), nap("1", RETRY_MS))
     await broker.pass_time(RETRY_MS)
@@ -95,7 +95,7 @@ async def test_a_sleep_answers_its_step_once(broker: Broker, bus: EventBus) -> N
 
 
 async def test_the_end_of_a_task_takes_its_timers(broker: Broker, bus: EventBus) -> None:
-    """A sleep of three days does not stay on the broker for a task that is over."""
+    """A sleep of three days does not stay on the broker when its task has ended."""
     await broker.submit(bus, "t", timeout_ms=RETRY_MS)
     assert await suspend(bus, await broker.take(bus), nap("1", RETRY_MS), nap("2", 2 * RETRY_MS))
     assert await bus.cancel("t", "not wanted") == ["cancelled"]
@@ -104,7 +104,7 @@ async def test_the_end_of_a_task_takes_its_timers(broker: Broker, bus: EventBus)
 
 
 async def test_the_end_of_a_task_takes_its_retries(broker: Broker, bus: EventBus) -> None:
-    """What waits to be tried again is not tried for a task that is over."""
+    """Calls that wait for a retry are not retried when their task has ended."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")
     assert await bus.retry(await broker.take(bus), RETRY_MS, b"")
@@ -118,7 +118,7 @@ async def test_the_end_of_a_task_takes_its_retries(broker: Broker, bus: EventBus
 
 
 async def test_a_task_over_its_time_fails(broker: Broker, bus: EventBus) -> None:
-    """It ends in the step that finds it due; the turn in flight is settled when it comes in."""
+    """Whoever finds it due ends it in the same step. The turn in flight is settled when it commits."""
     await broker.submit(bus, "t", key="k", timeout_ms=RETRY_MS)
     turn = await broker.take(bus)
     await broker.submit(bus, "next", key="k")
@@ -136,7 +136,7 @@ async def test_a_task_over_its_time_fails(broker: Broker, bus: EventBus) -> None
 
 
 async def test_a_task_that_ended_in_time_is_not_failed_by_its_limit(broker: Broker, bus: EventBus) -> None:
-    """A status only goes forward."""
+    """A status never goes back."""
     await broker.submit(bus, "t", timeout_ms=RETRY_MS)
     assert await complete(bus, await broker.take(bus))
     await broker.call("ZADD", broker.keys.timers, 0, "d|t")

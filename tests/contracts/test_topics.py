@@ -16,7 +16,7 @@ ALL_NEWS = TopicSubscription("new", "writer", prefix=True)
 
 
 async def heard(broker: Broker, bus: EventBus) -> list[str]:
-    """Complete turn after turn; the instances in the order in which they came."""
+    """Complete turn after turn. Return the instances in the order in which they came."""
     found = []
     while await broker.entries("agent"):
         turn = await broker.take(bus)
@@ -204,7 +204,7 @@ async def test_undelivered_messages_are_bounded(broker: Broker, bus: EventBus) -
 
 
 async def test_undelivered_messages_are_bounded_in_bytes(broker: Broker, bus: EventBus) -> None:
-    """Large ones push out as many old ones as they need room for, and the newest always stays."""
+    """Large messages push out as many old ones as they need room for, and the newest always stays."""
     mebibyte = b'"' + b"x" * (1024 * 1024 - 2) + b'"'
     for number in range(40):
         await bus.publish(f"small-{number}", "news", "k", b"1")

@@ -60,7 +60,7 @@ async def test_a_repeated_commit_counts_nothing_twice(broker: Broker, bus: Event
 
 
 async def test_at_the_limit_is_within_it(broker: Broker, bus: EventBus) -> None:
-    """Sums of fractions too: three times 0.1 is no more than 0.3, though not for a computer."""
+    """Fractions are summed exactly: three times 0.1 is not more than 0.3."""
     await broker.submit(bus, "t", limits=b'{"tokens":3,"cost":0.3}')
     tenths = [spend(str(number), b'{"tokens":1,"cost":0.1}') for number in range(3)]
     assert await complete(bus, await broker.take(bus), *tenths)
@@ -113,7 +113,7 @@ async def test_a_call_over_the_limit_ends_the_task(broker: Broker, bus: EventBus
 
 
 async def test_attempts_that_failed_are_counted(broker: Broker, bus: EventBus) -> None:
-    """A call's attempts have used what they say, whether they are tried again or given up."""
+    """A call's attempts report their usage, whether they are retried or given up."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     assert await bus.retry(await broker.take(bus, "tool"), 0, b"", usage=b'{"tokens":1}')

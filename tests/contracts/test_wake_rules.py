@@ -13,7 +13,7 @@ async def resumes(broker: Broker) -> int:
 
 
 async def waits(broker: Broker, bus: EventBus, *parts: list[Argument]) -> dict[str, Delivery]:
-    """A task `t` whose first turn waits so; its calls by step."""
+    """A task `t` whose first turn waits like this. Return its calls by step."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), *parts)
     calls = [await broker.take(bus, "tool") for _ in parts]
@@ -25,7 +25,7 @@ async def journal(broker: Broker, task: str = "t") -> set[str]:
 
 
 async def test_any_of_several_wakes(broker: Broker, bus: EventBus) -> None:
-    """A branch that can go on does not wait for the others."""
+    """A branch that can continue does not wait for the others."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"))
     assert await answer(bus, calls["2"], b'"two"')
     turn = await broker.take(bus)
@@ -36,7 +36,7 @@ async def test_any_of_several_wakes(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_two_results_append_one_resume(broker: Broker, bus: EventBus) -> None:
-    """The second finds a resume under way; both are in the journal."""
+    """The second result finds a resume on its way; both are in the journal."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
     assert await answer(bus, calls["2"])
@@ -45,7 +45,7 @@ async def test_two_results_append_one_resume(broker: Broker, bus: EventBus) -> N
 
 
 async def test_a_step_may_wake_nobody(broker: Broker, bus: EventBus) -> None:
-    """A step that is awaited only after another does not wake the run in vain."""
+    """A step that is awaited only after another one does not wake the run needlessly."""
     calls = await waits(broker, bus, ask("1", wait="0"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
     assert await resumes(broker) == 0
@@ -74,7 +74,7 @@ async def test_two_groups_wake_each_for_itself(broker: Broker, bus: EventBus) ->
 
 
 async def test_a_dead_letter_counts_as_a_result(broker: Broker, bus: EventBus) -> None:
-    """The group's last step failed for good; the run must still resume."""
+    """The group's last step failed permanently; the run must still resume."""
     calls = await waits(broker, bus, ask("1", wait="g1"), ask("2", wait="g1"))
     assert await answer(bus, calls["1"])
     assert await bury(bus, calls["2"])
@@ -82,7 +82,7 @@ async def test_a_dead_letter_counts_as_a_result(broker: Broker, bus: EventBus) -
 
 
 async def test_a_result_counts_once(broker: Broker, bus: EventBus) -> None:
-    """The group of consumers was lost and made again, so a call that was answered comes again."""
+    """The group of consumers was lost and created again, so an answered call is delivered again."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), *(ask(step, wait="g1") for step in "123"))
     first = await broker.take(bus, "tool")
@@ -105,7 +105,7 @@ async def test_a_result_counts_once(broker: Broker, bus: EventBus) -> None:
 
 
 async def test_a_result_during_the_turn_is_not_missed(broker: Broker, bus: EventBus) -> None:
-    """It appends no resume, since the run is in flight; the commit that suspends sees it and does."""
+    """It appends no resume, since the run is in flight. The commit that suspends the run finds the result and does."""
     calls = await waits(broker, bus, ask("1", wait="!"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
     turn = await broker.take(bus)
@@ -154,7 +154,7 @@ async def test_one_results_resume_is_not_appended_twice_by_a_late_turn(broker: B
 
 
 async def test_runs_without_a_key_do_not_wait_for_each_other(broker: Broker, bus: EventBus) -> None:
-    """The agent asks itself twice at once, and a user's key with the task's name is another instance."""
+    """The agent calls itself twice at once. A user's key with the task's name is another instance."""
     await broker.submit(bus, "t")
     await broker.submit(bus, "u", key="t")
     first, second = await broker.take(bus), await broker.take(bus)
@@ -175,7 +175,7 @@ async def test_runs_without_a_key_do_not_wait_for_each_other(broker: Broker, bus
 
 
 async def test_names_of_runs_are_derived(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """The same turn, done again by an adopter, asks for the same runs."""
+    """The same turn, repeated by an adopter, requests the same runs."""
     await broker.submit(bus, "t")
     await broker.take(other)
     await broker.silence(other)
@@ -186,7 +186,7 @@ async def test_names_of_runs_are_derived(broker: Broker, bus: EventBus, other: E
 
 
 async def test_a_resume_says_which_turn_it_begins(broker: Broker, bus: EventBus) -> None:
-    """A handler that kept the run in memory goes on with it only if it has had all turns before."""
+    """A handler that kept the run in memory continues it only if it has handled all earlier turns."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     for number in (1, 2, 3):

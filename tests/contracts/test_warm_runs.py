@@ -22,7 +22,7 @@ def handler(bus: EventBus, app: App) -> TurnHandler:
 async def test_a_step_of_a_dead_owner_is_not_done_again_by_who_had_the_turn_before(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
-    """One process has the first turn and keeps the run; the next turn's owner dies behind a step that is journaled."""
+    """One process has the first turn and keeps the run. The next turn's owner dies after it has journaled a step."""
     app = App("warm")
     done: list[str] = []
     reached, dead = asyncio.Event(), asyncio.Event()
@@ -68,7 +68,7 @@ async def test_a_step_of_a_dead_owner_is_not_done_again_by_who_had_the_turn_befo
 
 
 async def test_a_run_kept_in_memory_sees_what_a_call_back_has_changed(broker: Broker, bus: EventBus) -> None:
-    """The nested run ends last, and only its end lets the run below go on: its change of the state is not lost."""
+    """The nested run ends last, and only its end lets the outer run continue: its change of the state is not lost."""
     app = App("nested")
 
     @app.agent("writer")
@@ -92,7 +92,7 @@ async def test_a_run_kept_in_memory_sees_what_a_call_back_has_changed(broker: Br
 async def test_a_run_kept_in_memory_sees_what_a_call_back_through_another_agent_has_changed(
     broker: Broker, bus: EventBus
 ) -> None:
-    """The other agent's answer lets the run go on, when the nested run has ended long since."""
+    """The other agent's answer lets the run continue, long after the nested run has ended."""
     app = App("nested")
 
     @app.agent("editor")
@@ -118,7 +118,7 @@ async def test_a_run_kept_in_memory_sees_what_a_call_back_through_another_agent_
 
 
 async def test_a_call_back_in_a_gather_that_ends_first_is_seen_too(broker: Broker, bus: EventBus) -> None:
-    """Its end wakes nobody. The tool's result wakes the run, which must not go on with its old state."""
+    """Its end wakes nobody. The tool's result wakes the run, which must not continue with its old state."""
     app = App("gathered")
 
     @app.tool

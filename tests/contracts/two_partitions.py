@@ -28,7 +28,7 @@ class Side:
     relay: Relay
 
     async def save(self) -> Saved:
-        """What this partition holds now."""
+        """Return what this partition holds now."""
         broker = self.broker
         keys = cast(list[bytes], await broker.call("KEYS", broker.keys.base + "*"))
         return {key: cast(bytes, await broker.call("DUMP", key)) for key in keys}
@@ -48,7 +48,7 @@ class Side:
 
 @dataclass(slots=True)
 class Pair:
-    """Partition 0, where tasks ask, and partition 1, where they are answered."""
+    """Partition 0, where tasks make requests, and partition 1, which answers them."""
 
     here: Side
     there: Side
@@ -62,12 +62,12 @@ class Pair:
         return [side.bus for side in self.sides]
 
     async def carry(self) -> None:
-        """Carry what waits on either side, until nothing does."""
+        """Relay what waits on either side, until nothing does."""
         while sum([await side.relay.relay_once() for side in self.sides]):
             pass
 
     async def look(self, after_ms: int = 11_000) -> None:
-        """Let time pass, look at open requests, and carry what comes of it."""
+        """Let time pass, poll open requests, and relay the results."""
         for side in self.sides:
             await side.broker.pass_time(after_ms)
         for side in self.sides:
