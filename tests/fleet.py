@@ -52,7 +52,7 @@ PlainRedis: TypeAlias = Any
 
 
 class FleetError(AssertionError):
-    """A process of the fleet did something that no test asked for; the message holds the end of its log."""
+    """A process of the fleet did something unexpected. The message has the end of its log."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Member:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def ready(self) -> bool:
-        """Whether the process that runs now has said that it is ready."""
+        """Whether the current process has reported that it is ready."""
         return self.process is not None and str(self.process.pid) in READY.findall(self.text())
 
 
@@ -205,7 +205,7 @@ class Fleet:
             os.kill(member.pid, signal.SIGKILL)
 
     def terminate(self, name: str) -> None:
-        """SIGTERM, with nobody in its place. The fleet starts it again once it has stopped."""
+        """Send SIGTERM and start no replacement until it has stopped."""
         member = self.members[name]
         if member.running:
             now = time.time()
@@ -214,7 +214,7 @@ class Fleet:
             os.kill(member.pid, signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: it holds what it holds, its connections stay open, and it is silent."""
+        """Send SIGSTOP: it keeps its deliveries and connections, and is silent."""
         member = self.members[name]
         if member.running:
             self.harms.append(Harm(name, member.pid, time.time(), math.inf))
@@ -222,7 +222,7 @@ class Fleet:
             os.kill(member.pid, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """SIGCONT, where it is paused still."""
+        """Send SIGCONT if it is still paused."""
         member = self.members[name]
         if member.paused and member.running:
             os.kill(member.pid, signal.SIGCONT)
@@ -230,15 +230,15 @@ class Fleet:
         member.paused = False
 
     def use_urls(self, urls: Mapping[str, str]) -> None:
-        """The brokers of services that start from now on, by service."""
+        """Set the brokers of services that start from now on, by service."""
         self._urls = dict(urls)
 
     def run_instead(self, commands: Mapping[str, Sequence[str]]) -> None:
-        """What processes that start from now on run in place of these services: a module and its arguments."""
+        """Set what runs in place of these services from now on: a module and its arguments."""
         self._commands.update(commands)
 
     async def replace(self, name: str) -> None:
-        """As a rollout does: a new process in its place, and when that is ready, SIGTERM for the old one.
+        """Replace a process as a rollout does: start a new one, and when it is ready, send SIGTERM to the old one.
 
         It must end with status 0. Raises FleetError where it does not.
         """
@@ -275,7 +275,7 @@ class Fleet:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """SIGTERM to all: each must end with status 0. Raises FleetError for one that does not."""
+        """Send SIGTERM to all: each must exit with status 0. Raises FleetError for one that does not."""
         for name in self.members:
             self.resume(name)
         await self._stop_supervising()
@@ -294,7 +294,7 @@ class Fleet:
                 raise FleetError(f"{member.name} stopped with status {status}; its log: {member.text()[-4000:]}")
 
     async def restart(self) -> None:
-        """Stop all cleanly and start all again: what waits must outlive every process."""
+        """Stop all gracefully and start all again: waiting work must survive the end of every process."""
         await self.stop()
         for member in self.members.values():
             member.killed = False
@@ -305,7 +305,7 @@ class Fleet:
     # -- what a test asks of it --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise FleetError for ends that nobody asked for, and for errors in a log that the code did not foresee."""
+        """Raise FleetError for unexpected ends, and for logged errors that the code did not expect."""
         if self._surprises:
             raise FleetError("; ".join(self._surprises))
         for member in self.members.values():
@@ -316,17 +316,17 @@ class Fleet:
                     raise FleetError(f"{member.name} logged an error: {text[max(0, at - 500) : at + 3000]}")
 
     def logs(self, size: int = 4000) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         return "\n".join(f"=== {member.name}\n{member.text()[-size:]}" for member in self.members.values())
 
     @property
     def harmed(self) -> int:
-        """How often a process was killed or paused."""
+        """Return how often a process was killed or paused."""
         return len(self.harms)
 
     @property
     def replacements(self) -> int:
-        """How often a process was replaced by another one."""
+        """Return how often a process was replaced by another one."""
         return sum(len(member.replaced) for member in self.members.values())
 
     def declared_dead(self) -> set[int]:
@@ -394,7 +394,7 @@ class Fleet:
 
 
 async def until(check: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
-    """Wait until `check` gives something true. Raises AssertionError with `what` after `seconds`."""
+    """Wait until `check` returns something true. Raises AssertionError with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not await check():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
@@ -402,5 +402,5 @@ async def until(check: Callable[[], Awaitable[object]], seconds: float, what: st
 
 
 def plain_redis(port: int, *, text: bool = False) -> PlainRedis:
-    """A client that is none of Weft's, for an `async with`; `text` decodes its replies."""
+    """A client that is not Weft's, for an `async with`. `text` decodes its replies."""
     return Redis(port=port, protocol=2, socket_timeout=60, decode_responses=text)

@@ -1,1 +1,1 @@
-"""What deploy/ holds: it builds, Kubernetes would take it, and it keeps the rules that it states."""
+"""Checks of deploy/: it builds, Kubernetes accepts it, and it follows the rules that it documents."""

@@ -1,4 +1,4 @@
-"""What is deployed, built once for all tests."""
+"""The kustomizations, built once for all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds kustomizations with kubectl: this machine's own where it is new enough, or that of Debian 13."""
+"""Builds kustomizations with kubectl: this machine's own if it is new enough, or that of Debian 13."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Manifest = dict[str, Any]
 
 
 def kubectl(servers: Path) -> tuple[str, ...]:
-    """The command line of a kubectl. Raises Unavailable where there is none and none can be fetched."""
+    """Return the command line of a kubectl. Raises Unavailable if there is none and none can be fetched."""
     own = shutil.which("kubectl")
     if own is not None:
         told = subprocess.run(
@@ -38,7 +38,7 @@ def kubectl(servers: Path) -> tuple[str, ...]:
 
 @cache
 def build(command: tuple[str, ...], folder: Path) -> tuple[Manifest, ...]:
-    """Every object of a kustomization, as `kubectl apply -k` would send it."""
+    """Return every object of a kustomization, as `kubectl apply -k` would send it."""
     done = subprocess.run(
         [*command, "kustomize", str(folder)], capture_output=True, text=True, timeout=100, check=False
     )

@@ -1,4 +1,4 @@
-"""Reads what kustomizations give: pods, their containers, and who may talk to whom."""
+"""Reads built kustomizations: pods, their containers, and who may connect to whom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def name_of(manifest: Manifest) -> str:
 
 
 def pod_templates(manifests: Iterable[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Every pod that a manifest of Kubernetes' own or of an operator makes, by the manifest's name."""
+    """Return every pod that a manifest of Kubernetes or of an operator creates, by the manifest's name."""
     for manifest in manifests:
         spec = manifest.get("spec", {})
         if manifest["kind"] == "CronJob":
@@ -31,7 +31,7 @@ def pod_templates(manifests: Iterable[Manifest]) -> Iterator[tuple[str, Manifest
 
 
 def containers(pod: Manifest) -> list[Manifest]:
-    """All containers of a pod, those that run before it included."""
+    """Return all containers of a pod, including those that run before it."""
     spec = pod["spec"]
     return [*spec.get("initContainers", ()), *spec["containers"]]
 

@@ -1,4 +1,4 @@
-"""The compose file is one, starts in order, and has the same services as Kubernetes."""
+"""The compose file is valid, starts in order, and has the same services as Kubernetes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = ROOT / "deploy" / "compose"
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    """The file with its anchors followed, variables as they stand."""
+    """Return the file with its anchors resolved and its variables unexpanded."""
     loaded: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
     return loaded
 

@@ -43,7 +43,7 @@ def test_its_version_is_that_of_the_package() -> None:
 
 
 def test_two_builds_give_the_same_files() -> None:
-    """Built twice for real, all files were equal; these are what made them differ before."""
+    """Two builds gave equal files. Each of these once made them differ."""
     assert "compileall -q -f -j 0 --invalidation-mode unchecked-hash" in DOCKERFILE, "bytecode with times in it"
     assert "SOURCE_DATE_EPOCH=86400 useradd" in DOCKERFILE, "/etc/shadow has the day on which a user was made"
     for line in re.findall(r"apt-get install(?!.*python3-venv).*?rm -rf ([^;&]*)", DOCKERFILE, flags=re.DOTALL):
@@ -56,7 +56,7 @@ def test_no_program_in_it_changes_users() -> None:
 
 
 def test_what_is_copied_is_not_left_out_of_the_build() -> None:
-    """The list of what a build may see begins with everything shut out."""
+    """The list of files for a build begins by excluding everything."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     assert "*" in lines
     let_in = [line.removeprefix("!") for line in lines if line.startswith("!")]

@@ -1,4 +1,4 @@
-"""Every kustomization builds, Kubernetes 1.32 knows every field, and the rules of the page on deployment hold."""
+"""Every kustomization builds, Kubernetes 1.32 knows every field, and the rules of docs/deployment.md hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATTERN_OF_A_SECRET = re.compile(r"(?i)(password|secret|token|api_?key)")
 def manifests(
     request: pytest.FixtureRequest, kubectl_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Manifest, ...]:
-    """What each overlay gives, and what each component gives on the base alone."""
+    """What each overlay builds, and what each component builds on the base alone."""
     folder: Path = request.param
     if folder in COMPONENTS:
         # A kustomization beside deploy/ finds it by a link, since kustomize takes no absolute paths.
@@ -65,7 +65,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="session")
 def seen() -> set[str]:
-    """Objects that were looked at: most of them stand in every overlay."""
+    """Objects that were checked already: most of them are in every overlay."""
     return set()
 
 
@@ -105,7 +105,8 @@ def test_every_pod_passes_the_restricted_standard(manifests: tuple[Manifest, ...
 
 
 def unfit(pod: Manifest) -> Iterator[str]:
-    """Why the Pod Security Standard `restricted` (v1.32) would refuse a pod, and what we ask beyond it."""
+    """Return why the Pod Security Standard `restricted` (v1.32) would refuse a pod, and which of our own rules it
+    breaks."""
     spec = pod["spec"]
     context = spec.get("securityContext", {})
     yield from (f"{field} is set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field))
@@ -181,7 +182,7 @@ def test_services_have_probes_and_time_to_hand_work_back(manifests: tuple[Manife
 
 
 def test_no_probe_gives_up_within_a_second(manifests: tuple[Manifest, ...]) -> None:
-    """Kubernetes' own limit: on a busy node a program that is well would be killed, and would begin from nothing."""
+    """With Kubernetes' own limit, a busy node would kill a healthy program, which would start again from nothing."""
     hasty = [
         f"{name}: {probe} of {container['name']}"
         for name, pod in pod_templates(manifests)
@@ -193,7 +194,7 @@ def test_no_probe_gives_up_within_a_second(manifests: tuple[Manifest, ...]) -> N
 
 
 def test_a_slow_start_is_not_cut_off(manifests: tuple[Manifest, ...]) -> None:
-    """On a busy node services were killed after two minutes, while they were still being loaded, again and again."""
+    """On a busy node, services were killed after two minutes while they were still loading, again and again."""
     cut = [
         f"{name}: {container['name']}"
         for name, pod in pod_templates(manifests)
@@ -204,7 +205,7 @@ def test_a_slow_start_is_not_cut_off(manifests: tuple[Manifest, ...]) -> None:
 
 
 def test_nodes_of_ray_begin_when_their_head_is_well(kubectl_command: tuple[str, ...]) -> None:
-    """Each start that fails takes seconds of a processor, and on a small node from the head itself."""
+    """Each failed start takes seconds of CPU, on a small node from the head itself."""
     waiting = {
         name: container["args"][:5]
         for name, pod in pod_templates(build(kubectl_command, K8S))
@@ -223,7 +224,7 @@ def test_nodes_of_ray_begin_when_their_head_is_well(kubectl_command: tuple[str, 
 
 
 def test_settings_are_those_that_services_read(manifests: tuple[Manifest, ...]) -> None:
-    """A pod with a setting that is none would never start."""
+    """A pod with an invalid setting would never start."""
     [settings] = [each["data"] for each in manifests if name_of(each).startswith("ConfigMap/settings")]
     for name, pod in pod_templates(manifests):
         for container in containers(pod):
@@ -249,7 +250,7 @@ def test_no_secret_is_written_down(manifests: tuple[Manifest, ...]) -> None:
 
 
 def flows(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Flow]]:
-    """Who needs whom, by the labels of the pods that are there."""
+    """Which pods need which, by their labels."""
     pods = {labels["app.kubernetes.io/name"]: labels for labels in _labels(manifests)}
     for name, labels in pods.items():
         if labels.get("weft.dev/service") == "true":
@@ -311,7 +312,7 @@ def test_what_is_applied_at_first_needs_no_custom_resource(kubectl_command: tupl
 
 
 def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]) -> None:
-    """The operator's password is only in pods that run no code of apps."""
+    """Only pods that run no app code have the operator's password."""
     found = {}
     for _, pod in pod_templates(build(kubectl_command, K8S)):
         for container in containers(pod):
@@ -332,7 +333,7 @@ def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]
 
 
 def test_what_is_applied_at_first_fits_on_one_node_of_four_processors(kubectl_command: tuple[str, ...]) -> None:
-    """As docs/deployment.md says: kube-system keeps most of the fourth, and a rolling update needs one more pod."""
+    """As docs/deployment.md says: kube-system uses most of the fourth, and a rolling update needs one more pod."""
     manifests = build(kubectl_command, K8S)
     least = {
         f"{each['spec']['scaleTargetRef']['kind']}/{each['spec']['scaleTargetRef']['name']}": each["spec"][
@@ -353,13 +354,14 @@ def test_what_is_applied_at_first_fits_on_one_node_of_four_processors(kubectl_co
 
 
 def test_an_apply_with_another_image_finds_no_job_of_the_last_one(manifests: tuple[Manifest, ...]) -> None:
-    """The pod of a Job cannot be changed: `kubectl apply` would fail on one that is done and still there."""
+    """The pod of a Job cannot be changed: `kubectl apply` would fail on a finished Job that still exists."""
     jobs = [each["spec"]["ttlSecondsAfterFinished"] for each in manifests if each["kind"] == "Job"]
     assert set(jobs) <= {0}
 
 
 def test_the_autoscalers_by_work_take_the_place_of_those_by_cpu() -> None:
-    """Kubernetes heeds neither of two on one Deployment, and an apply without the old one does not delete it."""
+    """Kubernetes follows neither of two autoscalers on one Deployment, and an apply without the old one does not delete
+    it."""
     by_cpu = {each["metadata"]["name"]: each["spec"] for each in _objects(K8S / "components/hpa/autoscalers.yaml")}
     by_work = [each for each in _objects(K8S / "components/keda/scalers.yaml") if each["kind"] == "ScaledObject"]
     made = {each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"]: each for each in by_work}
@@ -376,7 +378,7 @@ def _objects(path: Path) -> list[Manifest]:
 
 
 def amount(quantity: str) -> float:
-    """A quantity as Kubernetes writes it: `250m`, `64Mi`, `2`."""
+    """Return the value of a quantity in Kubernetes' notation: `250m`, `64Mi`, `2`."""
     units = {"m": 1e-3, "Mi": 2.0**20, "Gi": 2.0**30}
     unit = quantity.lstrip("0123456789.")
     return float(quantity.removesuffix(unit)) * units.get(unit, 1.0)

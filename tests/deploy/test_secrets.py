@@ -1,4 +1,4 @@
-"""The Job that makes the Secret: what it asks of the cluster, and what the broker's users may do."""
+"""The Job that creates the Secret: its requests to the cluster, and the rights of the broker's users."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_passwords_are_new_each_time_and_fit_into_a_url(script: ModuleType) -> N
 
 @pytest.fixture
 def users(script: ModuleType, own_valkey: Server) -> dict[str, Client]:
-    """A connection for each user of the file, by a password that is the user's name."""
+    """A connection for each user of the file, with the user's name as the password."""
     first: Client
     with redis.Redis.from_url(own_valkey.url) as first:
         for line in script.users_file({name: name for name in script.RULES}).splitlines():
@@ -107,7 +107,7 @@ def test_each_user_may_do_its_work_and_no_more(users: dict[str, Client]) -> None
 def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
     script: ModuleType, kind: str, own_server: OwnServer, tmp_path: Path
 ) -> None:
-    """Servers read their append-only file as the user `default`, and leave out what that user may not do."""
+    """Servers read their append-only file as the user `default`, and skip what that user may not do."""
     path = tmp_path / "users.acl"
     path.write_text(script.users_file({name: name for name in script.RULES}))
     server = own_server(kind, append="always", options=("--aclfile", str(path)))
@@ -179,7 +179,7 @@ def test_an_older_secret_gets_users_and_rights_and_keeps_its_passwords(script: M
 def test_a_secret_that_is_there_is_left_as_it_is(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The cluster's API says 409 to what exists; anything else is tried again and is a failure in the end."""
+    """The cluster's API answers 409 for what exists. Anything else is retried, and fails in the end."""
     answers = [URLError("no route"), HTTPError("https://api", 409, "exists", Message(), None)]
 
     def urlopen(request: Request, context: ssl.SSLContext, **_: object) -> object:

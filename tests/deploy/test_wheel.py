@@ -1,4 +1,4 @@
-"""What a wheel installs, and that `weft up` works from it beside a package `services` of the user's own."""
+"""What a wheel installs, and that an installed `weft up` works beside a user's own package `services`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and this one's libraries, but without this repository; its folder `bin`."""
+    """An environment with the wheel and the dependencies, without this repository. Returns its folder `bin`."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, symlinks=True, with_pip=False)
     python = folder / "bin" / "python"
@@ -94,7 +94,7 @@ def test_weft_up_works_beside_a_package_services_of_the_users(installed: Path, t
 
 @contextmanager
 def running(command: list[str], folder: Path, environ: dict[str, str]) -> Iterator[None]:
-    """Run the command until the block ends; the block begins when the broker and the four services are ready."""
+    """Run the command until the block ends. The block begins when the broker and the four services are ready."""
     log = folder / "up.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

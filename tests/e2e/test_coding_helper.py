@@ -59,7 +59,7 @@ def run(server: OpenAIServer, folder: Path, *arguments: str, said: str = "") -> 
 
 
 def results(server: OpenAIServer) -> list[str]:
-    """What the tools have given, as the last request says it."""
+    """Return the tools' results in the last request."""
     messages = server.request(server.ledger()[-1].number)["messages"]
     return [str(message["content"]) for message in messages if message["role"] == "tool"]
 

@@ -57,7 +57,7 @@ def blocks() -> list[Block]:
 
 
 def the(language: str, start: str) -> str:
-    """The one block of this language that has a line with this start."""
+    """Return the only block of this language with a line that starts like this."""
     found = [
         block.text
         for block in blocks()
@@ -89,7 +89,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
 
 @contextmanager
 def running(script: str, folder: Path, variables: dict[str, str]) -> Iterator[None]:
-    """The script as in a terminal of its own, ended with Ctrl-C; it must end well."""
+    """Run the script as in a terminal of its own and end it with Ctrl-C. It must exit cleanly."""
     log = folder.parent / "up.log"
     with log.open("w") as output:
         process = subprocess.Popen(

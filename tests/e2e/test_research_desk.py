@@ -70,13 +70,13 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(docs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the desk answers when nothing disturbs it."""
+    """The desk's answer when nothing disturbs it."""
     return report_of(run(tmp_path_factory.mktemp("undisturbed"), "--docs", str(docs), "--topic", TOPIC).stdout)
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Iterator[Path]:
-    """A data folder of the test's own. At the end nothing runs that was started for it."""
+    """A data folder for this test alone. At the end, none of its processes runs any more."""
     folder = tmp_path / "data"
     yield folder
     assert processes_of(folder) == {}
@@ -113,7 +113,7 @@ def run(data_dir: Path, *arguments: str, cwd: Path = ROOT, **variables: str) -> 
 
 
 def processes_of(data_dir: Path) -> dict[str, int]:
-    """The processes that were started with this data folder: by service, `broker` and `desk`."""
+    """Return the processes that were started with this data folder: by service, `broker` and `desk`."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -127,7 +127,7 @@ def processes_of(data_dir: Path) -> dict[str, int]:
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> str:
-    """Read lines until one has the text; what was read."""
+    """Read lines until one contains the text. Return the lines."""
     assert process.stdout is not None
     read = ""
     for line in process.stdout:
@@ -379,7 +379,7 @@ def test_a_collection_has_the_same_text_whenever_it_is_made(tmp_path: Path) -> N
 
 
 def best_of(docs: dict[str, str], topic: str) -> list[str]:
-    """Where the citations point, in order."""
+    """Return the targets of the citations, in order."""
     words = topic_words(topic)
     found = find(words, [(file, split(text.split("\n"))) for file, text in sorted(docs.items())])
     return [one.place for one in cite(topic, rank(words, [found]))]

@@ -1,4 +1,4 @@
-"""Backends of the tests' own, for driver processes and gateways without Ray and Spark.
+"""Backends for tests of driver processes and gateways without Ray and Spark.
 
 1. files.py      what a test and a backend tell each other: files in a folder
 2. scripted.py   does what the name of a call says, in the driver itself

@@ -1,4 +1,4 @@
-"""What a test and a backend tell each other, by files in a folder.
+"""How a test and a backend communicate: by files in a folder.
 
 `up` is there while the engine can be reached. `journal` has a line for everything that a backend does.
 """
@@ -18,7 +18,7 @@ SLOW = "ENGINE_SLOW"
 
 
 class Files:
-    """The folder, for both."""
+    """The folder, for the test and the backend."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Files:
         (self.folder / "up").unlink(missing_ok=True)
 
     async def connect(self) -> dict[str, str]:
-        """As a backend's. Raises Away."""
+        """The same method of a backend. Raises Away."""
         while SLOW in os.environ and not (self.folder / "up").exists():  # a file sets no event
             await asyncio.sleep(0.02)
         if not (self.folder / "up").exists():
@@ -48,7 +48,7 @@ class Files:
         return {"version": "1.0", "at": "a folder"}
 
     async def lost(self) -> str:
-        """As a backend's."""
+        """The same method of a backend."""
         while (self.folder / "up").exists():  # a file sets no event
             await asyncio.sleep(0.02)
         return "the file up has gone"

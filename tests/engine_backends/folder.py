@@ -1,4 +1,4 @@
-"""A backend whose cluster is a folder: what runs under a key outlives its driver, and is found there again.
+"""A backend whose cluster is a folder: running work outlives its driver, which finds it again by its key.
 
 Each call is a process of its own (`worker.py`), which leaves its outcome in the folder. With `ENGINE_INLINE` calls run
 in threads of the driver instead, and nothing is found again.
@@ -28,7 +28,7 @@ _OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 
 
 class Folder:
-    """Notes `began`, `attached`, `stopped` and `forgot`, each with the key."""
+    """Logs `began`, `attached`, `stopped` and `forgot`, each with the key."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._files = Files(Path(environ[FOLDER]))
@@ -92,7 +92,7 @@ class Folder:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -21,7 +21,7 @@ SPANS = "ENGINE_SPANS"
 
 
 def trace_into(path: str) -> None:
-    """One span a line, as JSON."""
+    """Writes one span per line, as JSON."""
     provider = TracerProvider()
     file = open(path, "a", buffering=1)  # noqa: SIM115  # as long as the process
     exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")

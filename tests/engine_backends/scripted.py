@@ -69,7 +69,7 @@ class Scripted:
 
 
 class Missing:
-    """Needs what nobody has installed."""
+    """Needs a package that nobody has installed."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         import no_such_engine  # type: ignore[import-not-found]  # noqa: F401

@@ -1,4 +1,4 @@
-"""A worker of the folder that stands for a cluster: runs one call, and leaves its outcome."""
+"""A worker of the folder that stands for a cluster: runs one call and stores its outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORK, PID, OUTCOME = "work", "pid", "outcome"
 
 
 def outcome_of(work: Work, environ: Mapping[str, str]) -> Outcome:
-    """What comes of a call, made here and now."""
+    """Return the outcome of a call that runs here and now."""
     results = Results.from_environment(environ)
     call = work.call
     assert not isinstance(call, Pickled), "gateways send none"
@@ -39,7 +39,7 @@ def main(place: Path) -> None:
 
 
 def leave(place: Path, name: str, data: bytes) -> None:
-    """Write a file that is whole when it is seen."""
+    """Write a file so that a reader sees all of it or none."""
     (place / f"{name}.new").write_bytes(data)
     (place / f"{name}.new").rename(place / name)
 

@@ -31,12 +31,12 @@ class World:
     files: Files
 
     async def step(self, function: str, engine: str = "ray", **arguments: object) -> TaskHandle:
-        """A task of one step."""
+        """Submit a task of one step."""
         wanted = {"engine": engine, "function": function, "arguments": arguments}
         return await self.client.submit("step", wanted, stream=StreamingMode.ALL)
 
     async def held(self, name: str, engine: str = "ray") -> TaskHandle:
-        """A task whose step runs now, and goes on when `open_gate` is called."""
+        """Submit a task whose step runs until `open_gate` is called."""
         task = await self.step("hold", engine, folder=str(self.files.folder), name=name)
         await self.until(lambda: self.lines("held", name), f"{name} runs")
         return task
@@ -45,17 +45,17 @@ class World:
         (self.files.folder / "gate").touch()
 
     def lines(self, file: str, begin: str = "") -> list[str]:
-        """Lines of a file of the folder that begin so."""
+        """Return the lines of a file of the folder that begin like this."""
         path = self.files.folder / file
         return [line for line in path.read_text().splitlines() if line.startswith(begin)] if path.exists() else []
 
     def stopped(self, name: str) -> bool:
-        """Whether a held step runs no more: it was told to stop, or its process has ended."""
+        """Whether a held step has stopped: it was told to, or its process has ended."""
         pid = int(self.lines("held", f"{name} ")[0].split()[2])
         return bool(self.lines("stopped", f"{name} ")) or not alive(pid)
 
     async def connected(self, service: str) -> None:
-        """Wait until all gateways are connected to their engine: steps wait a minute for it, and no longer."""
+        """Wait until all gateways are connected to their engine: steps wait only a minute for it."""
         members = [self.fleet.members[name] for name in self.fleet.names(service)]
         await self.until(lambda: all("connected to" in member.text() for member in members), "all are connected")
 
@@ -66,7 +66,7 @@ class World:
             await asyncio.sleep(0.02)
 
     def drivers(self) -> list[int]:
-        """Driver processes that have connected, in order."""
+        """Return the driver processes that have connected, in order."""
         return [int(line.split()[1]) for line in self.lines("journal", "connected")]
 
     async def result(self, task: TaskHandle) -> TaskResponse:
@@ -116,7 +116,7 @@ async def world(
 
 
 def parent_of(pid: int) -> int:
-    """The process that has started another one; -1 where that has ended."""
+    """Return the parent of a process; -1 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

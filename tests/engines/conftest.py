@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need Ray and Spark; without them (in the usual environment) nothing is collected here."""
+"""Fixtures of the tests that need Ray and Spark. Without both (in the usual environment) nothing is collected here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ collect_ignore_glob = [] if find_spec("ray") and find_spec("pyspark") else ["*"]
 
 @dataclass(frozen=True)
 class SparkServer:
-    """A Spark Connect server of this machine."""
+    """A Spark Connect server on this machine."""
 
     url: str
     pid: int
@@ -33,7 +33,7 @@ class SparkServer:
 
 @contextmanager
 def spark_server(tasks: int, memory: str) -> Iterator[SparkServer]:
-    """Starts one that runs so many tasks at once; it ends with the block."""
+    """Start one that runs this many tasks at once. It ends with the block."""
     environment = os.environ | {"WEFT_SPARK_LOCAL_MASTER": f"local[{tasks}]", "WEFT_SPARK_LOCAL_MEMORY": memory}
     # Not pytest's own import mode: as a user's program, from the folder of the repository.
     process = subprocess.Popen(
@@ -63,7 +63,7 @@ def spark() -> Iterator[SparkServer]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def spark_driver(spark: SparkServer) -> AsyncIterator[Driver]:
-    """A driver of that server; who uses it runs on the session's loop."""
+    """A driver of that server. Its users run on the session's loop."""
     driver = Driver("spark", {**os.environ, "PYTHONPATH": str(ROOT), "WEFT_SPARK_REMOTE": spark.url})
     await driver.start()
     try:
@@ -89,7 +89,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def ray_driver(ray_cluster: RayCluster, ray_blobs: Path) -> AsyncIterator[Driver]:
-    """A driver of that cluster; who uses it runs on the session's loop."""
+    """A driver of that cluster. Its users run on the session's loop."""
     environ = {**ray_cluster.environ, "PYTHONPATH": str(ROOT), "WEFT_BLOB_URL": ray_blobs.as_uri()}
     driver = Driver("ray", environ)
     await driver.start()

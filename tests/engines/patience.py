@@ -1,4 +1,4 @@
-"""Waiting for what a cluster does on a machine that may be busy: the time decides nothing."""
+"""Waits for a cluster on a machine that may be busy, whatever time that takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATIENCE_SECONDS = 240.0
 
 
 async def until(true: Callable[[], bool], what: str) -> None:
-    """Wait until it is true. AssertionError where it never comes to it."""
+    """Wait until it is true. Raises AssertionError if it never becomes true."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not true():

@@ -1,4 +1,4 @@
-"""Functions that the tests of Ray run by name."""
+"""Functions that the tests of Ray call by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(left: int, right: int = 1) -> int:
 
 @app.engine_function
 def hold(folder: str, name: str) -> str:
-    """Begins, waits for the gate in short steps, and counts that it has ended."""
+    """Begins, waits for the gate in short steps, and counts its end."""
     begun = Path(folder) / f"runs-{name}"
     with begun.open("a") as file:
         file.write(f"{os.getpid()}\n")
@@ -56,7 +56,7 @@ def unlucky(item: int, folder: str) -> int:
 
 @app.engine_function
 class Loaded:
-    """Says how often its process has called it."""
+    """Returns how often its process has called it."""
 
     def __init__(self) -> None:
         self.calls = 0

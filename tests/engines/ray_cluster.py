@@ -32,11 +32,11 @@ class RayCluster(LocalRay):
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a driver needs that shall use it."""
+        """Return what a driver needs to use it."""
         return {**os.environ, **LOCAL_ENVIRONMENT, "WEFT_RAY_ADDRESS": self.address}
 
     def kill(self, *names: str) -> None:
-        """SIGKILL to its processes with one of these in their command, and wait until all of it is gone."""
+        """Send SIGKILL to its processes with one of these in their command, and wait until they are gone."""
         until = time.monotonic() + PATIENCE_SECONDS
         for pid in self.pids(*names):
             with suppress(ProcessLookupError):
@@ -48,7 +48,7 @@ class RayCluster(LocalRay):
         self._process.wait()
 
     def pids(self, *names: str) -> list[int]:
-        """The processes of the cluster with one of these in their command; of no name: all of its head."""
+        """Return the cluster's processes with one of these in their command; without any, all of its head."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():

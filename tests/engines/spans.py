@@ -1,4 +1,4 @@
-"""What a step on a cluster leaves in its task's trace: by the gateway, and by code in the cluster's own processes."""
+"""The spans of a step on a cluster: those of the gateway, and of code in the cluster's own processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tests.servers.otlp_receiver import OtlpReceiver
 
 
 async def are_one_tree(here: World, receiver: OtlpReceiver, engine: str) -> None:
-    """A step with a span of its own hangs together with that of its gateway, and this with its agent's."""
+    """Check that a step's own span has its gateway's as parent, and that one its agent's."""
     task = await here.step("traced", engine)
     trace, parent, said = (await here.result(task)).value()
     assert said == f"00-{trace}-{parent}-01"
     lines: list[list[str]] = []
 
     def sent() -> bool:
-        """Whether the names from the worker's parent up to the agent's turn have come."""
+        """Whether the spans from the worker's parent up to the agent's turn have arrived."""
         spans = {span.id: span for span in receiver.spans(trace)}
         line, at = [], parent
         while at in spans:

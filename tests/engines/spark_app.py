@@ -38,7 +38,7 @@ def failing(message: str) -> None:
 
 @app.engine_function
 def dying(item: int, of: int, folder: str = "") -> int:
-    """Ends its process where it is told to; each call leaves a trace."""
+    """Ends its process on request; each call leaves a file."""
     if folder:
         Path(folder, f"{item}-{time.time_ns()}").touch()
     if item == of:
@@ -70,7 +70,7 @@ def holding(folder: str, name: str, gate: str = "gate") -> str:
 
 @app.engine_function
 def asleep(folder: str, name: str) -> None:
-    """One call of C, which nothing in Python interrupts."""
+    """One call in C, which nothing in Python interrupts."""
     begun(folder, name)
     time.sleep(600)
 
@@ -138,7 +138,7 @@ def unencodable_job(spark: Any) -> Any:
 
 @app.engine_function
 def view_job(spark: Any, folder: str, name: str) -> list[str]:
-    """Registers a view and a setting of the same names as others do, and sees its own."""
+    """Registers a view and a setting under the same names as other calls do, and sees its own."""
     spark.createDataFrame([(name,)], "name string").createOrReplaceTempView("mine")
     spark.conf.set("spark.sql.session.timeZone", f"+0{name}:00")
     begun(folder, name)
@@ -148,7 +148,7 @@ def view_job(spark: Any, folder: str, name: str) -> list[str]:
 
 @app.engine_function
 def slow_job(spark: Any, folder: str, name: str, seconds: int = 600, tasks: int = 1, gate: str = "") -> int:
-    """Tasks on the executors; each begins visibly and sleeps, or ends when its gate is open."""
+    """Runs tasks on the executors; each reports its begin, and sleeps or waits until its gate is open."""
 
     def body(batches: Any) -> Any:
         import pyarrow
@@ -169,7 +169,7 @@ def slow_job(spark: Any, folder: str, name: str, seconds: int = 600, tasks: int 
 
 @app.engine_function
 def spinning_job(spark: Any, folder: str) -> None:
-    """Nothing of Spark runs: only its own code can be stopped."""
+    """Runs no Spark operation: only its own code can be stopped."""
     begun(folder, "spinning")
     while True:
         pass
@@ -177,7 +177,7 @@ def spinning_job(spark: Any, folder: str) -> None:
 
 @app.engine_function
 def stubborn_job(spark: Any, folder: str) -> int:
-    """Goes on whatever it is told."""
+    """Continues whatever it is told."""
     begun(folder, "stubborn")
     while not Path(folder, "gate").exists():
         try:

@@ -16,7 +16,7 @@ LIMIT_SECONDS = 240.0
 
 
 def report(data_dir: Path, engine: str, environ: dict[str, str]) -> str:
-    """What the desk answers of a large collection, searched by this engine."""
+    """Return the desk's answer for a large collection, searched by this engine."""
     command = [sys.executable, "-m", "examples.research_desk", "--passages", "3000", "--engine", engine]
     kept = {name: value for name, value in environ.items() if not name.startswith("WEFT_") or "RAY" in name}
     done = subprocess.run(

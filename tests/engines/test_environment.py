@@ -1,4 +1,4 @@
-"""What stands here has both engines."""
+"""This environment has both engines."""
 
 from __future__ import annotations
 

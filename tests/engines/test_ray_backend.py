@@ -1,4 +1,4 @@
-"""Work on a Ray cluster through a driver process of its own, and what is killed meanwhile."""
+"""Work on a Ray cluster through a separate driver process, while parts of both are killed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def failed(outcome: Outcome) -> tuple[str, str]:
 
 
 def runs(folder: str, name: str) -> int:
-    """How often `hold` has begun under this name."""
+    """Return how often `hold` has begun under this name."""
     path = Path(folder) / f"runs-{name}"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -96,7 +96,7 @@ async def begun(folder: str, name: str) -> None:
 
 
 async def until_slowly(true: Callable[[], bool], what: str) -> None:
-    """As `until`, for what needs a worker or a cluster first."""
+    """Like `until`, for conditions that need a worker or a cluster first."""
     with suppress(AssertionError):
         await until(true, what)
         return
@@ -238,7 +238,7 @@ async def test_what_no_node_has_is_told_and_waited_for(ray_driver: Driver, folde
 
 
 async def test_work_outlives_the_driver_that_has_brought_it(ray_cluster: RayCluster, folder: str) -> None:
-    """Its holder was made by that driver, too. The next driver attaches by the key, as another gateway's would."""
+    """That driver created its holder, too. The next driver attaches by the key, as another gateway's would."""
     held = work("hold", f"outlive/{folder}", folder=folder, name="a")
     environ = {**ray_cluster.environ, "WEFT_NAMESPACE": "outlive"}
     async with driver_of(environ) as driver:
@@ -278,7 +278,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_holder(entry: Path, raylet: int) -> bool:
-    """Whether it is a holder of this raylet's node."""
+    """Whether it is a holder on this raylet's node."""
     try:
         named = b"StepHolder" in (entry / "cmdline").read_bytes()
         return named and parent_of(int(entry.name)) == raylet

@@ -1,4 +1,4 @@
-"""RayEngine, by what every engine promises."""
+"""RayEngine keeps the promises of every engine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Borrowing(RayEngine):
-    """Uses the driver of the whole session, since each other one would take seconds to start."""
+    """Uses the driver of the whole session, since another one would take seconds to start."""
 
     def __init__(self, config: RunConfig, driver: Driver) -> None:
         super().__init__(config)
         self._driver = driver
 
     async def _start(self) -> None:
-        """It runs already."""
+        """It already runs."""
 
     async def _stop(self) -> None:
-        """Others use it."""
+        """Other tests use it."""
 
 
 class TestRayEngine(EnginePromises):

@@ -1,4 +1,4 @@
-"""The backend of Spark on a real Spark Connect server."""
+"""The backend of Spark with a real Spark Connect server."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_large_result_goes_by_reference(backend: SparkBackend) -> None:
 
 
 async def test_a_cancel_ends_one_call_and_its_worker_and_no_other(backend: SparkBackend, tmp_path: Path) -> None:
-    """The cancelled one is in a call of C; the other one has the same function's name."""
+    """The cancelled call is in C; the other one calls a function of the same name."""
     folder = str(tmp_path)
     one = asyncio.create_task(run(backend, work("asleep", folder=folder, name="one")))
     other = asyncio.create_task(run(backend, work("holding", folder=folder, name="other")))
@@ -169,7 +169,7 @@ async def test_a_map_keeps_the_order_and_tells_how_far_it_is(backend: SparkBacke
 
 
 async def test_a_failure_of_a_map_touches_one_item(backend: SparkBackend, tmp_path: Path) -> None:
-    """Also that of a worker that dies, with other items in the same call."""
+    """This covers a worker that dies with other items in the same call."""
     items = [*range(40)]
     ends = await value_of(backend, mapped("dying", "item", items, in_flight=2, of=33, folder=str(tmp_path)))
     died = ends.pop(33)
@@ -315,7 +315,7 @@ async def test_progress_comes_from_the_stages(backend: SparkBackend, tmp_path: P
 
 
 async def test_a_later_attempt_ends_what_an_earlier_one_left_running(spark: SparkServer, tmp_path: Path) -> None:
-    """The driver of the first is not asked: it may be dead."""
+    """The first gateway's driver is not asked: it may be dead."""
     folder, key = str(tmp_path), f"weft/t1/{uuid.uuid4().hex}"
     backends = [SparkBackend({"WEFT_SPARK_REMOTE": spark.url}) for _ in range(2)]
     for backend in backends:

@@ -1,4 +1,4 @@
-"""SparkEngine, by what every engine promises."""
+"""SparkEngine keeps the promises of every engine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900
 
 
 class Borrowing(SparkEngine):
-    """Uses the driver of the whole session, since each other one would take seconds to start."""
+    """Uses the driver of the whole session, since another one would take seconds to start."""
 
     def __init__(self, config: RunConfig, driver: Driver) -> None:
         super().__init__(config)
         self._driver = driver
 
     async def _start(self) -> None:
-        """It runs already."""
+        """It already runs."""
 
     async def _stop(self) -> None:
-        """Others use it."""
+        """Other tests use it."""
 
 
 class TestSparkEngine(EnginePromises):

@@ -1,4 +1,4 @@
-"""The spark-gateway as a process, over a real Spark: steps there and back, and through a kill."""
+"""The spark-gateway as a process, with a real Spark: steps and their results, also across a kill."""
 
 from __future__ import annotations
 

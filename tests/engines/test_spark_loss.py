@@ -1,4 +1,4 @@
-"""What becomes of steps when a Spark Connect server dies, is not there, or has forgotten its client."""
+"""How steps end when a Spark Connect server dies, is absent, or has forgotten its client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def connected(driver: Driver) -> State:
 
 
 def gone(pid: int | str) -> bool:
-    """Whether a process runs no more; one that nobody has waited for counts."""
+    """Whether a process has ended; a zombie has."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,7 @@ def gone(pid: int | str) -> bool:
 
 
 def server_of(driver: Driver) -> int:
-    """The JVM that a driver has started."""
+    """Return the JVM that a driver has started."""
     children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
     [java] = [pid for pid in children if Path("/proc", pid, "comm").read_text().strip() == "java"]
     return int(java)

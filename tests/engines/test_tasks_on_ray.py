@@ -1,4 +1,4 @@
-"""Whole tasks on a real Ray: spread over its workers, streamed, recorded, and through kills of all that hosts them."""
+"""Whole tasks on a real Ray: spread over its workers, streamed, recorded, and surviving kills of all their hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shout(text: str) -> str:
 
 
 async def here(ctx: AgentContext, folder: str) -> int:
-    """Ends once agents of two processes have begun, and says in which one it is."""
+    """Ends once agents of two processes have begun, and returns the process that it is in."""
 
     def meet() -> int:
         (Path(folder) / str(os.getpid())).touch()
@@ -57,7 +57,7 @@ async def speaker(ctx: AgentContext, words: list[str]) -> str:
 
 
 async def two_parts(ctx: AgentContext, file: str) -> list[int]:
-    """Two steps with a wait in between; each leaves a line when it has ended."""
+    """Two steps with a wait in between; each writes a line when it has ended."""
 
     def part(name: str) -> int:
         with Path(file).open("a") as lines:
@@ -70,7 +70,7 @@ async def two_parts(ctx: AgentContext, file: str) -> list[int]:
 
 
 async def sleeper(ctx: AgentContext, file: str) -> str:
-    """Says in a file in which process it is, and does nothing for an hour."""
+    """Writes into a file which process it is in, and does nothing for an hour."""
     await ctx.step(Path(file).write_text, str(os.getpid()))
     await ctx.sleep(3600)
     return "slept"
@@ -99,7 +99,7 @@ async def until_async(condition: Callable[[], bool], running: asyncio.Task[objec
 
 @pytest.fixture(autouse=True)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tasks run on the session's cluster; without a broker of their own they record into `tmp_path`."""
+    """Run tasks on the session's cluster. Without a broker of their own they record into `tmp_path`."""
     for name in [name for name in os.environ if name.startswith("WEFT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path / "data"))

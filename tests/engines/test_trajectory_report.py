@@ -1,4 +1,4 @@
-"""The report of the examples, over trajectories that tasks have really left."""
+"""The report of the examples, over trajectories of real tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def divide(by: int) -> float:
 
 
 async def answer(messages: list[dict[str, str]]) -> dict[str, Any]:
-    """Stands for a model."""
+    """Stands in for a model."""
     return {"content": messages[-1]["content"], "usage": {"input_tokens": 10, "output_tokens": 2}}
 
 

@@ -1,4 +1,4 @@
-"""A publisher's floods on a server with the settings of `deploy/`: its own connections end, and others go on."""
+"""A publisher's floods on a server with the settings of `deploy/`: its own connections end, and others continue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_brokers_that_deploy_sets_up_bound_what_a_client_may_hold(configurat
 
 
 def flood(broker: Broker, requests: bytes, connections: int = 16) -> None:
-    """Send as the publisher, on many connections, and read nothing; until the server has ended each connection."""
+    """Send as the publisher on many connections without reading, until the server has closed each of them."""
     with ExitStack() as stack:
         opened = []
         for _ in range(connections):

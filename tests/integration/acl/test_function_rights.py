@@ -1,4 +1,4 @@
-"""Each user of `weft acl` may do what the table gives it and nothing else, by every command that the server knows."""
+"""Each user of `weft acl` may do what the table allows and nothing else, for every command that the server knows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Broker:
         return {command for one in (about, *selectors) for command in self._named(one[b"commands"].decode())}
 
     def _named(self, words: str) -> set[str]:
-        """Rules of commands, in order; Redis 7.0 keeps many as a category with exceptions."""
+        """Return rules of commands, in order; Redis 7.0 stores many as a category with exceptions."""
         known, found = set(self.commands()), set[str]()
         for word in words.split():
             name = word[1:]
@@ -145,7 +145,7 @@ def test_every_command_is_refused_that_the_table_does_not_give(broker: Broker) -
 
 
 def _dry(broker: Broker, user: str, command: str) -> bool:
-    """Whether the server lets a user run a command, with as many arguments as it needs at least."""
+    """Whether the server lets a user run a command with its minimum number of arguments."""
     words = command.split("|")
     [about] = broker.admin.execute_command("COMMAND", "INFO", command)
     words += ["0"] * (abs(about[1]) - len(words))
@@ -221,7 +221,7 @@ def test_a_publisher_reaches_its_own_stream_and_answers_only(broker: Broker) -> 
 
 
 def test_keys_outside_of_the_table_are_refused(broker: Broker) -> None:
-    """Writes by XADD, HSET and the like, reads by those that the user has; also other namespaces."""
+    """Tries writes by XADD, HSET and the like, and the user's own reads; also in other namespaces."""
     for user in EVERYBODY.values():
         reads, writes = user.keys(1) if user.functions else ([], [])
         for key in (*KEYS, "agent:gpu", "tool:gpu"):
@@ -261,7 +261,7 @@ def test_keys_outside_of_the_table_are_refused(broker: Broker) -> None:
 
 
 def test_only_services_that_run_no_code_of_apps_load_functions(broker: Broker) -> None:
-    """Others call these functions with rights of their own, so whoever may load them may do all that callers may."""
+    """Others call these functions with their own rights, so whoever may load functions may do all that callers may."""
     code = "#!lua name=intruder\nredis.register_function('intruder', function() return 1 end)"
     for name, user in EVERYBODY.items():
         assert broker.may(name, "FUNCTION", "LOAD", code) == user.loads_functions

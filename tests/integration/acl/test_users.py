@@ -1,4 +1,4 @@
-"""Everything works under the users of `weft acl`, and programs outside publish with theirs."""
+"""Everything works under the users of `weft acl`, and outside programs publish with their own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_services(broker: Server) -> dict[str, str]:
 
 
 async def refused(broker: Server) -> set[tuple[str, str]]:
-    """What the server has refused to whom, but for a setting that the operator may not see and need not."""
+    """Return what the server has refused to whom, except for a setting that the operator need not read."""
     admin: PlainRedis
     async with Redis.from_url(as_user(broker, "admin"), protocol=2) as admin:
         found = {(each["username"], each["object"]) for each in await admin.acl_log()}
@@ -92,7 +92,7 @@ async def test_everyone_does_its_whole_work_as_its_own_user(broker: Server, tmp_
 
 
 async def test_a_fleet_goes_over_from_the_one_user_of_before(own_server: OwnServer, tmp_path: Path) -> None:
-    """Old processes keep the user `services` while new ones come with their own: no task is lost between them."""
+    """Old processes keep the user `services` while new ones use their own: no task is lost between them."""
     server = own_server("redis-8.0")
     admin: PlainRedis
     async with Redis.from_url(server.url, protocol=2) as admin:
@@ -131,7 +131,7 @@ async def _commands(fleet: Fleet) -> None:
 
 
 async def _publishers(broker: Server, fleet: Fleet) -> None:
-    """XADD is all that they may; what is malformed is kept for an operator, and stops nobody."""
+    """They may only XADD. Malformed entries are kept for an operator, and block nobody."""
     binary = {"specversion": "1.0", "type": "weft.task.submit", "source": "/shop"}
     bad: list[dict[str, str | bytes]] = [
         {"data": "{"},

@@ -1,4 +1,4 @@
-"""Failures of other agent runtimes in one process (a1 to a13), and their features that Weft must have."""
+"""Failures of other agent runtimes in one process, and their features that Weft must have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents in separate processes (b1 to b10): messages that other distributed runtimes lose, hang or mix up."""
+"""Agents in separate processes: messages that other distributed runtimes lose, hang on or mix up."""
 
 from __future__ import annotations
 

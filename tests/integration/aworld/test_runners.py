@@ -335,7 +335,7 @@ async def test_w4_a_stream_ends_when_pre_run_or_the_making_of_the_runner_fails()
 
 
 class Remembers:
-    """Keeps what it was told in itself, and answers with that after a tool has been called."""
+    """Keeps its input in itself, and answers with that after it has called a tool."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -418,7 +418,7 @@ async def test_w12_an_object_may_be_a_tool() -> None:
 
 
 class Phases(Runner):
-    """Says what was called, through the stream, and does what the input says."""
+    """Reports its calls through the stream, and does what the input says."""
 
     async def pre_run(self) -> None:
         await self.ctx.emit("pre")
@@ -820,7 +820,7 @@ async def test_only_those_of_the_edges_are_handed_over_to() -> None:
 
 
 class Router:
-    """An object that hands over by an action."""
+    """An object that hands off by an action."""
 
     name = "router"
 
@@ -833,7 +833,7 @@ async def test_an_object_hands_over_by_an_action() -> None:
 
 
 async def lead(ctx: AgentContext, seen: Observation) -> object:
-    """Asks both members at once, then answers with what they said."""
+    """Calls both members at once, then answers with their answers."""
     if not seen.action_result:
         return [{"tool_name": name, "params": {"content": seen.content}} for name in seen.info["team"]]
     return [result.content if result.success else result.error for result in seen.action_result]

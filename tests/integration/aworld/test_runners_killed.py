@@ -29,7 +29,7 @@ def lines(path: Path) -> list[str]:
 
 
 async def noted(path: Path, line: str) -> None:
-    """Wait until a line that begins so is there."""
+    """Wait until there is a line that begins like this."""
 
     async def there() -> bool:
         return any(each.startswith(line) for each in lines(path))

@@ -1,4 +1,4 @@
-"""The connection to a server under what networks and servers do: nothing is lost, and effects happen once."""
+"""The connection to a server with failing networks and servers: nothing is lost, and effects happen once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 async def test_calls_in_flight_are_repeated_in_order(valkey: Server, namespace: str) -> None:
-    """A call ends with its own reply, however often its connection breaks, and none overtakes another."""
+    """A call ends with its own reply, however often its connection breaks, and calls keep their order."""
     async with Proxy(valkey.url) as proxy, client(proxy.url) as transport:
         answered: list[int] = []
 
@@ -153,7 +153,7 @@ async def test_a_request_that_never_arrived_is_sent_again(valkey: Server, namesp
 
 
 async def test_a_submit_whose_reply_is_lost_starts_one_task(valkey: Server, namespace: str) -> None:
-    """The id is taken before the first try."""
+    """The id is chosen before the first attempt."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
         lost = proxy.lose_reply(b"_submit")
         submitted = await broker.submit(bus, "t")
@@ -163,7 +163,7 @@ async def test_a_submit_whose_reply_is_lost_starts_one_task(valkey: Server, name
 
 
 async def test_a_read_whose_reply_is_lost_leaves_what_can_be_found(valkey: Server, namespace: str) -> None:
-    """The group says that this owner holds it; looking there gives the delivery."""
+    """The group says that this owner holds it; reading there returns the delivery."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace) as (broker, bus):
         await broker.submit(bus, "t")
         lost = proxy.lose_reply(b"XREADGROUP")
@@ -179,7 +179,7 @@ async def test_a_read_whose_reply_is_lost_leaves_what_can_be_found(valkey: Serve
 
 
 class Completes:
-    """A handler that completes each turn, and says which."""
+    """A handler that completes each turn, and logs it."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
@@ -227,7 +227,7 @@ async def test_a_consumer_takes_what_came_with_a_lost_reply(valkey: Server, name
 
 
 async def test_a_consumer_works_through_a_network_that_breaks(valkey: Server, namespace: str) -> None:
-    """Everything that is submitted is handled once, while all connections are cut again and again."""
+    """Every submit is handled once, while all connections break again and again."""
     tasks = [f"t{number}" for number in range(60)]
     async with partition(valkey.url, namespace) as (broker, bus), Proxy(valkey.url) as proxy:
         async with client(proxy.url) as transport, consuming(transport, broker.keys) as handler:
@@ -247,7 +247,7 @@ async def test_a_consumer_works_through_a_network_that_breaks(valkey: Server, na
 
 
 async def test_a_stop_ends_what_buries_an_entry(valkey: Server, namespace: str) -> None:
-    """The entry stays where it is: whoever adopts it buries it."""
+    """The entry stays: whoever adopts it makes it a dead letter."""
     async with partition(valkey.url, namespace) as (broker, _), client(valkey.url) as transport:
         begun = asyncio.Event()
 
@@ -271,7 +271,7 @@ async def test_a_stop_ends_what_buries_an_entry(valkey: Server, namespace: str) 
 
 
 async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namespace: str) -> None:
-    """A cable that was pulled: neither side is told. Calls go on over the next connection."""
+    """Somebody pulls a cable: neither side is told. Calls continue over the next connection."""
     async with Proxy(valkey.url) as proxy, client(proxy.url, silence_seconds=1.0) as transport:
         proxy.freeze()
         call = asyncio.ensure_future(transport.call("SET", f"{namespace}:x", "1"))
@@ -285,7 +285,7 @@ async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namesp
 
 
 async def test_a_read_on_a_connection_that_says_nothing_ends(valkey: Server, namespace: str) -> None:
-    """Or its reader would wait for ever for entries that the server has handed to a dead socket."""
+    """Otherwise its reader would wait forever for entries that the server has sent to a dead socket."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace, silence_seconds=1.0) as (broker, bus):
         await broker.nothing(bus)
         await broker.submit(bus, "t")
@@ -323,7 +323,7 @@ async def test_close_ends_what_waits(valkey: Server, namespace: str) -> None:
 
 
 async def test_a_server_that_is_killed_and_started_again(own_server: OwnServer, namespace: str) -> None:
-    """What was answered is there; what was not is repeated; work in hand is committed afterwards."""
+    """Answered calls are there, others are repeated, and running work is committed afterwards."""
     server = own_server(append="always")
     async with partition(server.url, namespace) as (broker, bus):
         await broker.submit(bus, "before", key="k")
@@ -344,7 +344,7 @@ async def test_a_server_that_is_killed_and_started_again(own_server: OwnServer, 
 
 
 async def test_a_server_that_stands_still_for_a_while(own_valkey: Server, namespace: str) -> None:
-    """Nobody is declared dead for what the broker did."""
+    """The broker's failure declares nobody dead."""
     async with (
         partition(own_valkey.url, namespace) as (broker, bus),
         client(own_valkey.url) as transport,
@@ -363,7 +363,7 @@ async def test_a_server_that_stands_still_for_a_while(own_valkey: Server, namesp
 
 
 async def test_functions_that_were_flushed_are_loaded_again(own_valkey: Server, namespace: str) -> None:
-    """In the middle of the work, by somebody else's deployment."""
+    """Somebody else's deployment deletes them while work runs."""
     async with partition(own_valkey.url, namespace) as (broker, bus):
         await broker.submit(bus, "t")
         await broker.call("FUNCTION", "FLUSH")
@@ -376,7 +376,7 @@ async def test_functions_that_were_flushed_are_loaded_again(own_valkey: Server, 
 
 
 async def test_a_server_that_was_emptied(own_valkey: Server, namespace: str) -> None:
-    """All is lost, and the next task is not: owners come back under new names, groups are made again."""
+    """All data is lost, and the next task is not: owners return under new names, and groups are created again."""
     async with partition(own_valkey.url, namespace) as (broker, bus):
         await broker.submit(bus, "lost")
         turn = await broker.take(bus)
@@ -416,7 +416,7 @@ async def test_a_consumer_survives_an_emptied_server(own_valkey: Server, namespa
 
 
 async def test_a_blocked_event_loop_is_no_silence_of_the_server(valkey: Server) -> None:
-    """A program that loads a model while its runtime starts would be told that no server runs."""
+    """Otherwise a program that loads a model while its runtime starts would read that no server runs."""
     transport = RespTransport(parse_address(valkey.url))
     connecting = asyncio.create_task(transport.connect(1.0))
     await asyncio.sleep(0)
@@ -435,7 +435,7 @@ async def test_an_unreachable_server_is_said_in_one_line() -> None:
 
 
 async def test_a_password_is_needed(own_server: OwnServer, namespace: str) -> None:
-    """A wrong one is named as the cause, without being shown."""
+    """The error names a wrong password as the cause, without showing it."""
     server = own_server(options=("--requirepass", "right"))
     for user in ("", ":wrong@"):
         with pytest.raises(ConfigurationError) as error:
@@ -514,7 +514,7 @@ def certify(key: Path, certificate: Path, name: str) -> None:
 
 
 async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
-    """The client asks the Sentinels again at each connect, also past one that accepts and says nothing."""
+    """The client asks the Sentinels again at each connect, also if one accepts and never answers."""
     # Without the delay in which a master waits for more replicas to ask for its data.
     master = own_server(append="always", options=("--repl-diskless-sync-delay", "0"))
     replica = own_server(append="always", options=("--replicaof", HOST, str(master.port)))
@@ -551,7 +551,7 @@ async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp
 
 
 async def test_sentinels_with_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
-    """It is theirs: the broker's own may be another."""
+    """It is the Sentinels' own password: the broker's may be another."""
     master = own_server(options=("--requirepass", "right"))
     folder = tmp_path / "sentinel"
     with sentinel(folder, master, "requirepass theirs", "sentinel auth-pass main right") as port:
@@ -616,7 +616,7 @@ async def test_each_connection_asks_the_credential_provider(own_server: OwnServe
 
 
 async def test_a_cluster_goes_on_without_the_server_that_the_url_names(own_server: OwnServer, namespace: str) -> None:
-    """Its servers are learned while it answers. When it is gone, another one says where its keys are now."""
+    """Its servers are learned while it answers. When it is gone, another one knows where its keys are now."""
     options = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no", *CLUSTER_OPTIONS)
     servers = [own_server(append=None, options=options) for _ in range(3)]
     await join(servers)
@@ -652,7 +652,7 @@ async def eventually(transport: RespTransport, expected: bytes, *command: str) -
 
 
 async def one_task(broker: Broker, bus: EventBus) -> None:
-    """What a task needs of the broker, from the submit to the answer, with a retry and the chores."""
+    """Everything that a task needs from the broker, from the submit to the answer, with a retry and periodic work."""
     await open_namespace(broker.admin, broker.keys.namespace, 1)
     await broker.submit(bus, "t", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1"))
@@ -676,7 +676,7 @@ async def test_a_connect_that_is_given_up_leaves_nothing_behind() -> None:
     connections: list[asyncio.StreamWriter] = []
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say nothing, as a server does that hangs."""
+        """Never answer, as a server that hangs."""
         connections.append(writer)
         accepted.set()
 

@@ -1,4 +1,4 @@
-"""Several partitions: instances live in one of them, whoever asks; also on a real Cluster."""
+"""Several partitions: each instance lives in one of them, whoever calls it; also on a real Cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def empty(client: Client) -> bool:
 
 
 async def ask_everywhere(client: Client) -> None:
-    """Instances are asked, answer, fail and are sent to, each in its own partition and once."""
+    """Instances are called, answer, fail and get messages, each in its own partition and once."""
     for round_ in (1, 2, 3):
         response = await (await client.submit("asker", KEYS)).result(timeout=60)
         assert response.value() == [round_] * len(KEYS)

@@ -1,4 +1,4 @@
-"""The stream on which a process gets answers, while its broker is away."""
+"""The stream on which a process gets answers, while its broker is down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 60.0
 async def test_answers_arrive_after_a_long_absence_of_the_broker(
     own_valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is away for longer than a write to it waits."""
+    """The broker is down for longer than a write to it waits."""
     monkeypatch.setattr(replies_module, "KEEP_SECONDS", 0.05)
     gave_up = asyncio.Event()
     keep_stream = Replies._keep_stream

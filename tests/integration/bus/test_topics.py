@@ -20,7 +20,7 @@ class Facts:
 
 
 class Writer(Agent):
-    """Keeps what it has heard."""
+    """Keeps the messages that it gets."""
 
     @handles(Facts)
     async def on_facts(self, message: Facts, ctx: AgentContext) -> str:

@@ -268,7 +268,7 @@ def weft(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def shown_with(weft: Weft, task: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:  # Any: JSON
-    """`weft task show --json`, once it says what is wanted."""
+    """Return `weft task show --json` once it shows what is expected."""
     seen: dict[str, Any] = {}
 
     def holds() -> bool:
@@ -998,7 +998,7 @@ def test_tenants_have_settings(weft: Weft) -> None:
 
 
 def test_tasks_that_wait_for_turns_are_shown_and_repaired(weft: Weft, desk: Desk) -> None:
-    """In a pool that nobody serves, so that they stay where they are."""
+    """Submit them in a pool that nobody serves, so that they stay where they are."""
     with closing(desk.redis()) as server:
         ready = server.hget("weft:{0}:meta", "ready_max")
         assert ready == b"128"
@@ -1051,7 +1051,7 @@ def test_the_doctor_finds_nothing_wrong(weft: Weft) -> None:
 
 
 def wrong(ended: Ended) -> dict[str, str]:
-    """What the doctor found wrong, and why."""
+    """Return which checks of the doctor failed, and why."""
     assert ended.status == 1
     return {check["check"]: check["message"] for check in ended.json["checks"] if not check["ok"]}
 

@@ -1,4 +1,4 @@
-"""Forks: a new task that begins with another's results, in one process."""
+"""Forks: a new task that starts with another's results, in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft import AgentContext, App, Client, SubmitOptions
 
 
 def desk(calls: Counter[str]) -> App:
-    """An app that counts what is really done."""
+    """An app that counts its real effects."""
     app = App("desk")
 
     @app.tool
@@ -156,7 +156,7 @@ async def test_a_fork_of_a_task_that_waits_takes_its_journal_and_what_is_said_of
 
 
 async def test_a_result_that_fits_no_more_is_a_divergence_and_not_believed() -> None:
-    """The program has changed since: where it called a tool it now does a step of its own."""
+    """The program has changed since: it performs a step of its own where it called a tool."""
     changed = False
     app = App("changing")
 

@@ -1,4 +1,4 @@
-"""A type checker finds a wrong input or option of `client.submit(function, …)`, and accepts what is right."""
+"""A type checker finds a wrong input or option of `client.submit(function, …)`, and accepts a correct one."""
 
 from __future__ import annotations
 

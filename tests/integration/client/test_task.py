@@ -110,7 +110,7 @@ async def test_a_child_over_the_limit_ends_its_whole_task(client: Client) -> Non
 
 
 async def test_steps_of_a_child_count_for_the_whole_task(client: Client) -> None:
-    """The child asks for one step too many: that ends its task, whatever the agent that asked makes of errors."""
+    """The child requests one step too many: that ends its task, whatever its caller does about errors."""
     response = await (await client.submit("worker", [], options=SubmitOptions(max_steps=2))).result(timeout=60)
     assert response.error is not None
     assert (response.error["type"], "max_steps=2" in response.error["message"]) == ("LimitExceeded", True)
@@ -171,7 +171,7 @@ async def test_another_client_goes_on_from_an_entry(client: Client) -> None:
 async def test_a_stream_ends_however_the_task_does(
     client: Client, end: str, streaming_mode: StreamingMode | None
 ) -> None:
-    """For who reads from the start and for who comes when all is over."""
+    """This holds for readers from the start, and for those that come after the end."""
     agent = "worker" if end == "failure at once" else "waits"
     limit = 0.05 if end == "time limit" else None
     value = ["once"] if agent == "worker" else None
@@ -190,7 +190,7 @@ async def test_a_stream_ends_however_the_task_does(
 async def test_what_is_said_after_a_read_in_vain_is_read_before_the_end(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task goes on and ends between a read that found nothing and the reader's look at how the task stands."""
+    """The task ends between a read that found nothing and the reader's look at the task's status."""
     task = await client.submit("speaks-last", stream=StreamingMode.CHUNK)
     reader = await client.open_reader(client.buses[0])
     read = reader.blocking

@@ -1,4 +1,4 @@
-"""Gateways as processes, over an engine that is a folder: steps there and back, through kills, pauses and absences."""
+"""Gateways as processes, with an engine that is a folder: steps and results through kills, pauses and absences."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_ten_thousand_steps_leave_nothing_behind(valkey: Server, namespace
         gateway = here.fleet.members["ray-gateway-1"]
 
         async def steps(thousands: int) -> tuple[int, float]:
-            """How much memory the gateway and its driver hold after so many."""
+            """Return how much memory the gateway and its driver use after this many steps."""
             for _ in range(thousands):
                 task = await here.client.submit("fan", 1000)
                 assert (await here.result(task)).value() == 999_000
@@ -237,7 +237,7 @@ async def test_ten_thousand_steps_leave_nothing_behind(valkey: Server, namespace
 
 
 def metrics(log: str) -> dict[str, float]:
-    """What a service shows, by the address in its log. It says that it is healthy and ready, too."""
+    """Return the metrics of a service, by the address in its log. It must be healthy and ready, too."""
     found = re.findall(r"metrics and health on (http://\S+)", log)[-1]
     for path in ("healthz", "readyz"):
         with urllib.request.urlopen(f"{found}/{path}", timeout=WAIT) as answer:

@@ -1,4 +1,4 @@
-"""Whatever is set wrongly ends a service at its start, in one line that names the variable and says what to do."""
+"""A wrong setting ends a service at its start, in one line that names the variable and the fix."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_each_setting_has_a_wrong_value_here() -> None:
 
 @pytest.fixture
 def place(own_server: OwnServer, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Names of places that a case may use, among them a broker with users, and what listens and says nothing."""
+    """Addresses that a case may use, among them a broker with users, and a listener that never answers."""
     server = own_server(append=None)
     (tmp_path / "apps").mkdir()
     for name, text in APPS.items():

@@ -1,4 +1,4 @@
-"""Queued work of a cancelled task never starts, in whichever process."""
+"""Queued work of a cancelled task never starts, in any process."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def test_a_thousand_messages_of_four_senders_to_one_instance(
     ):
 
         async def send(sender: str) -> list[TaskHandle]:
-            """Send one after the other, without waiting for their tasks."""
+            """Send one message after the other, without waiting for their tasks."""
             return [
                 await client.submit(
                     "ledger",

@@ -1,4 +1,4 @@
-"""A process that waits for its broker does not hang: no probe may restart it."""
+"""A process that waits for its broker is not stuck: no probe may restart it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks of a task's end run once, whatever ended it: in an app of one process, and on the services."""
+"""End hooks run once, whatever ended the task: in an app of one process, and on the services."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ async def test_hooks_that_always_run_are_told_of_a_task_that_never_began() -> No
 
 
 async def test_an_app_ends_after_the_hooks_of_its_tasks_ends() -> None:
-    """More hooks than a consumer takes at once; the rest is in the memory of the broker."""
+    """There are more hooks than a consumer takes at once; the rest waits on the broker."""
     desk, seen = App("desk"), set()
 
     @desk.hook("error", always=True)

@@ -1,4 +1,4 @@
-"""Answers at `replyto` of another server of a Cluster do not interrupt the admission."""
+"""Answers to a `replyto` stream on another server of a Cluster do not interrupt the admission."""
 
 from __future__ import annotations
 

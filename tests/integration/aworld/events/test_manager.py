@@ -43,7 +43,7 @@ async def answer_question(client: Client, task_id: str, value: object) -> None:
 
 
 def collecting() -> App:
-    """An app whose only agent emits eight messages before any is handled, and notes in which order they are."""
+    """An app whose only agent emits eight messages before any is handled, and logs their order."""
     collector = App("collecting")
 
     @collector.agent("collect")

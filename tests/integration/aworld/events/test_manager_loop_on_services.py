@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def calls(folder: Path) -> Counter[str]:
-    """What the app's tools and agents have really done."""
+    """Return what the app's tools and agents have really done."""
     file = folder / "calls"
     return Counter(file.read_text().splitlines() if file.exists() else ())
 

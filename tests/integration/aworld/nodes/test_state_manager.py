@@ -1,4 +1,4 @@
-"""`StateManager` over whole apps and a real server: runs as nodes, use from an agent, waits over a broker's death."""
+"""`StateManager` with whole apps and a real server: runs as nodes, use from an agent, waits across a broker's death."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_an_agent_counts_its_work_as_nodes(local: tuple[LocalApp, Client])
 
 
 async def lost_once(client: Client, server: Server) -> EventBus:
-    """Kill the broker and start it again; returns once it answers."""
+    """Kill the broker and start it again. Returns once it answers."""
     server.kill()
     server.start()
     [bus] = client.buses
@@ -173,7 +173,7 @@ async def test_waits_outlive_the_death_of_the_broker(own_server: OwnServer, name
 
 
 async def test_a_wait_hears_what_happened_while_the_broker_was_away(own_server: OwnServer, namespace: str) -> None:
-    """A broker that comes back empty ends the wait with an error, and not never."""
+    """A broker that comes back empty ends the wait with an error; the wait does not hang."""
     server = own_server(append=None)
     async with Client.connect(server.url, namespace=namespace) as client, StateManager(client) as state:
         await state.create_node("n")

@@ -1,4 +1,4 @@
-"""A driver process: started, lost, started again; what runs in it ends once, however that goes."""
+"""A driver process: started, lost, started again; its work ends once in every case."""
 
 from __future__ import annotations
 
