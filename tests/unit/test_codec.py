@@ -44,7 +44,7 @@ def test_json_and_msgpack_round_trip(value: object) -> None:
     assert decode(msgspec.msgpack.encode(value), MSGPACK) == value
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.binary(max_size=200), st.sampled_from([JSON, MSGPACK, ""]))
 def test_any_bytes_are_a_value_or_invalid_input(data: bytes, content_type: str) -> None:
     refusal = None

@@ -93,7 +93,7 @@ def field_lists() -> st.SearchStrategy[list[bytes]]:
     return whole | (structured | cut).map(lambda text: [b"data", text]) | st.lists(st.binary(max_size=9))
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(field_lists())
 def test_parse_raises_nothing_but_invalid_input(fields: list[bytes]) -> None:
     address = reply_address(fields)
