@@ -22,7 +22,7 @@ MAX_RERUNS = 3
 
 
 class Failures:
-    """The tests of one run that failed, in order; a pytest plugin."""
+    """Collects the failed tests of one run, in order; a pytest plugin."""
 
     def __init__(self) -> None:
         self.tests: dict[str, None] = {}

@@ -42,7 +42,7 @@ LARGEST = 1 << 17
 
 
 class Fork:
-    """A process that was forked, as `subprocess.Popen` shows one."""
+    """A forked process with the interface of `subprocess.Popen`."""
 
     def __init__(self, forks: Forks, pid: int) -> None:
         self.pid = pid
@@ -93,7 +93,7 @@ class Forks:
         return fork
 
     def look(self, seconds: float | None) -> None:
-        """Note each process that has ended; wait so long for one, with None until there is one."""
+        """Record each process that has ended. Wait this long for one; with None, until there is one."""
         while select.select([self._end], [], [], seconds)[0]:
             self._receive()
             seconds = 0
@@ -116,7 +116,7 @@ class Forks:
 
 
 def forks() -> Forks:
-    """Return those of this process."""
+    """Return the forks of this process."""
     return _forks_of(os.getpid())
 
 
@@ -128,7 +128,7 @@ def _forks_of(process: int) -> Forks:
 
 
 def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a fork does the same: a service itself, and no variable that Python reads only at its start."""
+    """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start."""
     special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
     return (
         sys.platform == "linux"
@@ -172,7 +172,7 @@ def serve(end: socket.socket) -> list[str]:
 
 
 def _become(request: dict[str, Any]) -> list[str]:
-    """Take what a new process would be given. Return the command."""
+    """Take over what a new process would be given. Return the command."""
     os.setsid()
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(log, 1)

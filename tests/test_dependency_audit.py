@@ -16,7 +16,7 @@ UNKNOWN = {"name": "private", "skip_reason": "Dependency not found"}
 
 
 def says(folder: Path, text: str, status: int = 0) -> list[str]:
-    """A program that prints a text, and keeps what it was asked."""
+    """A program that prints a text, and logs its arguments."""
     script = folder / "asks.py"
     script.write_text(
         f"import pathlib, sys\npathlib.Path({str(folder / 'asked')!r}).write_text(' '.join(sys.argv[1:]))\n"

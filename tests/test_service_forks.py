@@ -1,4 +1,4 @@
-"""A service that is forked is given what a new process is given, and its end is seen as that of a child."""
+"""A forked service is set up like a new process, and its parent learns of its end."""
 
 from __future__ import annotations
 

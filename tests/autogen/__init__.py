@@ -1,4 +1,4 @@
-"""AutoGen programs on Weft: AutoGen's own tests, unmodified, and ours. Run by `make test-autogen`.
+"""AutoGen programs on Weft: AutoGen's own tests, unchanged, and ours. `make test-autogen` runs them.
 
 1. `sources.py` fetches AutoGen's source packages, which hold its tests.
 2. `helpers/autogen_test_utils` stands in for the agents that those tests import and that no package ships.

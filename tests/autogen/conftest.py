@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need AutoGen; without it (in the usual environment) there is nothing to collect here."""
+"""Fixtures of the tests that need AutoGen. Without it (in the usual environment) nothing is collected here."""
 
 from __future__ import annotations
 

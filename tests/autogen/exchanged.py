@@ -1,4 +1,4 @@
-"""A plugin of pytest: AutoGen's tests get Weft's runtime under the name of AutoGen's own, before they import it."""
+"""A pytest plugin that gives AutoGen's tests Weft's runtime under the name of AutoGen's own, before they import it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORIGINAL = autogen_core.SingleThreadedAgentRuntime
 
 
 def mode() -> str:
-    """Which runtime the tests of this process get."""
+    """Return which runtime the tests of this process get."""
     return os.environ.get(RUNTIME) or "memory"
 
 
@@ -37,7 +37,7 @@ def runtime_class() -> type[Any]:
 
 
 def exchange(replacement: type[Any]) -> None:
-    """Puts the class wherever AutoGen's own was imported to."""
+    """Replace AutoGen's own class wherever it was imported."""
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()):
             if value is _ORIGINAL and module.__name__ != __name__:
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is excepted must fail: a test that has begun to pass is an error, and leaves the list."""
+    """An excepted test must fail: one that passes is an error and must leave the list."""
     _check_that_none_has_the_original()
     excepted, modules, found = EXCEPTED.get(mode(), {}), set(), set()
     for item in items:
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _check_that_none_has_the_original() -> None:
-    """Else the tests would pass whatever Weft's runtime does."""
+    """Otherwise the tests would pass whatever Weft's runtime does."""
     if mode() == "autogen":
         return
     for module in list(sys.modules.values()):

@@ -35,7 +35,7 @@ class Child:
         self._end = end
 
     def ask(self, verb: str, *what: Any) -> Any:
-        """Wait for the answer; raises what the other process raised."""
+        """Wait for the answer. Raises what the other process raised."""
         _send(self._end, (verb, what))
         answer, error = pickle.loads(_received(self._end))
         if error is not None:
@@ -142,7 +142,7 @@ def _view(cls: type, child: Child, key: str) -> Any:
 def _run(
     end: socket.socket, parent: Forked, type: str, factory: Callable[[], Any], expected_class: type[Any] | None
 ) -> NoReturn:
-    """The forked process: ends when the test's end is closed."""
+    """The forked process. It ends when the test closes its end."""
     try:
         for other in _open:
             other.close()

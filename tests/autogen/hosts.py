@@ -25,7 +25,7 @@ _running: set[Worker] = set()
 
 
 class Host:
-    """The host of a namespace: on a broker there is nothing to run."""
+    """The host of a namespace: with a broker there is nothing to run."""
 
     def __init__(self, address: str, extra_grpc_config: Any = None) -> None:
         _namespaces[address] = f"h{secrets.token_hex(6)}"
@@ -57,7 +57,7 @@ class Worker(WeftAgentRuntime):
 
 
 async def sleep(seconds: float) -> None:
-    """Wait until the broker has nothing to do for any worker that runs."""
+    """Wait until the broker has nothing to do for any running worker."""
     async with asyncio.timeout(IDLE_SECONDS):
         while not all([await worker._is_idle() for worker in _running]):
             await asyncio.sleep(LOOK_SECONDS)
@@ -71,7 +71,7 @@ def stand_in() -> None:
 
 
 def adapt(item: pytest.Item) -> None:
-    """Give the test's module this `sleep`, and run what it skips as flaky."""
+    """Give the test's module this `sleep`, and run the tests that it skips as flaky."""
     module = getattr(item, "module", None)
     if module is not None:
         module.asyncio = types.SimpleNamespace(sleep=sleep, CancelledError=asyncio.CancelledError)

@@ -1,4 +1,4 @@
-"""Weft's runtime as AutoGen's tests make it: without arguments that they do not know."""
+"""Weft's runtime as AutoGen's tests create it: without arguments that they do not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AutoGen's source packages, which hold its own tests: fetched when a test needs them, never part of the repository."""
+"""AutoGen's source packages, which contain its own tests: fetched on demand, never part of the repository."""
 
 from __future__ import annotations
 

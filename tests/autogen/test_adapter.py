@@ -1,4 +1,4 @@
-"""What the adapter adds to the runtime of agents: AutoGen's types, serializers, events, and its way with errors."""
+"""What the adapter adds to the runtime of agents: AutoGen's types, serializers, events, and its handling of errors."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Number(BaseModel):
 
 
 class Refusal(BaseException):
-    """An error that is no Exception, as those of AutoGen's tools."""
+    """An error that is no Exception, like those of AutoGen's tools."""
 
 
 @default_subscription
 class Agent(RoutedAgent):
-    """Does what `value` says, and keeps what it was given."""
+    """Does what `value` says, and keeps its messages."""
 
     def __init__(self) -> None:
         super().__init__("an agent")

@@ -1,4 +1,4 @@
-"""A caller's token cancels what handles its request, also a request that the handler has made itself."""
+"""A caller's token cancels the handler of its request, and requests that this handler has made."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WAIT_SECONDS = 60
 
 @dataclass
 class Wait:
-    """Asks an agent to wait for ever."""
+    """Requests that an agent wait forever."""
 
 
 class Waiting(RoutedAgent):
-    """Waits until it is cancelled; says when it has begun."""
+    """Waits until it is cancelled; reports when it has begun."""
 
     def __init__(self, begun: asyncio.Event) -> None:
         super().__init__("waits")
@@ -63,7 +63,7 @@ class Asking(Waiting):
 
 
 class Cleaning(Waiting):
-    """When it is cancelled, it asks another agent to remember that, and says to all that it has cleaned up."""
+    """When it is cancelled, it calls another agent to record that, and publishes that it has cleaned up."""
 
     async def wait(self, ctx: MessageContext) -> None:
         try:
@@ -75,7 +75,7 @@ class Cleaning(Waiting):
 
 @default_subscription
 class Listening(Waiting):
-    """Waits when it hears something."""
+    """Waits when it gets a message."""
 
 
 @pytest.mark.parametrize("asked", [INNER, OUTER])
@@ -108,7 +108,7 @@ class Note:
 
 
 class Noting(RoutedAgent):
-    """Keeps what it was told, and whether its token was cancelled."""
+    """Keeps its messages, and whether its token was cancelled."""
 
     def __init__(self) -> None:
         super().__init__("remembers")
@@ -116,7 +116,7 @@ class Noting(RoutedAgent):
 
 
 class Remembering(Noting):
-    """Publishes what it was told."""
+    """Publishes its messages."""
 
     @message_handler
     async def on_note(self, message: Note, ctx: MessageContext) -> None:
@@ -126,7 +126,7 @@ class Remembering(Noting):
 
 @default_subscription
 class Hearing(Noting):
-    """Hears what others publish."""
+    """Receives what others publish."""
 
     @message_handler
     async def on_note(self, message: Note, ctx: MessageContext) -> None:
@@ -136,7 +136,7 @@ class Hearing(Noting):
 @pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
 @pytest.mark.parametrize("when", ["before it is sent", "before it is handled"])
 async def test_a_request_is_handled_though_its_token_was_cancelled(runtime_class: type[Any], when: str) -> None:
-    """A team that is cancelled at once has heard its task all the same, and goes on with it when it runs again."""
+    """A team that is cancelled at once has still received its task, and continues it when it runs again."""
     runtime = runtime_class()
     await Remembering.register(runtime, "remembering", Remembering)
     await Hearing.register(runtime, "hearing", Hearing)
@@ -159,7 +159,7 @@ async def test_a_request_is_handled_though_its_token_was_cancelled(runtime_class
 
 @pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
 async def test_what_a_handler_does_after_the_cancel_counts(runtime_class: type[Any]) -> None:
-    """It may clean up, and tell others."""
+    """It may clean up, and send messages."""
     begun = asyncio.Event()
     runtime = runtime_class()
     await Cleaning.register(runtime, "inner", lambda: Cleaning(begun))

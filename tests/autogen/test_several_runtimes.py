@@ -1,4 +1,4 @@
-"""Several runtimes of one namespace: what AutoGen's tests over gRPC ask for, skip, or have the other way."""
+"""Several runtimes of one namespace: what AutoGen's tests over gRPC request, skip, or expect otherwise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Make = Callable[[], WeftAgentRuntime]
 
 @pytest.fixture
 async def make(valkey: Server, namespace: str) -> AsyncIterator[Make]:
-    """Makes runtimes of one namespace; all are closed at the end."""
+    """Creates runtimes of one namespace; all are closed at the end."""
     made: list[WeftAgentRuntime] = []
 
     def one() -> WeftAgentRuntime:
@@ -129,7 +129,7 @@ async def test_a_message_that_is_too_large_is_refused_where_it_is_sent(make: Mak
 
 
 class Proto(RoutedAgent):
-    """Takes and gives messages of protobuf."""
+    """Receives and sends protobuf messages."""
 
     def __init__(self) -> None:
         super().__init__("protobuf")

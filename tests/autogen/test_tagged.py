@@ -1,4 +1,4 @@
-"""What AutoGen's programs send comes back as it was, of the same classes."""
+"""Messages of AutoGen's programs arrive unchanged, with the same classes."""
 
 from __future__ import annotations
 

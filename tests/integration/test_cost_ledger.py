@@ -1,4 +1,4 @@
-"""What one task costs: counted, and held against the bounds in `benchmarks/cost_ledger.toml`."""
+"""The cost of one task, counted and compared with the bounds in `benchmarks/cost_ledger.toml`."""
 
 from __future__ import annotations
 

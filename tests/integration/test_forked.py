@@ -1,4 +1,4 @@
-"""Children that tools fork: they do not come back into the handler, and die with it."""
+"""Children that tools fork do not return into the handler, and die with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with tools that do well or badly: `python -m tests.mcp_servers.desk [port]`."""
+"""A server whose tools behave well or badly: `python -m tests.mcp_servers.desk [port]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONCE = ToolAnnotations(read_only_hint=False, idempotent_hint=False)
 
 
 def saw(ctx: Context, event: str, **more: object) -> None:
-    """Note an event of a call, with what the caller said of itself."""
+    """Log an event of a call, with what the caller reports about itself."""
     meta = ctx.request_context.meta or {}
     note(
         event=event,
@@ -35,7 +35,7 @@ def saw(ctx: Context, event: str, **more: object) -> None:
 
 
 async def lasts(ctx: Context, name: str, seconds: float) -> None:
-    """Go on for so long, and note whether it was cut short."""
+    """Run for this long, and log whether it was cut short."""
     saw(ctx, "begun", name=name)
     try:
         await asyncio.sleep(seconds)
@@ -47,20 +47,20 @@ async def lasts(ctx: Context, name: str, seconds: float) -> None:
 
 @server.tool(annotations=READS)
 async def echo(ctx: Context, text: str, times: int = 1) -> dict[str, Any]:
-    """Give a text back."""
+    """Return a text."""
     saw(ctx, "echo")
     return {"text": text * times}
 
 
 @server.tool(annotations=READS, structured_output=False)
 async def say(text: str) -> str:
-    """Give a text back, as text."""
+    """Return a text, as text."""
     return text
 
 
 @server.tool(annotations=READS, structured_output=False)
 async def nothing() -> None:
-    """Give nothing back."""
+    """Return nothing."""
 
 
 @server.tool(annotations=IDEMPOTENT)
@@ -118,7 +118,7 @@ async def dies(ctx: Context) -> dict[str, Any]:
 
 @server.tool(annotations=READS)
 async def large(size: int) -> dict[str, Any]:
-    """Give a long text."""
+    """Return a long text."""
     return {"text": "x" * size}
 
 

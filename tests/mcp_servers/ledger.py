@@ -1,4 +1,4 @@
-"""What servers have seen, as lines of JSON in a file that outlives them."""
+"""What servers have received, as lines of JSON in a file that survives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose list has pages and schemas that cannot be used: `python -m tests.mcp_servers.odd`."""
+"""A server whose list has pages and unusable schemas: `python -m tests.mcp_servers.odd`."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ListeningServer:
         self.kill()
 
     def start(self) -> None:
-        """Start and wait until the port is open."""
+        """Start it and wait until the port is open."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(TIED), str(os.getpid()), sys.executable, "-m", SERVER, str(self.port)],
@@ -68,7 +68,7 @@ class ListeningServer:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""Model of keyed agents that ask each other: a ring of requests must end in `Deadlock`, never in silence.
+"""Model of keyed agents that call each other: a ring of requests must end in `Deadlock`, never hang.
 
 Agent i asks agent i + 1 in a task of its own, and the last one asks the first. A run holds its instance until it ends,
 so a request to a busy instance waits in the mailbox.
@@ -91,7 +91,7 @@ class LockOrder:
         yield Move(f"task {task} asks agent {self.next(task)}", self.deliver(held, number + 1))
 
     def closes_cycle(self, state: State, request: int) -> bool:
-        """Follow from the target's holder to whom it waits for, until the asker or a run that goes on."""
+        """Follow from the target's holder to the run that it waits for, until the caller or a run that can continue."""
         target = state.runs[request].at
         for _ in range(self.guards.follow):
             holder = state.holders[target]
@@ -122,7 +122,7 @@ class LockOrder:
         return self.end(state._replace(mail=mail), number, "timeout", releases=run.phase == "turn")
 
     def end(self, state: State, number: int, answer: str, *, releases: bool = True) -> State:
-        """End a run: its asker goes on with the answer, and its instance takes the next of its mailbox."""
+        """End a run: its caller continues with the answer, and its instance takes the next event of its mailbox."""
         run = state.runs[number]
         state = with_run(state, number, run._replace(phase="ended"))
         if number % 2:

@@ -22,7 +22,7 @@ KEPT = ROOT / ".cache" / "mutants.json"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which command noticed that the guard is gone; empty if none did."""
+    """Return which command noticed that the guard is gone; empty if none did."""
 
     killed_by: str
     seconds: float
@@ -40,7 +40,7 @@ def judge(copy: Scratch, mutant: Mutant, names: tuple[str, ...]) -> Verdict:
 
 
 class Results:
-    """What is known of this tree's mutants, kept on disk after each one."""
+    """The known results of this tree's mutants, written to disk after each one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Runs pytest in a fork of this process, which has imported what is slow to import."""
+"""Runs pytest in a fork of this process, which has already imported the slow modules."""
 
 from __future__ import annotations
 

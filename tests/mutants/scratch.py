@@ -1,4 +1,4 @@
-"""A copy of the tree to break things in. The working tree is never changed."""
+"""A copy of the tree for mutants. The working tree never changes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def tree() -> list[str]:
 
 
 def digest() -> str:
-    """A digest of the tree: results of another one do not count."""
+    """Return a digest of the tree: results of another tree do not count."""
     found = hashlib.sha256()
     for path in tree():
         if path.startswith("tests/mutants/"):

@@ -1,4 +1,4 @@
-"""The list of mutants stays true: each anchor is there once, and what replaces it compiles."""
+"""The list of mutants is valid: each anchor exists exactly once, and its replacement compiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.servers.process import HOST, Server
 
 
 def compile_lua(server: Server, source: str) -> None:
-    """Have the server compile a script, which it does not run."""
+    """Make the server compile a script without running it."""
     with socket.create_connection((HOST, server.port)) as connection:
         connection.sendall(hiredis.pack_command(("SCRIPT", "LOAD", source)))  # type: ignore[arg-type]  # its stub wants one-element tuples
         answer = connection.recv(4096)

@@ -1,4 +1,4 @@
-"""Tests import the product from the tree that they lie in, in a copy as well."""
+"""Tests import the product from their own tree, in a copy as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few mutants in each run of CI, so that the machinery works. `make mutants` runs all."""
+"""CI tests a few mutants in each run, so that the machinery works. `make mutants` runs all."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An alert at some moments. `labels` are those of the alert that fires; None: it is silent.
+    """The expected state of an alert at some moments. `labels` are those of the firing alert; None: it is silent.
 
     With `slow`, a sample and an evaluation every quarter of an hour, for what takes days.
     """
@@ -34,7 +34,7 @@ def fires(
     why: str = "as it is meant",
     slow: bool = False,
 ) -> Case:
-    """It fires then, once, with these labels."""
+    """It fires at this moment, once, with these labels."""
     return Case(alert, why, series, tuple(at.split()), labels, description, slow)
 
 
@@ -44,7 +44,7 @@ def silent(alert: str, why: str, series: Mapping[str, str], at: str = "3m 6m 10m
 
 
 def on(name: str, partition: str = "0", instance: str = "a", stream: str = "agent") -> str:
-    """A series that the leader of a partition has measured on a stream."""
+    """A series that a partition's leader has measured on a stream."""
     group = {"agent": "agent-handler", "tool": "tool-handler", "ray": "ray-gateway", "record": "trajectory-recorder"}
     labels = f'partition="{partition}",stream="{stream}",group="{group[stream]}",instance="{instance}"'
     return f"weft_stream_{name}{{{labels}}}"

@@ -1,4 +1,4 @@
-"""An app whose tasks make every metric move: all ends, retries, letters, models, MCP, timers, engines, hooks."""
+"""An app whose tasks change every metric: all ends, retries, letters, models, MCP, timers, engines, hooks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fails_itself(event: HookEvent) -> None:
 
 @app.agent("well")
 async def well(ctx: AgentContext, engine: str) -> list[object]:
-    """Everything that goes well, in one task."""
+    """Everything that succeeds, in one task."""
     told = await ctx.gather(ctx.tool("say", text="a"), ctx.tool("stumbles"), ctx.tool("desk.say", text="b"))
     steps = await ctx.gather(
         ctx.engine(engine).call(double, number=2), ctx.engine(engine).call(refuses), return_exceptions=True

@@ -11,7 +11,7 @@ from runtime_core.telemetry.metrics import Children, Metrics, Sample
 
 
 def every_metric(service: str) -> Metrics:
-    """Metrics of a service, each with one series at least; labels that nobody else gives are `x`."""
+    """Return a service's metrics, each with at least one series. Labels that nothing else sets are `x`."""
     metrics = Metrics(CollectorRegistry(), service)
     for children in (value for value in vars(metrics).values() if isinstance(value, Children)):
         for key in ("x", ("x", "x"), ("x", "x", "x")):

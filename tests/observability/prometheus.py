@@ -41,7 +41,7 @@ Sample = dict[str, Any]
 
 
 def program(name: str, servers: Path) -> tuple[str, ...]:
-    """The command line of `prometheus` or `promtool`. Raises Unavailable where it is neither here nor to be had."""
+    """Return the command line of `prometheus` or `promtool`. Raises Unavailable if it cannot be had."""
     own = shutil.which(name)
     if own is not None and version((own,)).partition(".")[0] == MAJOR:
         return (own,)
@@ -64,7 +64,7 @@ def version(command: tuple[str, ...]) -> str:
 
 
 def promtool(command: tuple[str, ...], *arguments: str, stdin: str | None = None) -> str:
-    """What promtool says. Raises AssertionError with it where it is not content."""
+    """Return promtool's output. Raises AssertionError with it if promtool reports a problem."""
     done = subprocess.run([*command, *arguments], input=stdin, capture_output=True, text=True, timeout=100, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -72,7 +72,7 @@ def promtool(command: tuple[str, ...], *arguments: str, stdin: str | None = None
 
 
 class QueryError(AssertionError):
-    """Prometheus refused a query; the message holds the query and what it said."""
+    """Prometheus refused a query. The message has the query and its reason."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Prometheus:
             self._process.wait()
 
     def query(self, expr: str) -> list[Sample]:
-        """What a query gives now. Raises QueryError where it is wrong."""
+        """Return the current result of a query. Raises QueryError if it is invalid."""
         answer = self._get("/api/v1/query", query=expr)
         if answer["status"] != "success":
             raise QueryError(f"{expr}: {answer['error']}")
@@ -136,7 +136,7 @@ class Prometheus:
         return (self.folder / "log").read_text(errors="replace")[-3000:]
 
     def _starts(self) -> bool:
-        """Whether it answers; if not, its port was taken."""
+        """Whether it answers; if not, another process took its port."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [

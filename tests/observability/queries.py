@@ -1,4 +1,4 @@
-"""The queries of all dashboards, and what stands for the variables of Grafana in them."""
+"""The queries of all dashboards, with values in place of Grafana's variables."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def targets() -> Iterator[Target]:
 
 
 def plain(expr: str, window: str) -> str:
-    """As Prometheus reads it: everything chosen, over this window."""
+    """Return it as Prometheus reads it: everything selected, over this window."""
     expr = re.sub(r"\$__(rate_interval|range)", window, expr)
     return re.sub(r'"\$\w+"', '".*"', expr)

@@ -1,4 +1,4 @@
-"""The rules as they are checked in, and their queries without the comparisons that make alerts of them."""
+"""The checked-in rules, and their queries without the comparisons that make them alerts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rule = dict[str, Any]
 
 
 def rules(*files: Path) -> Iterator[Rule]:
-    """Those of these files, or of all."""
+    """Return the rules of these files, or of all."""
     for path in files or FILES:
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
             yield from group["rules"]
@@ -37,6 +37,6 @@ def recorded() -> dict[str, Rule]:
 
 
 def bare(expr: str) -> str:
-    """An alert's query without comparisons: what it looks at, whether or not it is bad now."""
+    """Return an alert's query without comparisons: the value that it watches."""
     looked_at = re.sub(r"\babsent\(", "(", expr)
     return re.sub(r"\s*(>=|<=|==|!=|(?<![=!~])>|<)\s*-?[\d.e]+(?![\w\"}])", "", looked_at)

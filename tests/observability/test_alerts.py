@@ -1,4 +1,4 @@
-"""Each alert fires when it should and only then, by promtool; each has a runbook, and each runbook an alert."""
+"""Each alert fires when it should and only then, by promtool. Each has a runbook, and each runbook an alert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboards are what their code makes, have the form that Grafana reads, and ask only for metrics that exist."""
+"""The dashboards match their code, have a form that Grafana reads, and query only metrics that exist."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ def test_columns_of_a_table_are_renamed_to_what_it_sorts_and_colours(dashboard: 
 
 
 def test_all_columns_of_a_table_are_in_sight_on_a_usual_screen(dashboard: dict[str, Any]) -> None:
-    """At 1920 pixels, less the menu at the left, as Grafana shares them out: what has no width gets the rest."""
+    """At 1920 pixels, without the menu at the left, as Grafana distributes them: columns without a width share the
+    rest."""
     for panel in dashboard["panels"]:
         if panel["type"] != "table":
             continue
@@ -256,7 +257,7 @@ def test_every_metric_is_shown_somewhere() -> None:
 
 
 def metrics_of(expr: str) -> set[str]:
-    """The names of metrics in a query: words that are no functions, labels or strings."""
+    """Return the names of metrics in a query: words that are no functions, labels or strings."""
     text = re.sub(r'"[^"]*"', "", expr)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\boffset \w+", "", text)
     text = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", "", text)

@@ -1,4 +1,4 @@
-"""What services show is what Prometheus reads, by its own tool."""
+"""Prometheus' own tool accepts the metrics that services expose."""
 
 from __future__ import annotations
 

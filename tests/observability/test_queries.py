@@ -1,4 +1,4 @@
-"""Every query of dashboards and alerts gives series in a real Prometheus that scrapes the real services under load.
+"""Every query of dashboards and alerts returns series in a real Prometheus that scrapes real services under load.
 
 The gateways are real, and their engine is a folder (tests/engine_backends): they measure the same with any engine.
 """
@@ -78,7 +78,7 @@ async def test_every_query_gives_series_and_no_alert_fires_before_anything_goes_
 async def services(
     broker: Server, openai_server: OpenAIServer, namespace: str, folder: Path
 ) -> AsyncIterator[tuple[Fleet, Client]]:
-    """All services and both gateways, two state-managers of which one leads, and a client."""
+    """All services and both gateways, two state-managers (one leads), and a client."""
     engine = Files(folder / "engine")
     engine.folder.mkdir()
     engine.up()
@@ -109,7 +109,7 @@ def addresses_of(fleet: Fleet) -> list[str]:
 
 
 async def loaded(client: Client, broker: Server, namespace: str) -> None:
-    """Tasks of every kind, until it is cancelled."""
+    """Submit tasks of every kind, until it is cancelled."""
     number = 0
     async with plain_redis(broker.port) as redis:
         while True:
@@ -134,7 +134,7 @@ async def loaded(client: Client, broker: Server, namespace: str) -> None:
 
 
 async def nothing_fires(prometheus: Prometheus, services: int, when: str) -> None:
-    """Wait until all services are seen and every alert is evaluated and silent. None has fired, even for a moment."""
+    """Wait until all services are scraped and all alerts are evaluated. None may fire, even for a moment."""
     deadline = time.monotonic() + WAIT
     while True:
         seen = await asyncio.to_thread(
@@ -182,12 +182,12 @@ def asked() -> Iterable[tuple[str, str]]:
 
 
 def has_value(samples: list[dict[str, object]]) -> bool:
-    """Whether one of them has a value that is a number."""
+    """Whether one of them has a numeric value."""
     return any(not math.isnan(float(sample["value"][1])) for sample in samples)  # type: ignore[index]
 
 
 async def fires(prometheus: Prometheus, name: str) -> None:
-    """Wait until an alert fires that the load has earned, and look at what it says."""
+    """Wait until the load makes an alert fire, and check its text."""
     deadline = time.monotonic() + WAIT
     while not (firing := [rule for rule in await asyncio.to_thread(prometheus.rules_now) if rule["name"] == name])[0][
         "alerts"

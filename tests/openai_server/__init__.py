@@ -1,4 +1,4 @@
-"""An HTTP server that speaks OpenAI's chat completions and responses, for tests of agents that think.
+"""An HTTP server with OpenAI's chat completions and responses, for tests of agents that a model drives.
 
 It runs as a process of its own, so that it outlives whatever a test kills. What it answers is decided by a
 script: rules, as data, in order. The first rule that matches a request, and is not used up, answers it. A rule

@@ -1,4 +1,4 @@
-"""What an answer says to one request, before it takes a format."""
+"""The content of an answer to one request, before it gets a format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SaidCall:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer with its blanks filled in."""
+    """An answer with its placeholders filled in."""
 
     id: str
     """Of the question."""
@@ -34,7 +34,7 @@ class Said:
 
 
 def say(answer: Answer, asked: Asked, number: int = 0) -> Said:
-    """Fill in what the request says. The same request has the same answer, but for the number and the time."""
+    """Fill in values of the request. The same request gets the same answer, except for the number and the time."""
     text = None if answer.text is None else filled(answer.text, asked)
     calls = [
         SaidCall(
@@ -58,7 +58,7 @@ def say(answer: Answer, asked: Asked, number: int = 0) -> Said:
 
 
 def filled(text: str, asked: Asked, *, quoted: bool = False) -> str:
-    """Put what the request says in place of `{user}`, `{conversation}` …; `quoted` for the inside of a JSON text."""
+    """Replace `{user}`, `{conversation}` … by values of the request; `quoted` for the inside of a JSON text."""
     if "{" not in text:
         return text
     values = {
@@ -76,12 +76,12 @@ def filled(text: str, asked: Asked, *, quoted: bool = False) -> str:
 
 
 def counted(asked: Asked, text: str, calls: list[SaidCall]) -> Usage:
-    """Tokens by length: about four bytes each."""
+    """Estimate tokens by length: about four bytes each."""
     said = len(text) + sum(len(call.name) + len(call.arguments) for call in calls)
     return Usage(math.ceil(asked.size / 4), max(1, math.ceil(said / 4)))
 
 
 def parts_of(text: str, count: int) -> list[str]:
-    """The text in this many parts of about the same length, or fewer, none of them empty."""
+    """Split the text into this many parts of about the same length, or fewer, none of them empty."""
     size = max(1, math.ceil(len(text) / max(1, count)))
     return [text[start : start + size] for start in range(0, len(text), size)]

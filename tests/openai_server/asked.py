@@ -1,4 +1,4 @@
-"""What a request asks, in either format."""
+"""The content of a request, in either format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ToolResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request, as rules look at it."""
+    """One request, as rules see it."""
 
     api: str
     model: str
@@ -47,7 +47,7 @@ class Asked:
 
 
 class Reading:
-    """Collects what the messages of one request say, in order."""
+    """Collects the content of one request's messages, in order."""
 
     def __init__(self) -> None:
         self.system: list[str] = []

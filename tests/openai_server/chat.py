@@ -14,7 +14,7 @@ from tests.openai_server.script import Usage
 
 
 def read(body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
-    """Raises KeyError, TypeError or AttributeError where the body is none of this format."""
+    """Read the body. Raises KeyError, TypeError or AttributeError if it does not have this format."""
     reading = Reading()
     messages = body["messages"]
     for message in messages:
@@ -68,7 +68,7 @@ def stream(said: Said, asked: Asked, pieces: int) -> Iterator[bytes]:
 
 
 def error_event(message: str, number: int) -> bytes:
-    """What a stream says that goes wrong."""
+    """Return a stream's error."""
     error = {"message": message, "type": "server_error", "param": None, "code": None}
     return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
 

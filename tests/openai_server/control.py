@@ -30,7 +30,7 @@ class Closing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Control:
-    """Answers at once: what a client has seen is in the ledger when it asks for it."""
+    """Answers at once: what a client has received is in the ledger when the test reads it."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class Control:
         }
 
     def answer(self, request: Request) -> bytes | None:
-        """The whole answer, None where the request is none of these."""
+        """Return the whole answer; None if the request is none of these."""
         route = self._routes.get((request.method, request.path))
         if route is None:
             return None

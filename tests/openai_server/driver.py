@@ -82,7 +82,7 @@ def calls(
 
 
 def output(value: object, *, tool: str = "final_result", when: When = ANY, usage: Usage | None = None) -> Rule:
-    """Structured output: the text where the request wants JSON, else a call of this tool."""
+    """Structured output: the text if the request wants JSON, else a call of this tool."""
     return Rule(answer=Answer(output=value, output_tool=tool, usage=usage), when=when)
 
 
@@ -91,7 +91,7 @@ def refusal(text: str, *, when: When = ANY, usage: Usage | None = None) -> Rule:
 
 
 def turns(*rules: Rule) -> tuple[Rule, ...]:
-    """The n-th rule answers where the request holds n messages of the model already."""
+    """The n-th rule answers if the request contains n messages of the model."""
     return tuple(
         rule.but(when=msgspec.structs.replace(rule.when, model_messages=number)) for number, rule in enumerate(rules)
     )
@@ -138,7 +138,7 @@ def broken(body: str, *, times: int | None = None, when: When = ANY) -> Rule:
 def cut(
     rule: Rule, *, after: int = 0, headers: bool = True, error: str | None = None, times: int | None = None
 ) -> Rule:
-    """The rule's answer, but the connection ends behind `after` pieces; without `headers` before everything.
+    """The rule's answer, but the connection ends after `after` pieces; without `headers`, before everything.
 
     A stream says the `error` in place of the rest.
     """
@@ -146,7 +146,7 @@ def cut(
 
 
 def gated(rule: Rule, gate: str, *, after: int = 0, headers: bool = True) -> Rule:
-    """The rule's answer, but each piece behind the first `after` ones waits for `release(gate)`."""
+    """The rule's answer, but each piece after the first `after` ones waits for `release(gate)`."""
     return rule.but(gate=Gate(gate, after, headers))
 
 
@@ -178,11 +178,11 @@ class OpenAIServer:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What processes need to find it, for their environment."""
+        """Return what processes need to find it, for their environment."""
         return {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key}
 
     def start(self) -> None:
-        """Returns when it reads. Raises AssertionError with its log where it does not."""
+        """Start it. Returns when it reads requests. Raises AssertionError with its log if it does not."""
         assert self._process is None, "it runs already"
         self.folder.mkdir(parents=True, exist_ok=True)
         port_file, log = self.folder / "openai-port", self.folder / "openai-server.log"
@@ -209,14 +209,14 @@ class OpenAIServer:
         self.port = int(port_file.read_text())
 
     def kill(self) -> None:
-        """SIGKILL. Returns when it is gone."""
+        """Send SIGKILL. Returns when it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """SIGTERM; SIGKILL where that takes too long."""
+        """Send SIGTERM; SIGKILL if that takes too long."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -238,7 +238,7 @@ class OpenAIServer:
     # -- what a test says --------------------------------------------------------------------------------------
 
     def play(self, *rules: Rule | Sequence[Rule], models: Sequence[str] = (), more: bool = False) -> None:
-        """Answer by these rules from now on; with `more`, by these before the ones that are played already."""
+        """Answer by these rules from now on; with `more`, by these before the current ones."""
         every = tuple(rule for given in rules for rule in ((given,) if isinstance(given, Rule) else given))
         self._ask("POST", "/script", Script(rules=every, models=tuple(models), more=more), type=dict)
 
@@ -274,7 +274,7 @@ class OpenAIServer:
         return read_file(self.file)
 
     async def until(self, check: Callable[[list[Entry]], object], what: str, seconds: float = 60.0) -> list[Entry]:
-        """Wait until the ledger is so. Raises AssertionError with `what` after `seconds`."""
+        """Wait until the ledger meets the check. Raises AssertionError with `what` after `seconds`."""
         deadline = time.monotonic() + seconds
         while not check(entries := self.ledger()):
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}; the ledger: {entries[-20:]}"
@@ -282,7 +282,7 @@ class OpenAIServer:
         return entries
 
     async def waits(self, gate: str, *, count: int = 1, seconds: float = 60.0) -> list[Entry]:
-        """Wait until this many requests wait at the gate, and give them."""
+        """Wait until this many requests wait at the gate, and return them."""
         found: list[Entry] = []
 
         def check(entries: list[Entry]) -> bool:

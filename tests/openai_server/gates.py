@@ -24,7 +24,7 @@ class Gates:
         return self._passages[name].open
 
     def release(self, name: str, pieces: int | None) -> None:
-        """Let this many pieces pass; None opens the gate for all that come."""
+        """Let this many pieces pass; None opens the gate for all later ones."""
         passage = self._passages[name]
         if pieces is None:
             passage.open = True

@@ -1,4 +1,4 @@
-"""What was asked and what was answered: kept in memory, and line by line in a file that outlives the server."""
+"""Requests and their answers: kept in memory, and line by line in a file that survives the server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Counts(msgspec.Struct, kw_only=True):
 
 
 class Ledger:
-    """Each request is a line when it comes and a line when it ends; of one number, the last line counts."""
+    """Each request is a line when it comes and a line when it ends. Of one number, the last line counts."""
 
     def __init__(self, file: Path | None) -> None:
         self.entries: list[Entry] = []
@@ -116,7 +116,7 @@ class Ledger:
 
 
 def repeated(entries: list[Entry]) -> list[Entry]:
-    """The entries of questions that were answered whole more than once, all but the first answer of each."""
+    """Return the entries of questions with several complete answers, without the first answer of each."""
     seen: set[str] = set()
     found = []
     for entry in entries:
@@ -128,7 +128,7 @@ def repeated(entries: list[Entry]) -> list[Entry]:
 
 
 def read_file(file: Path) -> list[Entry]:
-    """The entries of a ledger's file, also of a server that was killed: a half-written last line is left out."""
+    """Return the entries of a ledger's file, also of a killed server: a half-written last line is skipped."""
     entries: dict[int, Entry] = {}
     for line in file.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):

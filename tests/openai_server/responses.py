@@ -17,7 +17,7 @@ OF_THE_MODEL = ("reasoning", "function_call")
 
 
 def read(body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
-    """Raises KeyError, TypeError or AttributeError where the body is none of this format."""
+    """Read the body. Raises KeyError, TypeError or AttributeError if it does not have this format."""
     if body.get("previous_response_id"):
         raise TypeError("previous_response_id: this server keeps no responses; send the whole input")
     reading = Reading()
@@ -66,7 +66,7 @@ def stream(said: Said, asked: Asked, pieces: int) -> Iterator[bytes]:
 
 
 def error_event(message: str, number: int) -> bytes:
-    """What a stream says that goes wrong, as its event of this number."""
+    """Return a stream's error, as its event of this number."""
     error = {"type": "error", "sequence_number": number, "code": "server_error", "message": message, "param": None}
     return b"event: error\ndata: %s\n\n" % msgspec.json.encode(error)
 
@@ -114,7 +114,7 @@ def text_events(
 
 
 def outputs(said: Said) -> list[dict[str, Any]]:
-    """The items that the model has said."""
+    """Return the items that the model has sent."""
     numbers = itertools.count()
     items: list[dict[str, Any]] = []
     if said.reasoning is not None:

@@ -1,4 +1,4 @@
-"""A script: rules in order, and which of them answers a request."""
+"""A script: rules in order, and the choice of the rule that answers a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.openai_server.asked import Asked
 
 
 class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a request must be. What is not named may be anything."""
+    """Conditions on a request. A field that is not set matches anything."""
 
     api: str | None = None
     """`chat` or `responses`."""
@@ -72,7 +72,7 @@ class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tool call. Arguments that are a text are sent as they are, JSON or not."""
+    """A tool call. Arguments given as text are sent unchanged, JSON or not."""
 
     name: str
     arguments: Any = msgspec.field(default_factory=dict)
@@ -90,7 +90,7 @@ class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What the model says."""
+    """The model's message."""
 
     text: str | None = None
     calls: tuple[Call, ...] = ()
@@ -106,7 +106,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What is sent in place of an answer."""
+    """A response in place of an answer."""
 
     status: int = 200
     message: str | None = None
@@ -143,7 +143,7 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """An answer or a fault, for which requests and how often."""
+    """An answer or a fault, and for which requests and how often it applies."""
 
     answer: Answer | None = None
     fault: Fault | None = None
@@ -180,7 +180,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a test gives the server."""
+    """The script that a test gives the server."""
 
     rules: tuple[Rule, ...] = ()
     models: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Chooser:
-    """Chooses a rule for each request, and counts what was chosen."""
+    """Chooses a rule for each request, and counts the choices."""
 
     def __init__(self, rules: tuple[Rule, ...], is_open: Callable[[str], bool]) -> None:
         self._rules = rules
@@ -201,7 +201,7 @@ class Chooser:
         self._first: dict[int, float] = {}
 
     def choose(self, asked: Asked) -> tuple[str, Rule] | None:
-        """The name of the rule that answers and the rule, None where none does."""
+        """Return the rule that answers and its name; None if none does."""
         self._asked[asked.digest] += 1
         for number, rule in enumerate(self._rules):
             if rule.when.matches(asked) and self._answers(number, rule, asked):

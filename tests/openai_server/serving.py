@@ -24,7 +24,7 @@ class Format(Protocol):
     """One of the two APIs."""
 
     def read(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
-        """Raises KeyError, TypeError or AttributeError where the body is none of this format."""
+        """Read the body. Raises KeyError, TypeError or AttributeError if it does not have this format."""
 
     def whole(self, said: Said, asked: Asked) -> dict[str, Any]: ...
 
@@ -32,7 +32,7 @@ class Format(Protocol):
         """The stream's events, to the last."""
 
     def error_event(self, message: str, number: int) -> bytes:
-        """What a stream says that goes wrong, as its event of this number."""
+        """Return a stream's error, as its event of this number."""
 
 
 FORMATS: Mapping[str, Format] = {"/v1/chat/completions": chat, "/v1/responses": responses}
@@ -40,15 +40,15 @@ JSON_HEADERS = {"content-type": "application/json"}
 
 
 class ClientLeft(Exception):
-    """The client has closed its connection before it had its answer."""
+    """The client closed its connection before it got its answer."""
 
 
 class Ended(Exception):
-    """The connection is to be closed, as the script says."""
+    """The script says to close the connection."""
 
 
 class Model:
-    """Answers requests as the script says, and keeps the ledger."""
+    """Answers requests by the script, and keeps the ledger."""
 
     def __init__(self, ledger: Ledger, gates: Gates, keys: frozenset[str]) -> None:
         self.ledger = ledger
@@ -71,7 +71,7 @@ class Model:
         return error_body("Incorrect API key provided.", "invalid_request_error", "invalid_api_key")
 
     async def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Raises Ended where the connection must be closed."""
+        """Answer one request. Raises Ended if the connection must be closed."""
         format = FORMATS[request.path]
         try:
             body = msgspec.json.decode(request.body)
@@ -146,7 +146,7 @@ class Model:
 
 
 class Sending:
-    """The way back to one client."""
+    """The response stream to one client."""
 
     def __init__(self, entry: Entry, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.entry = entry
@@ -157,7 +157,8 @@ class Sending:
         await self.write(status, json_reply(status, body), 1)
 
     async def write(self, status: int, data: bytes, pieces: int) -> None:
-        """Returns when the system has taken the bytes. Raises ClientLeft where the client is known to have left."""
+        """Write the bytes. Returns when the system has taken them. Raises ClientLeft if the client has closed the
+        connection."""
         if self._reader.at_eof():
             raise ClientLeft
         self._writer.write(data)
@@ -166,7 +167,7 @@ class Sending:
         self.entry.pieces += pieces
 
     async def wait(self, awaitable: Awaitable[None] | None) -> None:
-        """Wait for this. Raises ClientLeft where the client leaves meanwhile."""
+        """Wait for this. Raises ClientLeft if the client closes the connection meanwhile."""
         if awaitable is None:
             return
         awaited = asyncio.ensure_future(awaitable)
@@ -185,7 +186,7 @@ class Sending:
 
 @dataclass(frozen=True)
 class Reply:
-    """What is to be sent."""
+    """A response to send."""
 
     status: int
     head: bytes

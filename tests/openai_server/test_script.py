@@ -38,7 +38,7 @@ def asked(messages: Sequence[dict[str, Any]] = MESSAGES, **fields: Any) -> Asked
 
 
 def chosen(rules: Sequence[Rule], questions: Sequence[Asked], opened: Sequence[str] = ()) -> list[str | None]:
-    """The name of the rule that answers each of these questions, asked one after the other."""
+    """Return the name of the rule that answers each of these questions, asked one after the other."""
     chooser = Chooser(tuple(rules), lambda gate: gate in opened)
     names = [chooser.choose(question) for question in questions]
     return [None if found is None else found[0] for found in names]

@@ -1,4 +1,4 @@
-"""As much of HTTP/1.1 as the clients use: requests with a length, answers with one or in chunks, kept alive."""
+"""The part of HTTP/1.1 that the clients use: requests with a length, answers with one or in chunks, keep-alive."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Request:
 
 
 class BadRequest(Exception):
-    """The bytes are no request that this server reads."""
+    """The bytes are no request that this server understands."""
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
-    """The next request of a connection, None where the client has left."""
+    """Return the next request of a connection; None if the client has closed it."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):

@@ -1,4 +1,4 @@
-"""Redis and Valkey from their makers' images, in containers, where this machine has Docker.
+"""Redis and Valkey from their makers' images, in containers, if this machine has Docker.
 
 Nothing of Docker is imported before the first container is asked for.
 """
@@ -37,12 +37,12 @@ OWNER = "weft.tests.owner"
 
 
 def docker_is_here() -> bool:
-    """Whether somebody has set up Docker; asks nobody, so it costs nothing where there is none."""
+    """Whether Docker is set up. It asks no daemon, so it costs nothing where there is none."""
     return bool(os.environ.get("DOCKER_HOST")) or SOCKET.exists()
 
 
 def variable_of(kind: str) -> str:
-    """`WEFT_TEST_IMAGE_REDIS_7_2` for `docker-redis-7.2`: the variable that names another image."""
+    """Return the variable that names another image: `WEFT_TEST_IMAGE_REDIS_7_2` for `docker-redis-7.2`."""
     return "WEFT_TEST_IMAGE_" + kind.removeprefix("docker-").upper().replace("-", "_").replace(".", "_")
 
 
@@ -61,7 +61,7 @@ class Containers:
         self._no_registry: str = ""
 
     def get(self, kind: str) -> str:
-        """The URL of the shared server of this kind. Raises Unavailable, at once where it was asked before."""
+        """Return the URL of the shared server of this kind. Raises Unavailable, at once the second time."""
         if kind in self._reasons:
             raise self._reasons[kind]
         if kind not in self._urls:
@@ -73,7 +73,7 @@ class Containers:
         return self._urls[kind]
 
     def fetch(self, kind: str) -> str:
-        """The image of this kind, on this machine from now on. Raises Unavailable."""
+        """Make the image of this kind available on this machine. Raises Unavailable."""
         if not docker_is_here():
             raise Unavailable(f"there is no Docker: neither {SOCKET} nor DOCKER_HOST")
         self._connect()
@@ -104,7 +104,7 @@ class Containers:
         return f"redis://{HOST}:{container.get_exposed_port(PORT)}"
 
     def _connect(self) -> None:
-        """A client of Docker, and an end to what killed runs have left. Raises Unavailable."""
+        """Return a client of Docker, and remove what killed runs have left. Raises Unavailable."""
         if self._docker is not None:
             return
         import docker
@@ -127,7 +127,7 @@ class Containers:
                     container.remove(force=True, v=True)
 
     def _pull(self, image: str) -> None:
-        """Have the image on this machine. Raises Unavailable; a registry that is away is asked once."""
+        """Pull the image if needed. Raises Unavailable; an unreachable registry is asked only once."""
         from docker.errors import DockerException, ImageNotFound
 
         try:
@@ -148,7 +148,7 @@ class Containers:
 
 
 def _forget_sockets() -> None:
-    """What docker leaves open when it reaches nobody would fail a later test, by the warning about it."""
+    """Docker's client leaves sockets open if it reaches nobody. Their warning would fail a later test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -159,6 +159,6 @@ def _owner() -> str:
 
 
 def _is_left_over(owner: str) -> bool:
-    """Whether this is a test run of this machine that has ended."""
+    """Whether it belongs to a test run of this machine that has ended."""
     host, _, pid = owner.partition("/")
     return host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists()

@@ -27,7 +27,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program and the packages that hold it and all of its libraries."""
+    """A program, and the packages that contain it and all of its libraries."""
 
     name: str
     """Also the name of its folder in the cache."""
@@ -40,7 +40,7 @@ class Program:
 
 
 def command_of(program: Program, cache: Path) -> tuple[str, ...]:
-    """The command line that runs the program, fetched and unpacked on first use.
+    """Return the command line that runs the program, which is fetched and unpacked on first use.
 
     Raises Unavailable when there is no apt of Debian, no mirror, or no such package.
     """
@@ -89,7 +89,7 @@ def _fetch(program: Program, workspace: Path) -> Path:
 
 
 def _command_line(program: Program, root: Path) -> tuple[str, ...]:
-    """Loader, library path and program of an unpacked tree, checked for missing libraries."""
+    """Return loader, library path and program of an unpacked tree, checked for missing libraries."""
     loaders = sorted(path for path in root.rglob("ld-linux-*.so.*") if path.is_file())
     binary = root / program.binary
     if not loaders or not binary.is_file():
@@ -108,7 +108,7 @@ def _command_line(program: Program, root: Path) -> tuple[str, ...]:
 
 
 def _mirror() -> str:
-    """The Debian mirror that this machine is set up with."""
+    """Return the Debian mirror that this machine uses."""
     if not shutil.which("apt-get") or not shutil.which("dpkg") or not KEYRING.exists():
         raise Unavailable("there is no apt of Debian on this machine")
     if os.uname().machine not in ARCHITECTURES:
@@ -121,7 +121,7 @@ def _mirror() -> str:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """The command's output. Raises Unavailable with the last line of what it said."""
+    """Return the command's output. Raises Unavailable with its last line."""
     try:
         done = subprocess.run(
             command,
@@ -145,7 +145,7 @@ def _run(command: list[str], folder: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One fetch at a time, also among several test runs."""
+    """Allow one fetch at a time, also among several test runs."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -50,7 +50,7 @@ def make_server(
     append: Append | None = "everysec",
     options: Sequence[str] = (),
 ) -> Server:
-    """A server of the matrix, not started. Raises Unavailable when it cannot be had here."""
+    """Return a server of the matrix, not started. Raises Unavailable if it cannot be had here."""
     if kind == VALKEY_9:
         return ValkeyServer(directory, append=append, options=options)
     return RedisServer(PROGRAMS[kind], cache, directory, append=append, options=options)
@@ -66,7 +66,7 @@ class Servers:
         self._stack = ExitStack()
 
     def get(self, kind: str) -> Server:
-        """The shared server of this kind. Raises Unavailable."""
+        """Return the shared server of this kind. Raises Unavailable."""
         if kind not in self._started:
             server = make_server(kind, self._cache, self._directory / kind)
             self._started[kind] = self._stack.enter_context(server)

@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP, as a collector is one: keeps what it is sent."""
+"""A receiver of OTLP over HTTP, in place of a collector: it keeps everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 @dataclass(frozen=True)
 class Span:
-    """One span as it came. Ids are hexadecimal digits, `parent` is empty for a root."""
+    """One received span. Ids are hexadecimal digits; `parent` is empty for a root."""
 
     trace: str
     id: str
@@ -61,11 +61,11 @@ class OtlpReceiver:
 
     @property
     def endpoint(self) -> str:
-        """For OTEL_EXPORTER_OTLP_ENDPOINT."""
+        """Return the address for OTEL_EXPORTER_OTLP_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def spans(self, trace: str = "") -> list[Span]:
-        """All that came until now, or those of one trace."""
+        """Return all spans so far, or those of one trace."""
         with self._lock:
             return [span for span in self._spans if not trace or span.trace == trace]
 

@@ -17,7 +17,7 @@ from tests.servers.unavailable import Unavailable
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Run a server; give the URL of its first database. Raise Unavailable where the wheel is missing."""
+    """Run a server. Yields the URL of its first database. Raises Unavailable if the wheel is missing."""
     try:
         with warnings.catch_warnings():
             # On import it warns of a missing XDG_RUNTIME_DIR, and then does without.

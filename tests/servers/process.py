@@ -91,14 +91,14 @@ class Server:
                 return
 
     def kill(self) -> None:
-        """SIGKILL, as a crash: nothing is flushed. Returns when the process is gone."""
+        """Send SIGKILL, as a crash: nothing is flushed. Returns when the process is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """SIGTERM, as an orderly shutdown; SIGKILL when it takes longer than ten seconds."""
+        """Send SIGTERM, as an orderly shutdown; SIGKILL if it takes longer than ten seconds."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGCONT)
@@ -116,16 +116,16 @@ class Server:
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers. Returns when the process has stopped."""
+        """Send SIGSTOP: connections stay open and nothing answers. Returns when the process has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """SIGCONT: what was sent during the pause is now handled."""
+        """Send SIGCONT: what was sent during the pause is now handled."""
         os.kill(self.pid, signal.SIGCONT)
 
     def log(self) -> str:
-        """What the server has written to its standard output and error so far."""
+        """Return the server's standard output and error so far."""
         path = self.directory / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -198,7 +198,7 @@ def free_port() -> int:
 
 
 def _answers(port: int) -> bool:
-    """Whether a server there handles commands: it answers PING, or wants a password first."""
+    """Whether a server there handles commands: it answers PING, or demands a password."""
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as connection:
             connection.sendall(b"PING\r\n")

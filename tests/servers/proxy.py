@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server, for tests of what a network does to them."""
+"""A TCP proxy between a client and a server, for tests of network failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK_BYTES = 65536
 
 @dataclass(slots=True)
 class _Loss:
-    """What happens once, to the connection on which these bytes are sent."""
+    """An action that happens once, to the connection on which these bytes are sent."""
 
     marker: bytes
     what: Literal["request", "reply"]
@@ -67,14 +67,14 @@ class Proxy:
             connection.abort()
 
     def freeze(self) -> None:
-        """Leave connections open and pass nothing on, in either direction, as a cable that was pulled.
+        """Leave connections open and forward nothing, in either direction, as if a cable were pulled.
 
         Neither side is told, also not when the other side closes. New connections are accepted and silent.
         """
         self._flowing.clear()
 
     def heal(self) -> None:
-        """Pass on what was held back and end all switches; data that was swallowed stays lost."""
+        """Forward the held data and end all switches; swallowed data stays lost."""
         self.swallow_replies = False
         self.delay_seconds = 0.0
         self._loss = None
@@ -89,7 +89,7 @@ class Proxy:
             self._server = None
 
     def refuse(self) -> None:
-        """Stop listening; what is connected goes on. `up()` listens again."""
+        """Stop listening. Existing connections continue. `up()` listens again."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -101,9 +101,8 @@ class Proxy:
             self._port = self._server.sockets[0].getsockname()[1]
 
     def lose_reply(self, marker: bytes) -> asyncio.Event:
-        """The next request that contains `marker` reaches the server, which handles it and all before it on
-        that connection; then the connection breaks before its reply. Returns an event that is set after it.
-        """
+        """Break the connection before the reply to the next request that contains `marker`. The server handles that
+        request and all before it. Returns an event that is set after it."""
         return self._lose(marker, "reply")
 
     def lose_request(self, marker: bytes) -> asyncio.Event:
@@ -131,7 +130,7 @@ class Proxy:
         return self._loss.done
 
     def _take_loss(self, data: bytes) -> _Loss | None:
-        """The loss that is due for this data; it is due once."""
+        """Return the pending loss for this data; it happens once."""
         if self._loss is None or self._loss.marker not in data:
             return None
         loss, self._loss = self._loss, None
@@ -196,7 +195,7 @@ class Proxy:
                 await connection.client.drain()
 
     async def _next(self, reader: asyncio.StreamReader) -> bytes:
-        """The next piece of data, once it may be passed on. Raises _Closed at the end of the stream."""
+        """Return the next piece of data, once it may be forwarded. Raises _Closed at the end of the stream."""
         data = await reader.read(CHUNK_BYTES)
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
@@ -216,7 +215,7 @@ class _Connection:
         self.server_closed = asyncio.Event()
 
     async def finish(self) -> None:
-        """Let the server handle what it was sent, then break the client's end.
+        """Let the server handle what it was sent, then break the client's connection.
 
         The end of the stream is what tells us: the server closes only after it has read everything before.
         """

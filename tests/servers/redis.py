@@ -51,7 +51,7 @@ class RedisServer(Server):
 
 
 def redis_command(program: Program, cache_folder: Path) -> tuple[str, ...]:
-    """The installed program if it has this version, else the one of Debian's packages. Raises Unavailable."""
+    """Return the installed program if it has this version, else Debian's. Raises Unavailable."""
     found = _look_for(program, cache_folder)
     if isinstance(found, Unavailable):
         raise Unavailable(*found.args)
@@ -60,7 +60,7 @@ def redis_command(program: Program, cache_folder: Path) -> tuple[str, ...]:
 
 @cache
 def _look_for(program: Program, cache_folder: Path) -> tuple[str, ...] | Unavailable:
-    """The command, or why there is none: also that is found out once, since a dead mirror takes its time."""
+    """Return the command, or why there is none. Both are cached, since an unreachable mirror takes its time."""
     installed = shutil.which(program.called)
     if installed and _version(installed) == program.name.partition("-")[2]:
         return (installed,)

@@ -18,7 +18,7 @@ from tests.servers.valkey import valkey_command
 def sentinel(
     directory: Path, master: Server, *settings: str, port: int = 0, command: Sequence[str] = ()
 ) -> Iterator[int]:
-    """A Sentinel that watches the server on `port` as `main`; its own port."""
+    """Run a Sentinel that watches the server on `port` as `main`. Yields its own port."""
     directory.mkdir()
     own = free_port()
     file = directory / "sentinel.conf"

@@ -1,4 +1,4 @@
-"""Servers in containers: where there is Docker they run and are gone afterwards; where there is none, that is told."""
+"""Servers in containers run where there is Docker, and are gone afterwards; elsewhere one line says so."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_docker_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_contract_leaves_out_what_cannot_run_here(tmp_path: Path) -> None:
-    """One line says so already; a skip of each test would bury it."""
+    """One line says so already; a skip of each test would hide it."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "tests/contracts/test_topics.py", "-k", CONTAINERS[0]],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The servers that other tests stand on do what their docstrings say."""
+"""The servers of other tests do what their docstrings say."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_server_ends_when_the_process_that_started_it_is_killed(tmp_path: Path
 
 
 def _gone(pid: int) -> bool:
-    """Whether the process has ended; one that its new parent has not yet waited for counts as ended."""
+    """Whether the process has ended. A zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

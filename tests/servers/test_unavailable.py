@@ -1,4 +1,4 @@
-"""A server that cannot be had says why, once."""
+"""An unavailable server gives its reason, once."""
 
 from __future__ import annotations
 

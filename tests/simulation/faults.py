@@ -1,4 +1,4 @@
-"""What may go wrong in a history. Each fault is a function of the history; `FAULTS` gives their weights."""
+"""The faults of a history. Each is a function of the history; `FAULTS` gives their weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kill(history: History) -> None:
 
 
 def replace(history: History) -> None:
-    """A rolling update: a process gets SIGTERM, and its successor starts before or after."""
+    """A rolling update: a process gets SIGTERM, and its replacement starts before or after."""
     victim = _victim(history)
     if victim is not None:
         stream, before = victim.serves, history.choice_source.choose(2)
@@ -57,24 +57,24 @@ def break_before(history: History) -> None:
 
 
 def break_after(history: History) -> None:
-    """A connection breaks when a call was executed and its reply has not come."""
+    """A connection breaks after a call was executed and before its reply arrives."""
     history.scheduler.call_fault = partial(lose_reply, scheduler=history.scheduler)
 
 
 def delay(history: History) -> None:
-    """A reply comes late, perhaps later than a lease."""
+    """A reply arrives late, perhaps later than a lease."""
     seconds = pick(history.choice_source, (0.1, 1.0, 8.0))
     history.scheduler.call_fault = partial(delay_reply, scheduler=history.scheduler, seconds=seconds)
 
 
 def fail_disk(history: History) -> None:
-    """The server refuses some writes, since its disk is full."""
+    """The server refuses some writes because its disk is full."""
     history.scheduler.disk_errors = 1 + history.choice_source.choose(4)
     history.note(f"the disk fails for {history.scheduler.disk_errors} writes")
 
 
 def lose_group(history: History) -> None:
-    """The group of a work stream is gone."""
+    """The group of a work stream is lost."""
     base, stream = (
         pick(history.choice_source, history.scheduler.bases),
         pick(history.choice_source, WORK_STREAMS[: 3 if history.objects else 2]),
@@ -94,7 +94,7 @@ def lose_library(history: History) -> None:
 
 
 def restart_broker(history: History) -> None:
-    """The broker is away for a while, with all its data."""
+    """The broker is down for a while and keeps all its data."""
     seconds = pick(history.choice_source, (0.2, 8.0))
     history.note(f"the broker is away for {seconds} s")
     history.scheduler.lose_connections(seconds)
@@ -109,7 +109,7 @@ def step_clock(history: History) -> None:
 
 
 def lose_tail(history: History) -> None:
-    """A partition's server crashes a little later, and has lost what it wrote from now on."""
+    """A partition's server crashes a little later, and loses what it wrote from now on."""
     base = pick(history.choice_source, history.scheduler.bases)
     saved = _saved(history, base)
     accepted = list(history.accepted)
@@ -140,19 +140,19 @@ def cancel(history: History) -> None:
 
 
 def fork(history: History) -> None:
-    """A user forks a task, whatever it is doing."""
+    """A user forks a task, whatever its state."""
     history.client_forks(
         history.choice_source.choose(len(history.tasks)), pick(history.choice_source, (None, "1", "2", "3"))
     )
 
 
 def redrive(history: History) -> None:
-    """Dead letters are driven again while other tasks go on."""
+    """Dead letters are redriven while other tasks continue."""
     history.redrive_letters()
 
 
 def fill_memory(history: History) -> None:
-    """The server is at its maxmemory for a while, and refuses what would need more."""
+    """The server is at its maxmemory for a while, and refuses commands that would need more."""
     seconds = pick(history.choice_source, (0.3, 2.0, 9.0))
     history.note(f"the server's memory is full for {seconds} s")
     history.scheduler.full = True
@@ -170,7 +170,7 @@ def publish(history: History) -> None:
 
 
 def subscribe(history: History) -> None:
-    """An agent appears, and subscribes to a topic that had no subscriber."""
+    """An agent appears and subscribes to a topic without subscribers."""
     history.client_subscribes()
 
 

@@ -1,4 +1,4 @@
-"""One history: a few tasks, a few processes, some faults, and what must hold at its end.
+"""One history: a few tasks, a few processes, some faults, and the invariants at its end.
 
 1. `choice_source.py` says where choices come from
 2. `programs.py` is the app; `ledger.py` counts what it really did
@@ -75,7 +75,7 @@ MOST_SECONDS = 60.0
 
 @dataclass
 class Task:
-    """What a client submits."""
+    """A client's submit."""
 
     id: str
     agent: str
@@ -103,7 +103,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """How a history ended."""
+    """The outcome of a history."""
 
     violations: list[Violation]
     lines: list[str]
@@ -119,7 +119,7 @@ class Outcome:
 
 
 class History:
-    """Runs one history on a server that belongs to it meanwhile."""
+    """Runs one history on a server that it uses alone meanwhile."""
 
     def __init__(self, server: SimServer, choice_source: ChoiceSource, *, seed: int | str = 0) -> None:
         self.server = server
@@ -203,7 +203,7 @@ class History:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Run it to its end and look at what is left."""
+        """Run it to its end and check what is left."""
         scheduler = self.scheduler
         lines = [f"task {task}" for task in self.tasks]
         lines += [f"schedule: {command}" for command in self.schedule]
@@ -231,7 +231,7 @@ class History:
         )
 
     def _prepare(self) -> None:
-        """An empty broker that knows the app's names; the functions stay loaded from history to history."""
+        """Set up an empty broker that knows the app's names. The functions stay loaded from history to history."""
         commands: list[tuple[Argument, ...]] = [("FLUSHALL",), ("SET", CLOCK, EPOCH_MS)]
         commands.append(("HSET", f"{NAMESPACE}:settings", "partitions", len(self.scheduler.bases), "format", 1))
         for base in self.scheduler.bases:
@@ -255,7 +255,7 @@ class History:
             self.server.load_library()
 
     async def _direct(self) -> None:
-        """Start everything, then look now and then whether all is done."""
+        """Start everything, then check from time to time whether all is done."""
         scheduler, choice_source = self.scheduler, self.choice_source
         for _ in range(1 + choice_source.choose(2)):
             self.start_process("agent")
@@ -312,7 +312,7 @@ class History:
             raise Broken(found)
 
     def _work_left(self) -> tuple[int, int]:
-        """How much the broker holds that somebody must still do, and how many tasks are open."""
+        """Return how much unfinished work the broker holds, and how many tasks are open."""
         commands: list[tuple[Argument, ...]] = []
         for base in self.scheduler.bases:
             commands += [
@@ -348,7 +348,7 @@ class History:
         return work, opened
 
     def _unread_commands(self) -> int:
-        """How many commands nobody has read, or that nobody has done with."""
+        """Return how many commands nobody has read or finished."""
         key = ingress(NAMESPACE)
         try:
             groups = cast(list[list[Reply]], self.server.execute("XINFO", "GROUPS", key))
@@ -383,7 +383,7 @@ class History:
             await asyncio.sleep(0.5)
 
     def _dispose(self) -> None:
-        """Take everything down; what code does now counts no more."""
+        """End everything; whatever code still does counts no more."""
         loop, scheduler = self.loop, self.scheduler
         self.ledger.journaled = lambda task, run, step: False
         for process in scheduler.processes:
@@ -411,8 +411,8 @@ class History:
         self.scheduler.note(what)
 
     def start_process(self, what: str) -> None:
-        """Start a handler of the stream `agent` or `tool`, a state-manager (`admit`), a recorder (`record`), or what
-        starts due schedules without a state-manager (`schedule`)."""
+        """Start a handler of the stream `agent` or `tool`, a state-manager (`admit`), a recorder (`record`), or a
+        scheduler without a state-manager (`schedule`)."""
         self._started += 1
         name = f"{what}{self._started}"
         process: HandlerProcess | SchedulerProcess | ServiceProcess
@@ -428,7 +428,7 @@ class History:
         process.start()
 
     def _ask(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Let the client do something; the history goes on until it has."""
+        """Let the client do something. The history continues until that is done."""
         self.open_calls += 1
 
         async def ask() -> None:
@@ -442,7 +442,7 @@ class History:
         self._client.spawn(ask())
 
     async def _submit_all(self, tasks: list[Task]) -> None:
-        """One client's submits, one after the other over one connection; copies of one go out at once."""
+        """Submit one client's tasks one after the other over one connection; copies of one are sent at once."""
         admission = Admission(self._client.buses())
         transport = self._client.transport()
         for task in tasks:
@@ -492,7 +492,7 @@ class History:
     async def _command(
         self, transport: SimTransport, kind: str, id: str, body: dict[str, Any], tenant: str = ""
     ) -> None:
-        """Append a command to the ingress; its answers come on a stream of the user's."""
+        """Append a command to the ingress. Its answers arrive on a stream of the user's."""
         command = Envelope(
             id=id, source="sim", type=kind, replyto=ANSWERS, tenant=tenant, data=msgspec.json.encode(body)
         )
@@ -505,14 +505,14 @@ class History:
                 return
 
     def answers(self) -> list[dict[str, str]]:
-        """What clients were answered, as attributes of events, with `data`."""
+        """Return the answers to clients, as attributes of events, with `data`."""
         found = cast(list[tuple[bytes, list[bytes]]], self.server.execute("XRANGE", ANSWERS, "-", "+"))
         return [
             {fields[at].decode(): fields[at + 1].decode() for at in range(0, len(fields), 2)} for _, fields in found
         ]
 
     def _answer_questions(self) -> None:
-        """Let people answer the questions that are open, in all runs, each differently, all at once."""
+        """Answer all open questions of all runs, each differently, all at once."""
         for base in self.scheduler.bases:
             for name in cast(list[bytes], self.server.execute("ZRANGE", base + "open", 0, -1)):
                 task = name.decode()
@@ -547,12 +547,12 @@ class History:
             await bus.signal(task, request, msgspec.json.encode(value))
 
     def client_repeats_schedule(self) -> None:
-        """Send the last command again: the broker may have lost it, and an interval would go on for ever."""
+        """Send the last command again: the broker may have lost it, and an interval would continue forever."""
         if self.schedule:
             self._ask(self._set_schedule(self.schedule[-1:]))
 
     async def _set_schedule(self, commands: Sequence[schedules.Command]) -> None:
-        """One client's commands for the schedule, in order."""
+        """Send one client's commands for the schedule, in order."""
         buses, transport = self._client.buses(), self._client.transport()
         kept = Schedules(buses[0], Admission(buses))
         for command in commands:
@@ -593,7 +593,7 @@ class History:
         self.published.append((published, topic, source))
 
     def client_subscribes(self) -> None:
-        """An agent that nobody knew appears, and hears of messages that nobody has heard."""
+        """Let a new agent appear, which gets messages that had no subscriber."""
         self.note(f"{LATE} appears, and subscribes to {UNHEARD}")
         self._ask(self._subscribe())
 
@@ -622,7 +622,7 @@ class History:
             await bus.cancel(task, "the user's wish")
 
     def client_forks(self, number: int, at: str | None) -> None:
-        """Fork a task as it stands now, from step `at` on, or with all that it has done."""
+        """Fork a task in its current state, from step `at` on, or with all its results."""
         origin = self.tasks[number]
         fork = replace(origin, id=f"{origin.id}-fork{len(self.forks)}", copies=1, timeout_seconds=None)
         self.forks.append(fork)
@@ -642,7 +642,7 @@ class History:
         await self._admit(admission, submission)
 
     def redrive_letters(self) -> bool:
-        """Drive dead letters again, perhaps each twice at once; whether there was anything."""
+        """Redrive dead letters, perhaps each twice at once. Return whether there were any."""
         if not self._reopen:
             return False
         found = False
@@ -708,7 +708,7 @@ def _tasks_of(loop: SimLoop) -> list[asyncio.Task[Any]]:
 
 
 async def _insist(call: Callable[[], Awaitable[object]]) -> None:
-    """What a client does that wants a thing done: it tries until nothing is in the way."""
+    """Act as a client that wants something done: try until it succeeds."""
     while True:
         try:
             await call()

@@ -1,4 +1,4 @@
-"""What must hold at the end of every history, and how a history is told."""
+"""The invariants at the end of every history, and the report of a history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def look(history: History) -> list[Violation]:
-    """All that is wrong at the end of a history in which nothing is left to do."""
+    """Return everything that is wrong at the end of a history in which no work is left."""
     found: list[Violation] = []
     held = Snapshot(history)
     for base in history.scheduler.bases:
@@ -37,7 +37,7 @@ def look(history: History) -> list[Violation]:
 
 
 def _recorded(history: History, held: Snapshot) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each task, as the recorder has stored them; without a recorder, as the record stream has them."""
+    """Return each task's rows from the recorder's store; without a recorder, from the record stream."""
     rows: dict[str, list[dict[str, Any]]] = {}
     if history.whole:
         for entry in history.store.entries.values():
@@ -187,7 +187,7 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
 
 
 def _keys(history: History, held: Snapshot) -> list[Violation]:
-    """Each instance's state has each of its completed runs once; one client's submits to it stand in order."""
+    """Each instance's state has each of its completed runs once; one client's submits to it are in order."""
     found: list[Violation] = []
     completed: dict[str, dict[str, str]] = {}
     for task, rows in _recorded(history, held).items():
@@ -255,7 +255,7 @@ def _messages(history: History, held: Snapshot) -> list[Violation]:
 
 
 def _heard(history: History, id: str, topic: str, source: str, sender: str) -> Iterator[str]:
-    """The tasks that a published message starts."""
+    """Return the tasks that a published message starts."""
     agents = [
         each.agent for each in SUBSCRIPTIONS if (topic.startswith(each.topic) if each.prefix else topic == each.topic)
     ]
@@ -284,7 +284,7 @@ def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
 
 
 def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], history: History, held: Snapshot) -> bool:
-    """Whether a run was nested in another run of its instance that did not complete: its change went with that."""
+    """Whether a run was nested in a run of its instance that did not complete, which undid its change."""
     if "/" in run and task in history.redriven:
         return True  # a reopened run begins with the instance's state of that moment
     parent = run
@@ -296,7 +296,7 @@ def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], histo
 
 
 def _instance_of(history: History, task: str, run: str) -> str | None:
-    """Of a run that has not completed: what it was, where that can be said."""
+    """Return what an incomplete run was, if that can be determined."""
     if run == "r":
         for known in (*history.tasks, *history.forks):
             if known.id == task:
@@ -319,7 +319,7 @@ def _order(history: History, instance: str, log: list[str]) -> list[Violation]:
 
 
 def stuck(history: History) -> list[Violation]:
-    """Tasks that wait while nothing is left to do: for whom, and whether in a circle."""
+    """Return the tasks that wait although no work is left: for whom, and whether in a circle."""
     held = Snapshot(history)
     waits: dict[str, list[str]] = {}
     told = []
@@ -367,7 +367,7 @@ def _circle(waits: dict[str, list[str]]) -> list[str]:
 
 
 def unsettled(history: History) -> list[Violation]:
-    """After a long time something is still left to do."""
+    """Work is left after a long time."""
     held = Snapshot(history)
     told = []
     for base in history.scheduler.bases:
@@ -383,7 +383,7 @@ def unsettled(history: History) -> list[Violation]:
 
 
 def story(history: History) -> list[str]:
-    """The history's events, a line each; the background of heartbeats and polls is left out where it did nothing."""
+    """Return the history's events, one per line, without heartbeats and polls that did nothing."""
     lines = []
     for now, who, what, reply in history.scheduler.log:
         if isinstance(what, str):

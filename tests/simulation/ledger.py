@@ -1,4 +1,4 @@
-"""The outside world: what was really done there, whatever the broker says of it."""
+"""The outside world: the real effects, whatever the broker says of them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Ledger:
         self.finished.append((task, run, step))
 
     def step_is_stored(self, task: str, run: str, step: str) -> None:
-        """The agent's code goes on with the step's result, so the broker holds it."""
+        """The agent's code continues with the step's result, so the broker must hold it."""
         self.stored.setdefault(task, {})[run, step] = None
 
     def call_begins(self, task: str, run: str) -> int:
-        """Count an attempt of a call: how many there were."""
+        """Count an attempt of a call. Return how many there were."""
         count = self.calls[task, run] = self.calls.get((task, run), 0) + 1
         return count
 

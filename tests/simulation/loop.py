@@ -1,4 +1,4 @@
-"""An event loop on virtual time: where nothing is ready, it asks the scheduler what happens next."""
+"""An event loop on virtual time: when nothing is ready, it asks the scheduler what happens next."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SimLoop(asyncio.BaseEventLoop):
         raise AssertionError(f"a simulation has no threads: {function} must be async")
 
     def next_timer(self) -> float | None:
-        """When the next timer is due; None where there is none."""
+        """When the next timer is due; None if there is none."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)

@@ -1,4 +1,4 @@
-"""Agents as objects: one type whose handlers ask each other in the middle of a turn, several at once."""
+"""Agents as objects: one type whose handlers call each other in the middle of a turn, several at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSTANCES = 1
 
 
 class Player:
-    """Plays the programs that it is sent. Its state lists the runs that changed it."""
+    """Runs the programs that it receives. Its state lists the runs that changed it."""
 
     def __init__(self, actors: Actors) -> None:
         self._actors = actors
@@ -96,7 +96,7 @@ class AppWithObjects:
 
 
 def envelope_of(program: Program) -> dict[str, Any]:  # Any: JSON
-    """A message to an object, as others than objects send it."""
+    """Return a message to an object from a sender that is no object."""
     return {"content": {"message_type": PROGRAM, "payload": program}}
 
 

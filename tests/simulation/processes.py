@@ -38,7 +38,7 @@ RESTART_SECONDS = 0.5
 
 
 class Process:
-    """Tasks with connections of their own. `dead`: it runs no code any more, and nothing of it reaches the broker."""
+    """Tasks with their own connections. Once `dead`, it runs no more code, and nothing of it reaches the broker."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler = scheduler
@@ -82,7 +82,7 @@ class Process:
         return ""
 
     def kill(self) -> None:
-        """SIGKILL: it stops where it stands."""
+        """SIGKILL: it stops where it is."""
         self.dead = True
         self.scheduler.loop.take_timers(self)
         for transport in self.transports:
@@ -238,7 +238,7 @@ class HandlerProcess(RoleProcess):
 
 
 class RelayProcess(Process):
-    """What of a state-manager carries questions and answers between partitions."""
+    """The part of a state-manager that relays requests and answers between partitions."""
 
     def start(self, metrics: Metrics) -> None:
         buses = self.buses()
@@ -258,7 +258,7 @@ class RelayProcess(Process):
 
 
 class SchedulerProcess(Process):
-    """What starts due schedules where no state-manager runs. Nobody leads: several may run side by side."""
+    """Starts due schedules if no state-manager runs. Nobody leads: several may run side by side."""
 
     @property
     def serves(self) -> str:

@@ -1,4 +1,4 @@
-"""The app that is simulated: one small interpreter as several agents, and what a task may ask of it.
+"""The simulated app: one small interpreter as several agents, and the programs that tasks run.
 
 A program is a list of operations, JSON, such as `[["charge"], ["ask", "beta", "k", [["count"]]]]`.
 """
@@ -36,10 +36,9 @@ SUBSCRIPTIONS = (
 RETRY = RetryPolicy(attempts=3, base_seconds=0.1, factor=2.0)
 
 
-
 @cache
 def simulated_app() -> App:
-    """The app of all histories: it takes longer to declare than a short history to run."""
+    """The app of all histories: declaring it takes longer than a short history runs."""
     app = App("simulated")
 
     async def play(ctx: AgentContext, program: list[Any]) -> int:
@@ -128,7 +127,7 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
 
 
 def message(source: str) -> Program:
-    """The program that a published message is: several agents run it."""
+    """Return the program in a published message: several agents run it."""
     return [["count"]] if source else [["charge", 0]]
 
 
@@ -153,7 +152,7 @@ async def _answer(seconds: float, request: object, call: ModelCall) -> str:
 
 
 def draw_program(choice_source: ChoiceSource, *, agent: str, depth: int = 0) -> Program:
-    """A program for an agent, by the choice_source."""
+    """Return a program for an agent, by the choice source."""
     program: Program = [_draw_op(choice_source, depth) for _ in range(1 + choice_source.choose(3 if depth else 4))]
     if agent in KEYED:
         program.insert(choice_source.choose(len(program) + 1), ["count"])
@@ -161,7 +160,7 @@ def draw_program(choice_source: ChoiceSource, *, agent: str, depth: int = 0) -> 
 
 
 def draw_topic(choice_source: ChoiceSource) -> tuple[str, str]:
-    """A topic, and the source that names the instance of each agent that gets the message."""
+    """Return a topic, and the source that names the instance of each receiving agent."""
     return pick(choice_source, TOPICS), pick(choice_source, (KEYS[0], KEYS[1], ""))
 
 

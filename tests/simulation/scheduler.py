@@ -26,11 +26,11 @@ MOST_HEADS = 15
 NOTHING = 0, 0
 """The position before the first entry of a stream."""
 CHANGE_STREAMS = ("XADD", "XDEL", "XTRIM", "XREADGROUP", "XREAD", "XGROUP", "DEL")
-"""Commands after which the newest entries of streams may be others than known. Functions tell what they have changed."""
+"""Commands after which the newest entries of streams may differ. Functions say what they have changed."""
 
 
 class Scheduler:
-    """Holds what may happen next, and lets one thing happen whenever nothing runs."""
+    """Holds what may happen next, and lets one thing happen whenever no code runs."""
 
     def __init__(
         self, loop: SimLoop, server: SimServer, choice_source: ChoiceSource, namespace: str, partitions: int
@@ -66,7 +66,7 @@ class Scheduler:
     # -- steps -------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Let one thing happen. Called where no code runs."""
+        """Let one thing happen. Called when no code runs."""
         self.steps += 1
         while self.actions and self.actions[-1][0] <= self.steps:
             self.actions.pop()[1]()
@@ -143,7 +143,7 @@ class Scheduler:
         self.log.append((self.loop.now, transport.name, call.args, call.error or call.reply))
 
     def run(self, args: tuple[Argument, ...], also: Sequence[str] = ()) -> tuple[Reply, ServerError | None]:
-        """Run one command now; also look at what is new on streams that are waited for, and on those in `also`."""
+        """Run one command now. Also read new entries of streams with waiting readers, and of those in `also`."""
         if args[0] == "TIME":
             ms = self.server_ms()
             return [b"%d" % (ms // 1000), b"%d" % (ms % 1000 * 1000)], None
@@ -189,7 +189,7 @@ class Scheduler:
         return reply, None
 
     def look_anew(self) -> None:
-        """Look at the newest entries of all streams that are waited for."""
+        """Read the newest entries of all streams with waiting readers."""
         keys = list(self._watched())
         for key, found in zip(keys, self.server.pipeline([_newest(key) for key in keys]) if keys else (), strict=True):
             self._see(key, found)
@@ -201,7 +201,7 @@ class Scheduler:
             self._newest.pop(key, None)
 
     def server_ms(self) -> int:
-        """The server's clock."""
+        """Return the server's clock."""
         return EPOCH_MS + round(self.loop.now * 1000) + self.clock_step_ms
 
     @staticmethod
@@ -262,7 +262,7 @@ class Scheduler:
             self.reads.pop(read, None)
 
     def forget_reads(self) -> None:
-        """Streams or groups are not what they were: look at them again, and let all reads find out."""
+        """Streams or groups have changed: read them again, and let all readers notice."""
         self._delivered.clear()
         self._newest = dict.fromkeys((*self._newest, *self._watched()), (1 << 60, 0))
 

@@ -1,4 +1,4 @@
-"""Schedules in a history: what a client sets, replaces and deletes, and what must come of it."""
+"""Schedules in a history: what a client sets, replaces and deletes, and the tasks that they must start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Command:
 
 
 def draw(choice_source: ChoiceSource) -> list[Command]:
-    """Set, replace, repeat and delete: at the end nothing comes again and again."""
+    """Set, replace, repeat and delete: at the end no schedule repeats."""
     commands = [Command(0.0, _draw_data(choice_source))]
     for _ in range(choice_source.choose(3)):
         wait = pick(choice_source, (0.4, 0.0, 2.5))
@@ -76,7 +76,7 @@ def _draw_data(choice_source: ChoiceSource) -> dict[str, Any]:
 
 @dataclass
 class _Version:
-    """A schedule as one command has set it."""
+    """A schedule as one command sets it."""
 
     schedule: Schedule
     begin_ms: int
@@ -151,7 +151,7 @@ def _versions(history: History) -> list[_Version]:
 
 
 def _command(schedule: Schedule) -> tuple[int, str]:
-    """What the command that has set it leaves as it is."""
+    """Return the fields that the setting command leaves unchanged."""
     return schedule.set_ms, schedule.digest
 
 

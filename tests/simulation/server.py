@@ -1,4 +1,4 @@
-"""One real Valkey on a unix socket, asked one command at a time, with the bus's functions on a virtual clock."""
+"""One real Valkey on a unix socket that runs one command at a time, with the bus's functions on a virtual clock."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ local redis = {call = sim_call, pcall = sim_pcall, register_function = sim_regis
 
 
 def simulated_library() -> Library:
-    """The bus's functions with the virtual clock in the place of the server's."""
+    """Return the bus's functions with the virtual clock in place of the server's."""
     real = real_library()
     head, _, body = real.source.partition(b"\n")
     return replace(real, source=head + b"\n" + _CLOCK_SOURCE + body)
 
 
 class SimServer:
-    """A server of this process's own, with nothing on disk, and one blocking connection to it."""
+    """A server for this process alone, with nothing on disk, and one blocking connection to it."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="weft-sim-"))

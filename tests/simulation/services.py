@@ -21,7 +21,7 @@ STOP_SECONDS = 3.0
 
 
 class MemoryStore:
-    """What of a trajectory store the recorder needs. It outlives the processes that write to it."""
+    """The part of a trajectory store that the recorder needs. It survives the processes that write to it."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[int, str], RecordEntry] = {}

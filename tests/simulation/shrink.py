@@ -1,4 +1,4 @@
-"""Makes a failing history small: hypothesis tries simpler choices for as long as the same invariant breaks."""
+"""Makes a failing history small: hypothesis tries simpler choices as long as the same invariant breaks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _KEY = b"history"
 
 
 class _Over(KeyboardInterrupt):
-    """The time to minimise is over. Of this kind, since hypothesis lets it pass."""
+    """The time to minimise is over. An error of a kind that hypothesis passes on."""
 
 
 def minimise(server: SimServer, seed: int, kind: str | None = None, *, seconds: float = 120.0) -> Outcome:
-    """The smallest history that hypothesis finds within `seconds` and that breaks the same invariant as this seed's.
+    """Return the smallest history that hypothesis finds within `seconds` and that breaks the same invariant as this
+    seed's.
 
     `kind` is the invariant; None: the first one that the seed's history breaks. The outcome of a seed that breaks
     nothing is returned as it is.

@@ -1,4 +1,4 @@
-"""What the broker holds at the end of a history, and how a broken invariant is named."""
+"""What the broker holds at the end of a history, and the names of broken invariants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDED = ("completed", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Violation:
-    """An invariant that does not hold; `kind` is the same for the same cause, as a rule."""
+    """A broken invariant; `kind` is usually the same for the same cause."""
 
     kind: str
     text: str
@@ -31,7 +31,7 @@ class Broken(Exception):
 
 
 class Snapshot:
-    """Everything that the broker holds, by key and type."""
+    """Return everything that the broker holds, by key and type."""
 
     def __init__(self, history: History) -> None:
         server = history.server

@@ -1,4 +1,4 @@
-"""A seed is a history: it replays with the same events, in this process and in another one."""
+"""A seed determines a history: it replays with the same events, in this process and in another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transport whose calls wait until the scheduler executes them, and whose connection breaks when it says so."""
+"""A transport whose calls wait until the scheduler executes them, and whose connection breaks on request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Call:
 
 
 class Read(Call):
-    """A blocking read: executed once its streams have something for it."""
+    """A blocking read: executed once its streams have an entry for it."""
 
     __slots__ = ("after", "block_seconds", "held", "keys", "plain", "transport")
 
@@ -119,7 +119,7 @@ class SimTransport:
             read.future.set_result(None)
 
     def break_off(self, seconds: float) -> None:
-        """Lose the connection and make it again: what was not answered is sent again, a read that waits fails."""
+        """Lose the connection and open it again: unanswered calls are sent again, a waiting read fails."""
         self._reconnects += 1
         self.held_until = self._scheduler.loop.now + seconds
         for call in self.waiting:
@@ -134,7 +134,7 @@ class SimTransport:
             self.waiting.popleft().answer()
 
     def interrupt(self) -> None:
-        """Break the blocking read that waits, if there is one."""
+        """Break the waiting blocking read, if there is one."""
         for read in [read for read in self._scheduler.reads if read.transport is self]:
             if not read.future.done():
                 read.future.set_exception(BusUnavailable("the read was interrupted"))

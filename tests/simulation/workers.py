@@ -1,4 +1,4 @@
-"""Runs many histories in several processes, and tells what they have shown."""
+"""Runs many histories in several processes, and reports the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = 8
 
 @dataclass
 class Found:
-    """What the histories have shown so far."""
+    """The results of the histories so far."""
 
     histories: int = 0
     broken: int = 0
@@ -59,7 +59,7 @@ Report = tuple[int, list[tuple[str, str]]]
 
 
 def run_many(first: int, histories: int | None, minutes: float | None, processes: int) -> int:
-    """Run `histories` histories, or as many as `minutes` allow; 1 where an invariant broke, else 0."""
+    """Run `histories` histories, or as many as `minutes` allow. Return 1 if an invariant broke, else 0."""
     print(f"the first seed is {first}", flush=True)
     context = multiprocessing.get_context("spawn")
     reports: Queue[Report | None] = context.Queue()

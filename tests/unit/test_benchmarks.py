@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic and shapes. No test here says how fast anything is."""
+"""The benchmarks' own arithmetic and shapes. No test here measures speed."""
 
 from __future__ import annotations
 

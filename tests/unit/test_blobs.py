@@ -1,4 +1,4 @@
-"""The blob stores keep the same promises, wherever the blobs lie; and what is read of them by reference."""
+"""All blob stores keep the same promises, and references read their blobs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def put_table(blobs: BlobStore, folder: str, tmp_path: Path) -> str:
 
 
 def age(path: Path) -> None:
-    """Make it a day old, with all that is in it."""
+    """Make it and everything in it a day old."""
     for each in [*path.rglob("*"), path]:
         os.utime(each, (time.time() - 86_400,) * 2)
 

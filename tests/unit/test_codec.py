@@ -1,4 +1,4 @@
-"""Reading and writing data: what is refused is named, and nothing hostile costs time."""
+"""Encoding and decoding: errors name what is refused, and hostile data costs little time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derived names: fixed for ever, since other languages compute them too."""
+"""Derived ids never change, since programs in other languages compute them too."""
 
 from __future__ import annotations
 

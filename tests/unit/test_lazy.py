@@ -1,4 +1,4 @@
-"""Names that are loaded when they are first used."""
+"""Names that load on first use."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def asked(client: Client, prompt: object = "Say something", **more: Any) -
 
 
 async def failure(client: Client, prompt: object = "Say something", **more: Any) -> tuple[str, str]:
-    """Type and message of the error with which the task ends."""
+    """Return type and message of the error with which the task ends."""
     task = await client.submit("asker", prompt, **more)
     response = await task.result(timeout=WAIT)
     assert response.error is not None
@@ -39,7 +39,7 @@ async def failure(client: Client, prompt: object = "Say something", **more: Any)
 
 
 def shown(events: list[StreamEvent]) -> str:
-    """What a client shows at the end: a higher attempt of a run id replaces what lower ones said."""
+    """Return what a client shows at the end: a higher attempt of a run id replaces what lower ones emitted."""
     texts: dict[str, tuple[int, str]] = {}
     for event in events:
         if event.type != "weft.output.delta":

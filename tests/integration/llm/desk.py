@@ -1,4 +1,4 @@
-"""Agents that a model drives, and what tests of them say in one line."""
+"""Agents that a model drives, and one-line helpers for their tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT = 120.0
 
 
 class Desk:
-    """An app whose agents ask the test server; its tools note each call."""
+    """An app whose agents ask the test server; its tools log each call."""
 
     def __init__(self, server: OpenAIServer) -> None:
         self.server = server
@@ -50,17 +50,17 @@ class Desk:
         return agent
 
     def said(self, number: int = -1) -> list[dict[str, Any]]:  # Any: JSON
-        """The messages of a request, by its place in the ledger."""
+        """Return the messages of a request, by its place in the ledger."""
         entries = self.server.ledger()
         messages: list[dict[str, Any]] = self.server.request(entries[number].number)["messages"]
         return messages
 
     def results(self, number: int = -1) -> list[str]:
-        """What the tools have given, as a request says it."""
+        """Return the tools' results in a request."""
         return [str(message["content"]) for message in self.said(number) if message["role"] == "tool"]
 
     def tools(self, number: int = -1) -> list[dict[str, Any]]:  # Any: JSON
-        """The tools that a request offers."""
+        """Return the tools that a request offers."""
         entries = self.server.ledger()
         return [tool["function"] for tool in self.server.request(entries[number].number).get("tools", [])]
 
@@ -74,7 +74,7 @@ async def ask(client: Client, given: object = "Find out.", agent: str = "researc
 async def failure(
     client: Client, given: object = "Find out.", agent: str = "researcher", **more: Any
 ) -> tuple[str, str]:
-    """Type and message of the error with which the agent's task ends."""
+    """Return type and message of the error with which the agent's task ends."""
     task = await client.submit(agent, given, **more)
     response = await task.result(timeout=WAIT)
     assert response.error is not None, response
@@ -82,7 +82,7 @@ async def failure(
 
 
 async def questions(task: TaskHandle, count: int) -> dict[str, Mapping[str, Any]]:  # Any: JSON
-    """The first questions of a task by their prompts: id and data."""
+    """Return a task's first questions by their prompts: id and data."""
     found: dict[str, Mapping[str, Any]] = {}
     async for event in task.stream():
         if event.type == "weft.human.requested":

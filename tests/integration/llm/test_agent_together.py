@@ -20,7 +20,7 @@ def desk(openai_server: OpenAIServer) -> Desk:
 
 
 def of(system: str, *rules: Rule) -> tuple[Rule, ...]:
-    """Rules for the agent whose instructions hold this text, one for each of its turns."""
+    """Return rules for the agent whose instructions contain this text, one for each of its turns."""
     return tuple(
         rule.but(when=When(system=system, tool_results=number))
         if len(rules) > 1
@@ -30,7 +30,7 @@ def of(system: str, *rules: Rule) -> tuple[Rule, ...]:
 
 
 async def test_members_at_once_do_not_go_over_the_tasks_limit_together(desk: Desk) -> None:
-    """The provider counts far more than is estimated: the leader's call has shown it, and the members reserve it."""
+    """The provider counts more than the estimate: the leader's call has shown it, so the members reserve that much."""
     used = Usage(input=100, output=50)
     asked = calls(*[("critic", {"content": f"text {number}"}) for number in range(8)], usage=used)
     desk.add("critic", instructions="Criticise.", settings={"max_tokens": 60})

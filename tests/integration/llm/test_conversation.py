@@ -114,7 +114,7 @@ async def test_calls_that_stay_wrong_end_the_conversation(desk: Desk) -> None:
 
 @pytest.mark.parametrize("result", [float("nan"), object()], ids=["nan", "object"])
 async def test_a_result_that_json_cannot_hold_ends_the_conversation(desk: Desk, result: object) -> None:
-    """The tool's code is wrong: the model is not asked to do anything about it."""
+    """The tool's code is wrong: the model is not asked to correct it."""
 
     @desk.app.tool
     def measure() -> object:

@@ -1,4 +1,4 @@
-"""Conversations on the services: they outlive restarts and deploys, and use tools of other apps."""
+"""Conversations on the services: they survive restarts and deploys, and use tools of other apps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a provider may do instead of answering: what is asked again, and what ends with one clear line."""
+"""What a provider may do instead of answering: what is retried, and what ends with one clear line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_the_provider_says_how_long_to_wait(openai_server: OpenAIServer, r
 
 
 async def test_a_waiting_call_holds_no_process(openai_server: OpenAIServer) -> None:
-    """The run waits for a timer of the broker, as after `ctx.sleep`: the handler has nothing in hand."""
+    """The run waits for a timer of the broker, as after `ctx.sleep`: the handler holds nothing."""
     openai_server.play(rate_limited(after=600))
     async with (local := LocalApp(app_of(asker(openai_server)))) as client:
         task = await client.submit("asker", "Say something")
@@ -141,7 +141,7 @@ async def test_a_url_that_nobody_answers_at_ends_after_the_attempts(openai_serve
 
 
 class Hurried(AgentContext):
-    """Of a task whose submit had a deadline in 100 seconds."""
+    """Return the error of a task whose submit had a deadline in 100 seconds."""
 
     @property
     def deadline(self) -> float:
@@ -201,7 +201,7 @@ async def test_a_call_that_takes_too_long_is_made_again(openai_server: OpenAISer
 async def test_after_a_rate_limit_the_others_ask_nothing_until_then(
     openai_server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty conversations meet a limit that the first of them was told of: one refusal in all."""
+    """Twenty conversations run into a limit that the first of them has reported: one refusal in all."""
     rows: list[Step] = []
     monkeypatch.setattr(turn_handler, "count_model_calls", lambda _, found: rows.extend(found))
     openai_server.play(rate_limited(after=3, in_all=1), answer("Right."))
@@ -284,7 +284,7 @@ async def test_connections_are_shared_and_closed_at_the_end(openai_server: OpenA
 async def test_a_stream_that_ends_well_but_too_early_is_no_answer(
     openai_server: OpenAIServer, api: str, path: str, body: dict[str, object], kept: int
 ) -> None:
-    """As behind a proxy that has lost the provider: to the transport the response is whole."""
+    """A proxy that has lost the provider answers like this: the transport sees a complete response."""
     openai_server.play(answer("Wrong words. " * 60))
     async with httpx2.AsyncClient(headers={"authorization": f"Bearer {openai_server.key}"}) as http:
         whole = await http.post(f"{openai_server.url}/{path}", json={**body, "model": "gpt-test", "stream": True})

@@ -1,4 +1,4 @@
-"""A process that dies at any write of a model call: the answer is the same, paid for twice only where it must be."""
+"""A process dies at any write of a model call: the answer is the same, and paid for twice only if it must be."""
 
 from __future__ import annotations
 

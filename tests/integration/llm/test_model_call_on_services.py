@@ -31,7 +31,7 @@ TOGETHER = Together(replicas={"agent-handler": 1, "state-manager": 1}, app="test
 async def test_a_kill_in_the_middle_of_an_answer_costs_that_answer_alone(
     valkey: Server, openai_server: OpenAIServer, namespace: str, tmp_path: Path
 ) -> None:
-    """What was shown of it is replaced by what the next process shows."""
+    """What the next process shows replaces what was shown of it."""
     openai_server.play(gated(answer("Only once. " * 60), "rest", after=3).but(times=1), answer("Right."))
     folder = tmp_path / "fleet"
     async with (
@@ -86,7 +86,7 @@ async def test_the_command_shows_the_one_line(
 
 
 def test_nothing_of_the_client_is_loaded_before_the_first_call() -> None:
-    """A service that asks no model starts without it, and one that does starts as fast."""
+    """A service without models starts without it; one with models starts as fast."""
     heavy = ("pydantic_ai", "openai", "httpx2", "mcp", "opentelemetry")
     code = (
         "import sys, runtime_core.host.app_services, runtime_core.llm.agent, tests.apps.llm_app\n"

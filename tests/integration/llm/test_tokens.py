@@ -40,7 +40,7 @@ async def test_a_cost_limit_shortens_the_answer_too(openai_server: OpenAIServer)
 
 
 async def test_calls_that_do_not_fit_beside_each_other_wait_for_each_other(openai_server: OpenAIServer) -> None:
-    """Each may have most of the limit: the second is asked when the first has given back what it did not use."""
+    """Each may use most of the limit: the second is sent when the first has returned what it did not use."""
     first = answer("One", when=When(user="first"), usage=Usage(input=5, output=5))
     openai_server.play(gated(first, "one", headers=False), answer("Two"))
     app = App("asking")

@@ -110,7 +110,7 @@ async def test_the_code_of_a_task_runs_again_on_its_results_and_calls_nothing() 
 
 
 async def test_a_replay_sees_the_times_that_the_run_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if every reading of the clock differs: a message has the time of its emission."""
+    """This also holds if every reading of the clock differs: a message has the time of its emission."""
     clock, looks = time.time_ns, count(1)
     monkeypatch.setattr(time, "time_ns", lambda: clock() + next(looks) * 3_000_000)
     monkeypatch.setattr(time, "time", lambda: time.time_ns() / 1e9)

@@ -65,7 +65,7 @@ def _reads(scenario: Scenario, state: State, number: int) -> Iterator[Move]:
 
 
 def _takes(scenario: Scenario, state: State, number: int) -> Iterator[Move]:
-    """Take up the consumer's own forgotten entries, and adopt those of the dead and the silent."""
+    """Read the consumer's own forgotten entries, and adopt those of dead and silent consumers."""
     name, other = NAMES[number], NAMES[1 - number]
     for stream, entries in enumerate(state.broker.streams):
         for place, entry in enumerate(entries):
@@ -96,7 +96,7 @@ def _declared_dead(state: State, number: int) -> State:
 
 
 def _begin(scenario: Scenario, call: Functions, stream: int, place: int) -> Consumer:
-    """A delivery comes into a consumer's hands: read what its turn needs."""
+    """A consumer takes a delivery and reads what its turn needs."""
     event, _, deliveries = call.streams[stream][place]
     work = Work(stream, event, deliveries, "ready")
     if stream == AGENT:

@@ -157,7 +157,7 @@ class Functions:
             self.end(run, failed=False)
 
     def suspend(self, work: Work) -> None:
-        """Commit a turn that asks its tools and waits for them; answered ones are not asked again."""
+        """Commit a turn that calls its tools and waits for them; answered ones are not called again."""
         answered = {step for step, _ in self.fan.results}
         asked = tuple(step for step in CALLS if step not in answered)
         self.fan = self.fan._replace(missing=asked, turns=self.fan.turns + 1, used=work.answer)

@@ -1,4 +1,4 @@
-"""Submits, forks, messages, schedules: what starts, and starts once."""
+"""Submits, forks, messages, schedules: what starts, and that it starts once."""
 
 from __future__ import annotations
 

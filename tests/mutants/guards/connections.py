@@ -1,4 +1,4 @@
-"""How a broker is found, signed in to and found again."""
+"""Connections: finding a broker, signing in, and finding it again."""
 
 from __future__ import annotations
 

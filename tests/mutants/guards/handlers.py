@@ -1,4 +1,4 @@
-"""Handlers and the consumer: what is held, dropped, loaded and tried again."""
+"""Handlers and the consumer: what they hold, drop, load and retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners: who is alive, what the dead held, and the fences that keep their late writes out."""
+"""Owners: who is alive, what dead owners held, and the fences against their late writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishers with streams of their own: what binds a command to its tenant, and keeps streams apart."""
+"""Publishers with their own streams: what binds a command to its tenant and keeps streams apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues of tenants: new tasks take turns, and none waits for ever."""
+"""Tenants' queues: new tasks take turns, and none waits forever."""
 
 from __future__ import annotations
 

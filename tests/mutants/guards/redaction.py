@@ -1,4 +1,4 @@
-"""Redaction: bounds on its cost, and what becomes of the data beyond them."""
+"""Redaction: bounds on its cost, and how data beyond them is shown."""
 
 from __future__ import annotations
 

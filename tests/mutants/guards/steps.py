@@ -1,4 +1,4 @@
-"""Steps in mid-turn: journaled once, used as journaled, and read before a turn repeats one."""
+"""Steps in the middle of a turn: journaled once, used as journaled, and read before a turn repeats one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries and timers: each fires once, in its place, and for a run that still waits."""
+"""Retries and timers: each fires once, in order, and only for a run that still waits."""
 
 from __future__ import annotations
 

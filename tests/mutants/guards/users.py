@@ -1,4 +1,4 @@
-"""Users of the broker: what rights they are given, and who may load functions."""
+"""Users of the broker: their rights, and who may load functions."""
 
 from __future__ import annotations
 

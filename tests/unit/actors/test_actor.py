@@ -159,7 +159,7 @@ async def test_an_error_of_the_broker_ends_the_run_whatever_the_handler_makes_of
 
 
 async def test_a_request_that_the_broker_has_lost_ends_the_run_whatever_the_handler_makes_of_it() -> None:
-    """It is replayed from what the broker holds, and asks again."""
+    """It is replayed from what the broker holds, and sends its request again."""
 
     async def handle(run: ActorRun) -> None:
         try:
@@ -172,7 +172,7 @@ async def test_a_request_that_the_broker_has_lost_ends_the_run_whatever_the_hand
 
 
 async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
-    """Two calls back changed the state while the handler waited for both; the one that it asked first ended last."""
+    """Two calls back changed the state while the handler waited for both; the first one ended last."""
     seen: list[bytes] = []
 
     async def handle(run: ActorRun) -> None:
@@ -221,7 +221,7 @@ async def test_what_a_handler_published_before_it_failed_for_good_leaves() -> No
 
 
 async def test_over_a_limit_the_commit_publishes() -> None:
-    """A write in mid-turn was refused, which changes nothing."""
+    """The broker refused a write in the middle of the turn, which changes nothing."""
     broker = Broker(LimitExceeded("max_steps"))
 
     async def handle(run: ActorRun) -> None:

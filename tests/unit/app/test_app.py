@@ -1,4 +1,4 @@
-"""What an app may declare, what is refused, and how agents read input and start."""
+"""Valid and invalid declarations of an app, and how agents decode input and start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FakeContext:
-    """As much of a context as starting an agent needs."""
+    """The part of a context that starting an agent needs."""
 
     def __init__(self, state: dict[str, object] | None = None) -> None:
         self.state = {} if state is None else state

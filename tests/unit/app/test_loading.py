@@ -16,7 +16,7 @@ HEAD = "from runtime_core.app.app import App\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current directory; what is imported from it is forgotten afterwards."""
+    """An empty current directory. Modules imported from it are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)

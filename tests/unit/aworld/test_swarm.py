@@ -1,4 +1,4 @@
-"""The topology of a swarm: what it is read as, and what it refuses."""
+"""The topology of a swarm: how it is read, and what it refuses."""
 
 from __future__ import annotations
 

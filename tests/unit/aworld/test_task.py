@@ -1,4 +1,4 @@
-"""What a Task, its config and its response accept, and how they refuse the rest."""
+"""What a Task, its config and its response accept, and how they refuse everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes a connection over that redis-py has made."""
+"""Taking over a connection that redis-py has opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers.process import HOST
 
 
 async def test_a_server_that_hung_up_before_is_noticed() -> None:
-    """Nobody would hear of it: the end of the stream is told once, to the reader that redis-py had."""
+    """Nobody would notice it: only redis-py's reader is told once that the stream has ended."""
     gone = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

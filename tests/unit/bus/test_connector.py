@@ -1,4 +1,4 @@
-"""What redis-py is told of the broker that a URL names, and what is refused."""
+"""What redis-py is given for the broker in a URL, and what is refused."""
 
 from __future__ import annotations
 

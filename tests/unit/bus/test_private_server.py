@@ -1,4 +1,4 @@
-"""The server behind `memory://`: one for the process, shared by all that runs in it, and gone with it."""
+"""The server behind `memory://`: one per process, shared by everything in it, and gone with it."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Text:
 
 
 async def end_server() -> None:
-    """Kill the server of this process, and wait until its end is known."""
+    """Kill the server of this process, and wait until the process knows."""
     server = private_server._server
     assert server is not None
     assert server.process is not None

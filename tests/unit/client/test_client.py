@@ -1,4 +1,4 @@
-"""What a caller may give to `Client.submit`, and how each mistake is named."""
+"""Valid arguments of `Client.submit`, and the error for each mistake."""
 
 from __future__ import annotations
 

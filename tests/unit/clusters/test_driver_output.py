@@ -1,4 +1,4 @@
-"""A driver's output in the gateway's log: a line without end takes no memory without end, and shows no secret."""
+"""A driver's output in the gateway's log: an endless line takes bounded memory and shows no secret."""
 
 from __future__ import annotations
 

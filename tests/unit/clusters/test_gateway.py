@@ -1,4 +1,4 @@
-"""A step that was lost with its engine is driven again once the engine serves again, and not while it goes down."""
+"""A step that was lost with its engine is sent again once the engine serves again, not while it goes down."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Driver:
 
 
 class Lossy:
-    """A gateway over such a driver, on `memory://`, with one step asked for."""
+    """A gateway over such a driver, on `memory://`, with one requested step."""
 
     def __init__(self, broker: Broker, bus: EventBus, engine: Served) -> None:
         self.broker = broker
@@ -68,7 +68,7 @@ class Lossy:
         self.handler = StepHandler(bus, cast(Gateway, gateway), metrics)
 
     async def attempt(self) -> int:
-        """Handle the step's next delivery; how many calls the engine has been asked for since the start."""
+        """Handle the step's next delivery. Return how many calls the engine has had since the start."""
         await self.broker.pass_time(2000)
         await self.bus.promote()
         delivery = await self.broker.take(self.bus, self.engine.name)
@@ -125,7 +125,7 @@ async def test_a_second_loss_is_the_end_of_the_step(spark: Lossy) -> None:
 
 
 async def test_a_server_that_goes_on_is_asked_again(spark: Lossy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has lost one session, and the connection holds."""
+    """It has lost one session; its connection still works."""
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
     spark.driver.ends = [LOST, Value(b"2")]
     assert await spark.attempt() == 1
@@ -134,7 +134,7 @@ async def test_a_server_that_goes_on_is_asked_again(spark: Lossy, monkeypatch: p
 
 
 async def test_an_engine_whose_work_goes_on_is_asked_at_once() -> None:
-    """The work is found again by its key: asking costs nothing."""
+    """The key finds the work again: asking costs nothing."""
     async with lossy(RAY) as ray:
         ray.driver.ends = [LOST, LOST, Value(b"2")]
         assert [await ray.attempt() for _ in range(3)] == [1, 2, 3]

@@ -199,7 +199,7 @@ def test_the_items_of_a_map_fail_alone() -> None:
 
 
 def in_worker(tmp_path: Path, app: str, folder: Path) -> list[Any]:
-    """What two calls give in a process that was started elsewhere, as a worker's is, and whether it loads the rest."""
+    """Return the results of two calls in a process started elsewhere, as a worker is, and whether it loads the rest."""
     script = f"""
 import json, sys
 from runtime_core.engines.protocol import Registered, Step

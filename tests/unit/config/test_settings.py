@@ -1,4 +1,4 @@
-"""Settings: defaults, every wrong value named in one line, and the way to child processes."""
+"""Settings: defaults, a one-line error for every wrong value, and how child processes get them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that look like settings and are none: refused in one line, and never by mistake."""
+"""Unknown variables that look like settings are refused in one line, and valid ones never are."""
 
 from __future__ import annotations
 

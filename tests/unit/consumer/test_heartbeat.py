@@ -1,4 +1,4 @@
-"""A consumer remembers a bounded number of ended tasks, and knows from when on it remembers all of them."""
+"""A consumer remembers a bounded number of ended tasks, and knows since when it remembers all of them."""
 
 from __future__ import annotations
 

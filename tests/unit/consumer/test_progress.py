@@ -1,4 +1,4 @@
-"""The watch over the event loop: which code it interrupts, and which it spares."""
+"""The watch over the event loop: which code it interrupts, and which it does not."""
 
 from __future__ import annotations
 

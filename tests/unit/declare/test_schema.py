@@ -25,7 +25,7 @@ class Box:
 
 
 def laughs(levels: int, innermost: object) -> object:
-    """A value of a few hundred bytes in memory, and of 100 to the power of `levels` times its innermost as JSON."""
+    """Return a value that is small in memory, and 100 to the power of `levels` times its innermost as JSON."""
     value = innermost
     for _ in range(levels):
         value = [value] * 100

@@ -1,4 +1,4 @@
-"""Hooks are steps of their run: each runs once whatever dies, and a replay gets the same verdicts."""
+"""Hooks are steps of their run: each runs once despite crashes, and a replay gets the same verdicts."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_a_hook_that_was_removed_meanwhile_counts_as_one_that_fails(guard:
 
 
 async def test_hooks_of_a_failure_are_told_of_each_delivery_that_fails_for_good() -> None:
-    """A redriven run may fail at a place that other steps have taken, and must find its own."""
+    """A redriven run may fail at a place that other steps have taken, and must find its own steps."""
     told: list[str] = []
     world = HookedWorld()
     world.app.hook("agent_stopped", name="alert", always=True)(lambda event: told.append(event.error["message"]))

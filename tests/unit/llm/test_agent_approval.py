@@ -1,4 +1,4 @@
-"""Which calls a human is asked about."""
+"""Which calls need a human's approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of text on their way to the client."""
+"""Batches of streamed text for the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime_core.runs.model_step import ModelCall
 
 
 class Call:
-    """What the pieces see of a call."""
+    """The part of a call that the batches see."""
 
     def __init__(self, attempt: int = 1) -> None:
         self.attempt = attempt

@@ -1,4 +1,4 @@
-"""An LLMAgent as pydantic-ai's: how its answer is read, and what the model is told of it."""
+"""An LLMAgent runs on pydantic-ai: how its answer is read, and what the model is sent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Say = Callable[[int], list[TextPart | ToolCallPart]]
 
 
 async def conversation(say: Say, **given: Any) -> tuple[Completed | Failed, list[Any], list[AgentInfo]]:
-    """How a run of an agent ends whose model answers so; the parts that it was sent each time, and what it might do."""
+    """Return how an agent's run ends whose model answers like this, and the parts that the model was sent each time."""
     sent: list[Any] = []
     infos: list[AgentInfo] = []
 
@@ -140,7 +140,7 @@ async def test_a_call_that_is_wrong_twice_is_told_with_what_there_is() -> None:
 
 
 async def test_what_was_decided_of_a_call_stays_with_its_answer() -> None:
-    """Another deploy offers nothing; the journaled answer calls a tool that there was, and its result is used."""
+    """Another deploy offers no tools; the journaled answer calls an earlier tool, and its result is used."""
     answers: list[list[TextPart | ToolCallPart]] = [[ToolCallPart("look", {"at": "it"}, "1")], [TextPart("Done.")]]
     world = World(cold=True)
     for tools in (["look"], []):

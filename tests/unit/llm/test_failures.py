@@ -1,4 +1,4 @@
-"""What follows from each error of the client. The errors are the client's own."""
+"""What follows each error of the client. The errors are the client's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms that the input of a model's agent may have."""
+"""The forms of input of an agent that a model drives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate that holds calls back after a rate limit."""
+"""The gate that delays calls after a rate limit."""
 
 from __future__ import annotations
 

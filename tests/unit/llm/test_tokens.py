@@ -1,4 +1,4 @@
-"""What of a conversation is sent. Sizes are by the estimate, which the tests do not know."""
+"""Which part of a conversation is sent. Sizes are estimates, which the tests do not know."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def result(number: int) -> Message:
 
 
 def conversation(turns: int, *, seed: int = 0) -> list[Message]:
-    """Questions, some of which need tools, with an answer each but the last."""
+    """Return questions, some of which need tools, with an answer each except for the last."""
     chance = random.Random(seed)
     messages: list[Message] = []
     for number in range(turns):

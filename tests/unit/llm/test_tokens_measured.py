@@ -1,4 +1,4 @@
-"""Estimates are corrected by what providers have counted, upwards only."""
+"""Providers' counts correct estimates, only upwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model may call, and the names that it sees."""
+"""The tools that a model may call, and the names that it sees."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_final_answer_keeps_its_name_and_is_not_among_the_tools() -> None:
 
     @app.tool
     def final_result(answer: str) -> None:
-        """A tool with the very name."""
+        """A tool with exactly this name."""
 
     found = toolset(app, final_result, output=FINAL)
     [name] = names(found)

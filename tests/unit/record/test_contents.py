@@ -1,4 +1,4 @@
-"""Which lists of messages the store lacks is found from their ends: it costs what is new."""
+"""The search for message lists that the store lacks starts at their ends, so it costs only what is new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def contents_of(*lists: list[object]) -> tuple[Contents, list[bytes]]:
 
 
 def search(heads: list[bytes], nodes: dict[bytes, Node], stored: set[bytes]) -> tuple[list[bytes], int, int]:
-    """What is missing, how many digests were looked up, in how many rounds."""
+    """Return what is missing, how many digests were looked up, and in how many rounds."""
     finding = missing_nodes(heads, nodes)
     looked, rounds = 0, 0
     try:

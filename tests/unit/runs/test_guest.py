@@ -89,7 +89,7 @@ async def test_operations_are_asked_for_from_any_task(cold: bool) -> None:
 
 
 async def test_operations_of_a_group_wake_the_run_once() -> None:
-    """Three calls in one turn, and one turn that continues."""
+    """Three calls are made in one turn, and one turn continues."""
 
     async def program(library: Library) -> object:
         return len(await asyncio.gather(*(library.tool("look", place, group="batch") for place in range(3))))
@@ -252,7 +252,7 @@ async def test_a_crash_at_each_write_repeats_nothing_that_was_kept(before: bool)
 
 @pytest.mark.parametrize("cold", [False, True])
 async def test_a_cancelled_task_of_the_code_leaves_its_operation(cold: bool) -> None:
-    """The call continues, its result is dropped, and the run does not wait for it."""
+    """The call runs on, its result is dropped, and the run does not wait for it."""
 
     async def program(library: Library) -> object:
         slow = asyncio.create_task(library.tool("slow"))
@@ -378,7 +378,7 @@ async def test_a_thread_of_the_code_holds_the_turn_and_loses_nothing() -> None:
 
 
 async def test_a_thread_that_another_library_starts_wakes_the_code() -> None:
-    """Nothing waits for it: its end wakes the run while another step is at work."""
+    """Nothing waits for it: its end wakes the run while another step is running."""
     open_gate = asyncio.Event()
 
     async def program(library: Library) -> object:
@@ -402,7 +402,7 @@ async def test_a_thread_that_another_library_starts_wakes_the_code() -> None:
 
 
 async def test_what_cannot_be_asked_any_more_is_the_codes_error_too() -> None:
-    """Even if the journal has the operation: the code that creates it has changed."""
+    """This holds even if the journal has the operation: the code that creates it has changed."""
 
     def code(argument: object) -> Code:
         async def program(library: Library) -> object:

@@ -1,4 +1,4 @@
-"""The rules of an earlier release, which later ones may add to: what they hide stays hidden."""
+"""The rules of an earlier release. Later ones may only add to them: what they hide stays hidden."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RULE = re.compile(
 
 
 def secrets_in(text: bytes) -> Iterator[bytes]:
-    """Everything that the rules hid of a text, and the starts of longer secrets."""
+    """Return everything that the rules hid of a text, and the starts of longer secrets."""
     for at in range(len(text)):
         found = RULE.match(text, at)
         if found is not None and found.lastindex:

@@ -19,7 +19,7 @@ FORMATS = ("text", "json")
 
 
 class Unshowable:
-    """An argument that fails when it is shown, with a secret in what it says."""
+    """An argument whose text fails, with a secret in the error."""
 
     def __str__(self) -> str:
         raise ValueError(f"no text for {KEY}")

@@ -1,4 +1,4 @@
-"""Secrets: what is taken out, what is left alone, and that JSON stays what it was."""
+"""Secrets: what is removed, what stays, and that JSON stays valid."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_json_stays_json_and_only_what_is_secret_changes(value: object, secret: 
 
 
 def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
-    """A rule finds no half of a secret, so texts are shortened after their secrets are gone."""
+    """Rules do not match half of a secret, so texts are shortened after redaction."""
     half = GITHUB[: len(GITHUB) // 2]
     for limit, failed in ((LONGEST_MESSAGE, failed_from), (MAX_ERROR_CHARACTERS, failure_of)):
         said = "x" * (limit - len(half) - 1) + " " + GITHUB

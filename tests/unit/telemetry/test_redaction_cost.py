@@ -1,4 +1,4 @@
-"""Redaction of hostile data: time that grows with the length, and nothing that the first look misses."""
+"""Redaction of hostile data takes linear time, and its first pass misses nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Of this thread's processor time, the least of three: other programs do not count."""
+    """Return this thread's CPU time, the lowest of three: other programs do not count."""
     times = []
     for _ in range(3):
         began = time.thread_time()
@@ -322,7 +322,7 @@ SECRETS = (KNOWN, '"quoted" \\é日/\U0001f600', "known\nsecret", "12345678")
 
 
 def _written(value: object, style: int) -> str:
-    """JSON as different encoders write it."""
+    """Return JSON as different encoders write it."""
     text = json.dumps(value, ensure_ascii=style % 2 == 0)
     if style & 2:
         text = text.replace("/", "\\/")

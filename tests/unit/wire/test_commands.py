@@ -1,4 +1,4 @@
-"""Commands are valid once read, mistakes are named by path, facts say what the wire promises."""
+"""Parsed commands are valid, errors name the path of a mistake, facts match the wire's documentation."""
 
 from __future__ import annotations
 
@@ -426,7 +426,7 @@ def test_the_same_happening_has_the_same_event_id() -> None:
 
 
 def wire_commands() -> list[str]:
-    """The redis-cli lines of the wire's description that write an event, each as one line."""
+    """Return the redis-cli lines in the wire's documentation that write an event, each as one line."""
     text = WIRE.read_text().replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.strip().startswith("redis-cli XADD weft:tasks")]
 

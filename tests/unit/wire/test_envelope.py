@@ -1,4 +1,4 @@
-"""Events on stream entries: both content modes, what is filled in, and what is refused by name."""
+"""Events on stream entries: both content modes, defaults, and refusals by name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_structured_mode_round_trip(envelope: Envelope, as_base64: bool) -> None
 
 
 def field_lists() -> st.SearchStrategy[list[bytes]]:
-    """Entries near enough to events to reach every branch, and far enough to break each."""
+    """Return entries that are close enough to events to reach every branch, and wrong enough to break each."""
     known = st.sampled_from([name.encode() for name in (*ATTRIBUTES, "data", "data", "metadata")])
     structured = st.dictionaries(
         st.sampled_from([*ATTRIBUTES, "data", "data_base64", "x", ""]), json_values, max_size=8

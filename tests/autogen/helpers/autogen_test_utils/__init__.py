@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 @dataclass
 class MessageType:
-    """A message that says nothing."""
+    """A message without content."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class NoopAgent(BaseAgent):
 
 
 class LoopbackAgent(RoutedAgent):
-    """Counts and keeps what it is sent, and returns it."""
+    """Counts and keeps its messages, and returns each one."""
 
     def __init__(self) -> None:
         super().__init__("An agent that returns what it is sent.")

@@ -1,4 +1,4 @@
-"""pydantic-ai's agents as they are, on real services with a real HTTP model, whose processes are killed."""
+"""Unchanged pydantic-ai agents on real services with a real HTTP model, whose processes are killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ THREE = calls(("look", {"place": "a"}), ("look", {"place": "b"}), ("weigh", {"pl
 async def test_an_agent_with_parallel_tools_ends_with_its_answer(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
-    """Each request once; the text as deltas; usage once; the tools are rows of their own, done by tool-handler."""
+    """Each request is sent once, the text arrives as deltas, usage counts once, and tool-handlers run the tools."""
     path = tmp_path / "effects"
     openai_server.play(turns(THREE, answer("Found: {results}")))
     async with running(valkey, namespace, tmp_path, openai_server) as (_, client):
@@ -122,7 +122,7 @@ async def test_a_tool_that_may_not_be_repeated_tells_the_model_that_its_end_is_u
 async def test_structured_output_is_asked_for_again_until_it_is_valid(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
-    """By the schema, and by the agent's own validator; a rate limit and an outage on the way cost no answer."""
+    """The schema and the agent's own validator reject answers; a rate limit and an outage meanwhile cost no answer."""
     wrong, empty, good = ({"city": "Bern", "words": words} for words in ("many", 0, 3))
     openai_server.play(
         rate_limited(after=1, times=1), failing(503, times=1), turns(output(wrong), output(empty), output(good))

@@ -1,4 +1,4 @@
-"""An event-driven run gives the same however it is driven: through, cold, answered in any order, or with crashes."""
+"""An event-driven run gives the same result in every order of answers, cold or warm, and with crashes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def talk(ctx: AgentContext, input: Any) -> object:
 
 
 async def failing(ctx: AgentContext, input: Any) -> object:
-    """Of two that fail at once the first in order counts."""
+    """If two fail at once, the first in order counts."""
     first = [ToolMessage(receiver=f"bad{n}", payload={"n": n}) for n in range(3)]
     return (await run_events(ctx, first)).value()
 

@@ -1,4 +1,4 @@
-"""Messages as JSON, and which handler takes them."""
+"""Messages as JSON, and which handler gets them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_what_cannot_be_kept_is_refused_where_it_is_emitted() -> None:
 
 
 async def test_handlers_do_not_share_what_they_get() -> None:
-    """W10: what one changes, no other sees."""
+    """A change by one is invisible to the others."""
 
     async def sharing(ctx: AgentContext, input: object) -> None:
         manager = EventManager(ctx)

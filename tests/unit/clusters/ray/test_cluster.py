@@ -1,4 +1,4 @@
-"""What a driver of Ray is told by its environment."""
+"""What a driver of Ray reads from its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a map goes over its items, with workers that are played."""
+"""How a map iterates over its items, with simulated workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the local Spark Connect server needs, told before it is started; no Spark is needed to say so."""
+"""The requirements of the local Spark Connect server, checked before it starts; this needs no Spark."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _fresh() -> None:
 
 
 async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
-    """Three looks at once, one of which has to be made again; then a payment; then what was found."""
+    """Three tool calls at once, one of which is repeated; then a payment; then the answer."""
     requests.append(len(messages))
     match len(messages):
         case 1:
@@ -84,7 +84,7 @@ def sample() -> tuple[App, PydanticAgent]:
 
 
 class ToolWorld(World):
-    """A world whose tools are done by the app, as a tool-handler does them."""
+    """A world whose app runs the tools, as a tool-handler does."""
 
     app: App
     threads: ThreadPoolExecutor
@@ -144,7 +144,7 @@ FOUND = "Found: ann sees 0, ann sees 1, not there: look elsewhere, ann sees 9, p
 
 
 async def test_the_names_of_the_steps_are_pinned() -> None:
-    """They are persisted with each run: another name parks what is under way."""
+    """They are stored with each run: other names would park running work."""
     result, world = await play()
     assert isinstance(result, Completed), result
     assert json.loads(result.output) == FOUND
@@ -199,7 +199,7 @@ async def test_the_text_is_streamed_and_the_usage_reported() -> None:
 
 
 async def test_requests_are_recorded_with_the_same_bytes_for_the_same_messages() -> None:
-    """Also where another process has replayed what was before: its clock is in no message."""
+    """This holds if another process has replayed the earlier part: no message contains its clock."""
     _, world = await play(cold=True)
     recorded = [json.loads(bytes(row.input)) for row in world.model_rows]
     assert [len(request["messages"]) for request in recorded] == [1, 3, 5]

@@ -1,4 +1,4 @@
-"""What ends a conversation that would not end by itself."""
+"""Limits that end a conversation that would not end by itself."""
 
 from __future__ import annotations
 
