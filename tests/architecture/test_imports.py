@@ -30,7 +30,13 @@ PLACES = {
     "pyspark": ("clusters.spark",),
     "ray": ("aworld.ray", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
-    "re2": ("telemetry.redaction", "telemetry.secret_patterns"),
+    "re2": (
+        "telemetry.json_redaction",
+        "telemetry.json_strings",
+        "telemetry.redaction",
+        "telemetry.secret_patterns",
+        "telemetry.secret_search",
+    ),
     "sqlalchemy": ("trajectory",),
     "typer": ("cli",),
 }

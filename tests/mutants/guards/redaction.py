@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, python
 
 REDACTION = "telemetry/redaction.py"
+SEARCH = "telemetry/secret_search.py"
+JSON = "telemetry/json_redaction.py"
+STRINGS = "telemetry/json_strings.py"
 PATTERNS = "telemetry/secret_patterns.py"
 COST = "unit/telemetry:redaction_cost"
 RESULTS = "unit/telemetry:redaction"
@@ -86,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/telemetry:tracing",
     ),
     python(
-        REDACTION,
+        JSON,
         "values",
         "            if allowance.values < 0:\n",
         "            if False:\n",
@@ -94,7 +97,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "rows",
         """b"[%b]" % b",".join([self._coarse_row(bytes(row)) for row in rows])""",
         "self._coarsely(data.strip(), _Allowance())",
@@ -110,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "nested_places",
         "        except _TooManyPlaces:\n            return HIDDEN.encode()\n",
         "        finally:\n            pass\n",
@@ -158,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
         RESULTS,
     ),
     python(
-        REDACTION,
+        SEARCH,
         "places_of_text",
         "            if allowance.places <= 0:\n                spans.append((here, len(text)))\n                break\n",
         "",
@@ -166,7 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        SEARCH,
         "places_of_pattern",
         "                if allowance.places <= 0:\n                    spans.append((found.start(), len(text)))\n                    break\n",
         "",
@@ -174,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "places_of_json",
         "            if allowance.places < 0:\n                raise _TooManyPlaces\n",
         "",
@@ -182,7 +185,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "strings",
         "        if allowance.strings < 0:\n            raise _TooManyPlaces\n",
         "",
@@ -190,7 +193,15 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        STRINGS,
+        "few_escapes",
+        "if escapes <= FEW_ESCAPES and",
+        "if False and",
+        "a long text with few escapes is not decoded as a whole",
+        COST,
+    ),
+    python(
+        JSON,
         "escapes",
         "if allowance.escapes < 0:",
         "if False:",
@@ -198,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "nesting",
         "if depth >= NESTING:",
         "if False:",
@@ -206,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        SEARCH,
         "rest_once",
         "if end > self._ends.get(group, 0):",
         "if True:",
@@ -214,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        SEARCH,
         "rest_of_word",
         "            end_of_rest = end_of_word\n",
         "            end_of_rest = None\n",
@@ -222,7 +233,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "coarse_names",
         """if value[:1] == b'"' and _is_secret_name(name):""",
         "if False:",
@@ -230,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "coarse_unreadable",
         "return data if level else _HIDDEN_VALUE",
         "return data",
@@ -238,15 +249,15 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        STRINGS,
         "inside_string",
-        "    return (start, _string_end(data, start)) if start < look else None\n",
-        "    return start, _string_end(data, start)\n",
+        "    return (start, string_end(data, start)) if start < look else None\n",
+        "    return start, string_end(data, start)\n",
         "a number that looks like a known secret leaves JSON as it is",
         COST,
     ),
     python(
-        REDACTION,
+        SEARCH,
         "outer_anchor",
         "if not anyone or _OUTER_ANCHOR.search(anyone):",
         "if not anyone:",
@@ -254,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        SEARCH,
         "escapes_in_lines",
         'if self._lines is None or b"\\\\" in data:',
         "if self._lines is None:",
@@ -262,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
-        REDACTION,
+        JSON,
         "cut_string",
         """text = written[1:-1] if written.endswith(b'"', 1) else written[1:]""",
         "text = written[1:-1]",

@@ -11,7 +11,8 @@ import pytest
 
 from runtime_core.telemetry import logs
 from runtime_core.telemetry.logs import LONGEST, LONGEST_LINE
-from runtime_core.telemetry.redaction import HIDDEN, Redactor, use
+from runtime_core.telemetry.redaction import Redactor, use
+from runtime_core.telemetry.secret_search import HIDDEN
 
 KEY = "sk-" + "abcdefgh12345678ijkl"
 PAIR = "AKIA" + "0123456789ABCDEF"

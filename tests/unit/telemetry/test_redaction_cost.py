@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_core.record.step import ENCODER, STEPS, Step, StepError
-from runtime_core.telemetry import redaction
-from runtime_core.telemetry.redaction import ESCAPES, PLACES, Redactor, patterns_of
+from runtime_core.telemetry import json_redaction, json_strings
+from runtime_core.telemetry.json_redaction import ESCAPES
+from runtime_core.telemetry.redaction import Redactor, patterns_of
 from runtime_core.telemetry.secret_patterns import RULE, look_for
+from runtime_core.telemetry.secret_search import PLACES
 from tests.unit.telemetry.former_rules import secrets_in
 
 KNOWN = "a word that is known"
@@ -183,16 +185,34 @@ def test_hostile_json_costs_a_few_searches(value: object) -> None:
     assert KEY.encode() not in known.data(data)
 
 
+def _nested(text: str, times: int) -> bytes:
+    value: object = text
+    for _ in range(times):
+        value = json.dumps({"k": value}, ensure_ascii=False)
+    return json.dumps([value], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("unit", ["日本語のテキスト ", "é words à la carte ", "words and more words "])
+def test_json_inside_of_texts_costs_little_more_than_the_text(unit: str) -> None:
+    known = Redactor([KNOWN])
+    text = (unit * (MIB // 10 // len(unit.encode())) + f" {KEY} ") * 10
+    once = _seconds(lambda: known.text(text))
+    for times in (1, 2):
+        data = _nested(text, times)
+        assert KEY.encode() not in known.data(data)
+        assert _seconds(lambda data=data: known.data(data)) < 3 * max(0.002, once)  # type: ignore[misc]
+
+
 def test_of_json_with_too_many_places_only_so_many_values_are_looked_at() -> None:
     rows = [{"a": "sk-abcdef " + "words " * 30, "n": n} for n in range(1000)]
     shown = json.loads(Redactor().data(json.dumps(rows).encode()))
     assert shown[0] == {"a": "***", "n": 0}
     assert shown[-1] == "***"
-    assert len(shown) == redaction.VALUES // 2 + 1
+    assert len(shown) == json_redaction.VALUES // 2 + 1
     members = {f"a{n}": {"b": "sk-abcdef " + "words " * 200} for n in range(400)}
     shown = json.loads(Redactor().data(json.dumps(members).encode()))
     assert (shown["a0"], shown["***"]) == ({"b": "***"}, "***")
-    assert len(shown) == redaction.VALUES // 2 + 1
+    assert len(shown) == json_redaction.VALUES // 2 + 1
     few = [{"n": n, "text": "words " * 30} for n in range(1000)] + [{"a": ["sk-abcdef"] * 2 * PLACES}]
     assert json.loads(Redactor().data(json.dumps(few).encode())) == [*few[:-1], {"a": "***"}]
 
@@ -234,8 +254,11 @@ def test_strings_outside_of_ascii_are_read_and_written_as_json_says(text: str, s
     written = json.dumps(text, ensure_ascii=False).encode()
     if slashes:
         written = written.replace(b"/", b"\\/")
-    assert redaction._unescaped(written) == text.encode()
-    assert json.loads(redaction._escaped(text.encode())) == text
+    for escapes in (written.count(b"\\"), json_strings.FEW_ESCAPES + 1):
+        said, write = json_strings.unescaped(written, escapes)
+        assert said == text.encode()
+        assert json.loads(write(said)) == text
+    assert json.loads(json_strings.escaped(text.encode())) == text
 
 
 def test_a_key_behind_more_places_than_are_looked_at_needs_no_decoding() -> None:
@@ -284,13 +307,13 @@ def test_members_of_too_much_json_are_hidden_by_their_names() -> None:
 
 def test_json_too_deep_inside_of_texts_is_hidden_where_it_may_hold_a_secret() -> None:
     value: object = {"password": "plain", "n": "other words"}
-    for _ in range(redaction.NESTING + 1):
+    for _ in range(json_redaction.NESTING + 1):
         value = [json.dumps(value)]
     shown = Redactor().data(json.dumps(value).encode())
     assert b"plain" not in shown
     assert b"other words" not in shown
     harmless: object = {"n": "x"}
-    for _ in range(redaction.NESTING + 1):
+    for _ in range(json_redaction.NESTING + 1):
         harmless = [json.dumps(harmless)]
     assert json.loads(Redactor().data(json.dumps([harmless, KEY]).encode())) == [harmless, "***"]
 
@@ -387,11 +410,11 @@ def test_strings_begin_and_end_as_json_says(texts: list[str]) -> None:
         bounds.append((at, at + len(json.dumps(text))))
         at = bounds[-1][1] + 2
     for start, end in bounds:
-        assert redaction._string_end(data, start) == end
-        assert redaction._string_end(data[: end - 1], start) == end - 1, "one that is cut off ends with the data"
+        assert json_strings.string_end(data, start) == end
+        assert json_strings.string_end(data[: end - 1], start) == end - 1, "one that is cut off ends with the data"
     for look in range(len(data) + 1):
         expected = next(((start, end) for start, end in bounds if start < look < end), None)
-        assert redaction._string_around(data, 0, look) == expected
+        assert json_strings.string_around(data, 0, look) == expected
 
 
 @settings(max_examples=100)
@@ -421,7 +444,7 @@ def test_patterns_with_the_same_names_of_groups_work_together() -> None:
 
 def test_more_strings_than_patterns_are_matched_with_are_hidden() -> None:
     known = Redactor.from_environment({}, r"^N\d+$")
-    texts = ["x\n"] * (redaction.STRINGS + 1)
+    texts = ["x\n"] * (json_redaction.STRINGS + 1)
     shown = known.data(json.dumps({"many": texts, "last": "N1"}).encode())
     assert json.loads(shown) == {"many": "***", "last": "***"}
     few = json.dumps({"many": texts[:100], "last": "N1"}).encode()

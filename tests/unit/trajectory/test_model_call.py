@@ -13,7 +13,7 @@ from runtime_core.consumer.effects import Completed
 from runtime_core.record.step import NOTHING, Step, StepError, TaskEnd
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
-from runtime_core.telemetry.redaction import HIDDEN
+from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.items import DefaultTrajectoryStrategy
 from runtime_core.trajectory.model_call import (
     answer_of,

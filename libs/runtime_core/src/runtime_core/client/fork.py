@@ -21,7 +21,7 @@ from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
 from runtime_core.record.step import DIGEST, STEPS, Step, place
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, pack, payload_of, status_of, time_of
 from runtime_core.runs.step import canonical
-from runtime_core.telemetry.redaction import HIDDEN
+from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS

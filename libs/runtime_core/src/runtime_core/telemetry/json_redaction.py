@@ -1,0 +1,342 @@
+"""Takes secrets out of JSON, which stays JSON.
+
+Strings in which the look finds something are redacted as texts, and the rest stays byte for byte as it was. Where
+there are too many of them, only the upper levels are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+
+import msgspec
+import re2
+
+from runtime_core.telemetry.json_strings import (
+    FEW_ESCAPES,
+    LONGEST_ESCAPE,
+    SAVED_BY_ESCAPE,
+    string_around,
+    string_end,
+    unescaped,
+)
+from runtime_core.telemetry.secret_patterns import SECRET_MEMBERS
+from runtime_core.telemetry.secret_search import HIDDEN, Allowance, SecretSearch
+
+STRINGS = 10_000
+"""How many strings of one payload are matched with the user's patterns, before the rest is hidden likewise."""
+
+ESCAPES = 65_536
+"""How many backslashes of one payload are decoded, before a text with escapes is hidden as a whole."""
+
+VALUES = 256
+"""How many values of JSON with too many places are looked at one by one, before the rest is hidden."""
+
+NESTING = 3
+"""How deep JSON inside of texts is read. A text further down that may hold a secret is hidden."""
+
+_KEPT_LEVELS = 4
+"""Levels of JSON that are kept where too much of it may be secret: rows, their members, and texts of an error's."""
+_KEPT_BYTES = 16_384
+"""The largest array or object that is kept on the third level and below."""
+_KEPT_ELEMENTS = 200
+_ELEMENT_BYTES = 128
+"""An array with many elements that are on average shorter than this is hidden as a whole; rows are longer."""
+_MEMBER_BYTES = 512
+"""The same for the members of an object, each of which costs more."""
+
+_COLON = re.compile(rb"\s*+:\s*+")
+
+_LONG_STRING = 16_384
+_LONGEST_NAME = 2 + LONGEST_ESCAPE * max(map(len, SECRET_MEMBERS))
+"""The most bytes that JSON takes for a name of a secret, without `-` and `_`."""
+
+_decode_text = msgspec.json.Decoder(str).decode
+_check = msgspec.json.Decoder(msgspec.Raw).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_HIDDEN_VALUE = _encode(HIDDEN)
+_HIDDEN_MEMBER = b"%b:%b" % (_HIDDEN_VALUE, _HIDDEN_VALUE)
+
+
+class _TooManyPlaces(Exception):
+    """The allowance for a payload is spent."""
+
+
+class _Allowance(Allowance):
+    """What one payload may still cost."""
+
+    __slots__ = ("escapes", "strings", "values")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.escapes = ESCAPES
+        self.strings = STRINGS
+        self.values = VALUES
+
+
+class JsonRedaction:
+    """Takes what a search finds out of JSON."""
+
+    def __init__(self, search: SecretSearch) -> None:
+        self._search = search
+
+    def data(self, data: bytes) -> bytes:
+        """Return JSON without secrets in its strings, else byte for byte as it was; the same object where it has none.
+
+        JSON inside of a string, as the arguments of a tool call are written, is gone through too.
+        """
+        first = self._search.look.search(data)
+        if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
+            return data
+        try:
+            return self._json(data, _Allowance(), 0, first)
+        except _TooManyPlaces:
+            return self._coarsely(data.strip(), _Allowance())
+
+    def rows(self, data: bytes) -> bytes:
+        """Rows of the trajectory, a JSON array, without secrets: however many they are, each stays a row."""
+        first = self._search.look.search(data)
+        if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
+            return data
+        try:
+            return self._json(data, _Allowance(), 0, first)
+        except _TooManyPlaces:
+            try:
+                rows = _elements(data)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                return self._coarsely(data.strip(), _Allowance())
+            return b"[%b]" % b",".join([self._coarse_row(bytes(row)) for row in rows])
+
+    def _coarse_row(self, row: bytes) -> bytes:
+        if self._search.look.search(row) is None and self._search.matches_no_pattern(row):
+            return row
+        return self._coarsely(row, _Allowance(), 1)
+
+    def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
+        """JSON without secrets; `first` is the first place that the look has found. Raises _TooManyPlaces."""
+        every = not self._search.matches_no_pattern(data)
+        if first is None and not every:
+            return data
+        pieces: list[bytes] = []
+        kept = at = 0
+        while True:
+            if every:
+                string = self._any_string(data, at, allowance)
+            else:
+                string = self._found_string(data, at, allowance, first)
+                first = None
+            if string is None:
+                break
+            start, end, hit = string
+            colon = _COLON.match(data, end)
+            shown = self._string(data[start:end], allowance, depth, hit - start - 1, named=colon is not None)
+            if shown is not None:
+                pieces += data[kept:start], shown
+                kept = end
+            at = end
+            if colon is not None and _names_secret(data[start:end]):
+                value = colon.end()
+                at = string_end(data, value) if data[value : value + 1] == b'"' else value
+                if at - value > 2:
+                    pieces += data[kept:value], _HIDDEN_VALUE
+                    kept = at
+        if not pieces:
+            return data
+        pieces.append(data[kept:])
+        made = b"".join(pieces)
+        return data if made == data else made
+
+    def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int, int] | None:
+        """The next string, and where in it to begin to look. `at` is between strings."""
+        allowance.strings -= 1
+        if allowance.strings < 0:
+            raise _TooManyPlaces
+        start = data.find(b'"', at)
+        return None if start < 0 else (start, string_end(data, start), start)
+
+    def _found_string(
+        self, data: bytes, at: int, allowance: _Allowance, found: re2._Match | None
+    ) -> tuple[int, int, int] | None:
+        """The next string in which the look finds something, and where; `found`, where it has looked.
+
+        `at` is between strings.
+        """
+        look = at
+        while (found := found or self._search.look.search(data, look)) is not None:
+            allowance.places -= 1
+            if allowance.places < 0:
+                raise _TooManyPlaces
+            # One further: what is found may begin with the quote of its string.
+            look = found.start() + 1
+            if (string := string_around(data, at, look)) is not None:
+                return *string, look - 1
+            at, found = look, None
+        return None
+
+    def _string(self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool) -> bytes | None:
+        """A string of JSON without secrets, in quotes; None where it has none. The look finds nothing before `hit`."""
+        if b"\\" in written:
+            return self._escaped_string(written, allowance, depth, hit, named=named)
+        text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
+        made = self._text(text, allowance, depth, max(0, hit), named=named)
+        return None if made is text else b"".join((b'"', made, b'"'))
+
+    def _escaped_string(
+        self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool
+    ) -> bytes | None:
+        escapes = written.count(b"\\")
+        allowance.escapes -= escapes
+        if allowance.escapes < 0:
+            return _HIDDEN_VALUE
+        cut = self._cut(written, escapes, allowance, hit)
+        if cut and written[1:2] in (b"{", b"["):
+            allowance.places = 0
+            return _HIDDEN_VALUE
+        try:
+            text, write = unescaped(written[:cut] + b'"' if cut else written, escapes)
+        except (msgspec.DecodeError, ValueError):
+            # Another program wrote half of a surrogate pair, or the data is cut off.
+            return _HIDDEN_VALUE
+        # The look may have found a letter that is written as a number, in the middle of a secret.
+        numbered = hit < 0 or written.startswith(b"\\u", hit + 1)
+        at = 0 if numbered else max(0, hit - SAVED_BY_ESCAPE * escapes)
+        if cut:
+            made = self._search.hidden(text, allowance, at) + HIDDEN.encode()
+            allowance.places = 0
+        else:
+            made = self._text(text, allowance, depth, at, named=named)
+        return None if made is text else write(made)
+
+    def _text(self, text: bytes, allowance: _Allowance, depth: int, at: int, *, named: bool) -> bytes:
+        """A string's text without secrets; the same object where it has none. The look finds nothing before `at`."""
+        if named or text.lstrip()[:1] not in (b"{", b"["):
+            return self._search.hidden(text, allowance, at)
+        first = self._search.look.search(text, at)
+        if first is None and not self._search.patterns:
+            return text
+        return (
+            self._nested(text, allowance, depth, first) if _is_json(text) else self._search.hidden(text, allowance, at)
+        )
+
+    def _cut(self, written: bytes, escapes: int, allowance: _Allowance, hit: int) -> int:
+        """Where a long string has more places than may be looked at: what follows need not be decoded. 0: nowhere.
+
+        It is for strings outside of ASCII with many escapes, which take long to decode.
+        """
+        if escapes <= FEW_ESCAPES or len(written) < _LONG_STRING or written.isascii():
+            return 0
+        at = max(0, hit)
+        for _ in range(allowance.places + 1):
+            found = self._search.look.search(written, at)
+            if found is None:
+                return 0
+            at = found.start() + 1
+        # Not inside of an escape.
+        cut = at - 1
+        while (escape := written.rfind(b"\\", max(1, cut - LONGEST_ESCAPE), cut)) >= 0:
+            cut = escape
+        return cut
+
+    def _nested(self, text: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
+        """JSON inside of a text without secrets; hidden as a whole where it is too deep or has too many places."""
+        if depth >= NESTING:
+            return HIDDEN.encode()
+        try:
+            return self._json(text, allowance, depth + 1, first)
+        except _TooManyPlaces:
+            return HIDDEN.encode()
+
+    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0) -> bytes:
+        """JSON whose upper levels are kept. Below, every value that may hold a secret is hidden as a whole."""
+        head = data[:1]
+        if head not in (b"[", b"{", b'"'):
+            # A number or a word; at the top perhaps no JSON at all.
+            return data if level else _HIDDEN_VALUE
+        if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
+            return _HIDDEN_VALUE
+        if not level and data.startswith(b"[{") and data.endswith(b"}]"):
+            # A row alone, as most are: no need to read it once for its end, and again for its members.
+            with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+                return b"[%b]" % self._coarse_object(_members(data[1:-1]), len(data), allowance, 1)
+        try:
+            if head == b"{":
+                return self._coarse_object(_members(data), len(data), allowance, level)
+            values = _elements(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return _HIDDEN_VALUE
+        if len(data) < _ELEMENT_BYTES * (len(values) - _KEPT_ELEMENTS):
+            return _HIDDEN_VALUE
+        return b"[%b]" % self._coarse_values(values, None, allowance, level)
+
+    def _coarse_object(self, members: Mapping[str, msgspec.Raw], size: int, allowance: _Allowance, level: int) -> bytes:
+        if size < _MEMBER_BYTES * (len(members) - _KEPT_ELEMENTS):
+            return _HIDDEN_VALUE
+        written = [b"%b:%b" % (_encode(name), bytes(value)) for name, value in members.items()]
+        return b"{%b}" % self._coarse_values(written, list(members), allowance, level)
+
+    def _coarse_values(
+        self, values: Sequence[bytes], names: Sequence[str] | None, allowance: _Allowance, level: int
+    ) -> bytes:
+        """Elements of an array, or members of an object with their `names`, joined. Only those with a hit change."""
+        data = b",".join(values)
+        ends = list(accumulate(len(value) + 1 for value in values))
+        every = not self._search.matches_no_pattern(data)
+        pieces: list[bytes] = []
+        kept = at = 0
+        while at < len(data):
+            found = None if every else self._search.look.search(data, at)
+            if found is None and not every:
+                break
+            index = bisect_right(ends, at if found is None else found.start())
+            start, end = ends[index - 1] if index else 0, ends[index] - 1
+            allowance.values -= 1
+            if allowance.values < 0:
+                # In an object it needs a name.
+                pieces += data[kept:start], _HIDDEN_VALUE if names is None else _HIDDEN_MEMBER
+                kept = len(data)
+                break
+            value = data[start:end]
+            pieces += (
+                data[kept:start],
+                self._coarsely(value, allowance, level + 1)
+                if names is None
+                else self._coarse_member(names[index], value, allowance, level + 1),
+            )
+            kept, at = end, end + 1
+        pieces.append(data[kept:])
+        return b"".join(pieces)
+
+    def _coarse_member(self, name: str, member: bytes, allowance: _Allowance, level: int) -> bytes:
+        value = member[len(_encode(name)) + 1 :]
+        if value[:1] == b'"' and _is_secret_name(name):
+            value = _HIDDEN_VALUE
+        elif self._search.look.search(value) is not None or not self._search.matches_no_pattern(value):
+            value = self._coarsely(value, allowance, level)
+        shown = self._search.hidden(name.encode(), allowance)
+        return b"%b:%b" % (_encode(shown.decode("utf-8", "replace")), value)
+
+
+def _names_secret(written: bytes) -> bool:
+    if len(written) > _LONGEST_NAME and len(written.translate(None, b"-_")) > _LONGEST_NAME:
+        return False
+    try:
+        return _is_secret_name(_decode_text(written))
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+
+
+def _is_secret_name(name: str) -> bool:
+    return name.isascii() and name.lower().replace("_", "").replace("-", "") in SECRET_MEMBERS
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        _check(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
