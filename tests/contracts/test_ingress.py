@@ -23,8 +23,7 @@ from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.host.manager import build
-from runtime_core.ingress import admitter, relay
-from runtime_core.ingress import relay as answers
+from runtime_core.ingress import admitter, answers, relay
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import Relay

@@ -55,6 +55,12 @@ def page() -> Page:
             stacked=True,
         ),
         graph(
+            "Trimmed answers, by publisher",
+            "Per minute: answers that were deleted because a publisher left too many, or left them too long.",
+            Query(promql.increase(names.ANSWERS_TRIMMED, by="publisher", window="1m"), "{{publisher}}"),
+            stacked=True,
+        ),
+        graph(
             "Kept, by partition",
             "If it rises, something fails now. If it does not fall, nobody handles them.",
             Query(promql.worst(names.DEAD_LETTERS_KEPT, HERE, "partition"), "partition {{partition}}"),

@@ -6,10 +6,50 @@ from tests.mutants.mutant import Mutant, python
 
 ADMITTER = "ingress/admitter.py"
 RELAY = "ingress/relay.py"
-ANSWERS = "ingress/relay.py"
+ANSWERS = "ingress/answers.py"
 HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (
+    python(
+        ANSWERS,
+        "bytes",
+        "if until - before > self._bounds.most_bytes or",
+        "if",
+        "a publisher's answers are bounded by bytes",
+        "contracts:kept_answers",
+    ),
+    python(
+        ANSWERS,
+        "age",
+        " or now - written_at > seconds * 1000:",
+        ":",
+        "a publisher's answers are bounded by age",
+        "contracts:kept_answers",
+    ),
+    python(
+        ANSWERS,
+        "expire",
+        '        await self._edge.call("EXPIRE", stream, seconds)\n',
+        "",
+        "a publisher's quiet stream expires",
+        "contracts:kept_answers",
+    ),
+    python(
+        ANSWERS,
+        "registered",
+        "if ANSWERS in reply_to and publisher in await self._registered():",
+        "if ANSWERS in reply_to:",
+        "streams of programs that are not registered are left alone",
+        "contracts:kept_answers",
+    ),
+    python(
+        ANSWERS,
+        "written_all_the_same",
+        "        except (BusUnavailable, ServerError, TimeoutError) as error:\n            if str(error)",
+        "        except BusUnavailable as error:\n            if str(error)",
+        "an answer is written even if it cannot be bounded",
+        "contracts:kept_answers",
+    ),
     python(
         "host/manager.py",
         "edge",
@@ -29,8 +69,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "ingress/admitter.py",
         "edge",
-        "Answers(edge or transport, home, metrics)",
-        "Answers(transport, home, metrics)",
+        "Answers(edge or transport, home, metrics, home, bounds)",
+        "Answers(transport, home, metrics, home, bounds)",
         "in a Cluster, answers of the admission do not interrupt it",
         "integration/ingress:answers_on_cluster",
     ),

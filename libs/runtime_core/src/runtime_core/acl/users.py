@@ -114,7 +114,7 @@ class User:
 
 KEYS = tuple(
     sorted(
-        {"functions", "leader:admit", "leader:keep", "leader:record", "manifests", "publishers"}
+        {"answers", "answers:", "functions", "leader:admit", "leader:keep", "leader:record", "manifests", "publishers"}
         | {key for name in FUNCTIONS for key in function_rights(name).reads | function_rights(name).writes}
         - {"leader:"}
     )
@@ -197,7 +197,8 @@ SERVICES = (
     User(
         "state-manager",
         "admits commands, relays answers, keeps timers, sweeps and measures",
-        "take work, read or write other namespaces (other than appending to `…:answers…`), change the server",
+        "take work, read or write other namespaces (other than writing and deleting answers in `…:answers…`), "
+        "change the server",
         functions=(
             "answer_request", "beat", "cancel", "claim", "due_requests", "expire_call", "gateways", "keep_letter",
             "lead", "leave", "measure_backlog", "publish", "read_ingress", "recount_letters", "refill", "refuse",
@@ -212,12 +213,12 @@ SERVICES = (
         ),
         reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "publishers", "run:"),
         writes=(
-            "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies", "requests", "scheduled",
-            "schedules", "seen", "seen_order", "timers", *STREAMS,
+            "answers", "answers:", "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies",
+            "requests", "scheduled", "schedules", "seen", "seen_order", "timers", *STREAMS,
         ),
         never=("xclaim",),  # of `leave`: it holds no work
         leads=("admit", "keep"),
-        grants=(_ADMITS, Grant(("xadd",), ("%W~*:answers*",))),
+        grants=(_ADMITS, Grant(("expire", "xadd", "xdel"), ("%W~*:answers*",))),
         loads_functions=True,
         waits_for_durability=True,
     ),

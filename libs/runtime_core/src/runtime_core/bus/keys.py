@@ -184,6 +184,15 @@ class Keys:
         return self.base + "publishers"
 
     @property
+    def answer_bytes(self) -> str:
+        """Bytes of all answers that were ever written to a publisher, by its name: a hash."""
+        return self.base + "answers"
+
+    def answers(self, publisher: str) -> str:
+        """The answers that were written to a publisher, the oldest first: a stream."""
+        return f"{self.base}answers:{publisher}"
+
+    @property
     def places(self) -> str:
         """Partitions of tasks that are not in the partition of their id: a hash."""
         return self.base + "places"

@@ -27,6 +27,8 @@ SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])
 
 LEAST_DEAD_BYTES = 4 * 1024**2
 """The largest dead letter fits."""
+LEAST_ANSWER_BYTES = 4 * 1024**2
+"""The largest answer fits."""
 LEAST_RAY_STORE_BYTES = 80 * 1024**2
 """Ray refuses less."""
 LEAST_SPARK_MEMORY_BYTES = 512 * 1024**2
@@ -92,6 +94,10 @@ class Settings:
     """How many bytes the dead letters of a partition may have before the oldest of the largest share are trimmed."""
     dead_retention_seconds: float = 2_592_000.0
     """How long a dead letter is kept."""
+    answers_max_bytes: int = 67_108_864
+    """How many bytes of answers a partition keeps for one registered publisher."""
+    answers_retention_seconds: float = 604_800.0
+    """How long they are kept if the publisher does not delete them."""
     request_timeout_seconds: float = 3600.0
     """How long a request to an agent in another partition may take, unless it has its own limit."""
     pools: tuple[str, ...] = ()
@@ -179,6 +185,12 @@ class Settings:
             dead_max_bytes=read.whole("WEFT_DEAD_MAX_BYTES", LEAST_DEAD_BYTES, 1_099_511_627_776, cls.dead_max_bytes),
             dead_retention_seconds=read.seconds(
                 "WEFT_DEAD_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.dead_retention_seconds
+            ),
+            answers_max_bytes=read.whole(
+                "WEFT_ANSWERS_MAX_BYTES", LEAST_ANSWER_BYTES, 1_099_511_627_776, cls.answers_max_bytes
+            ),
+            answers_retention_seconds=read.seconds(
+                "WEFT_ANSWERS_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.answers_retention_seconds
             ),
             request_timeout_seconds=read.seconds(
                 "WEFT_REQUEST_TIMEOUT_SECONDS", 0.001, 31_536_000.0, cls.request_timeout_seconds

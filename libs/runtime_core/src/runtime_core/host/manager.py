@@ -18,6 +18,7 @@ from runtime_core.errors import Fenced
 from runtime_core.host.host import Host, open_partitions, service_host
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
+from runtime_core.ingress.answers import AnswerBounds
 from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.maintenance.engines import CHECK_SECONDS, EngineWatch
@@ -66,7 +67,8 @@ class StateManager(Leaders):
         self._watch.broker_answered("ingress")
 
     async def _lead(self, bus: EventBus, leader: Leader, epoch: int) -> None:
-        relay = Relay(bus, self._buses, self._edge, self._metrics)
+        bounds = AnswerBounds(self._settings.answers_max_bytes, self._settings.answers_retention_seconds)
+        relay = Relay(bus, self._buses, self._edge, self._metrics, bounds)
         measures = Measures(bus, self._metrics.measured, lambda: leader.leads, self._edge)
         settings = self._settings
         letters = LetterSweeper(
@@ -96,6 +98,7 @@ class StateManager(Leaders):
                     self._connect,
                     self._settings.blob_url,
                     self._edge,
+                    bounds,
                 )
                 group.create_task(admitter.run(str(epoch)), name="admitter")
                 group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")

@@ -35,8 +35,8 @@ from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.ingress import schedules
 from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.answers import AnswerBounds, Answers
 from runtime_core.ingress.publishers import Publisher, PublisherStreams
-from runtime_core.ingress.relay import Answers
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
@@ -82,6 +82,7 @@ class Admitter:
         connect: Callable[[], Awaitable[Transport]] | None = None,
         blob_url: str | None = None,
         edge: Transport | None = None,
+        bounds: AnswerBounds = AnswerBounds(),  # noqa: B008 - it is frozen
     ) -> None:
         """For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers.
 
@@ -97,7 +98,7 @@ class Admitter:
         self._partition = str(home.keys.partition)
         for reason in REFUSALS:
             metrics.tasks_refused[self._partition, reason]  # exports 0 from the start
-        self._answers = Answers(edge or transport, home, metrics)
+        self._answers = Answers(edge or transport, home, metrics, home, bounds)
         self._schedules = Schedules(home, admission)
         self._topics = topics
         self._connect = connect

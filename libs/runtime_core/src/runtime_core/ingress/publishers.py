@@ -34,6 +34,8 @@ RESERVED = ("anonymous", "client", "schedule", "weft")
 BUILT_IN = "weft."
 """Prefix of the runtime's own agents: runners, sessions, task-end hooks."""
 Named = TypeVar("Named", Submission, Cancellation, Signal, Publication)
+ANSWERS = ":answers"
+"""Every `replyto` of a publisher begins with its name and this."""
 REGISTRY_SECONDS = 1.0
 """The time between two reads of the registered publishers."""
 STREAM_BATCH = 100
@@ -72,7 +74,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def answers(self) -> str:
         """The prefix of every `replyto` of this publisher."""
-        return f"{self.name}:answers"
+        return self.name + ANSWERS
 
     # -- commands ----------------------------------------------------------------------------------------------
 

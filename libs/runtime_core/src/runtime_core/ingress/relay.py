@@ -12,25 +12,21 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.bus.connection import Argument, Transport
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.tasks import OpenRequest
 from runtime_core.bus.topics import Topics
 from runtime_core.errors import BusUnavailable, Fenced, Rejected, ServerError, WeftError, is_temporary
 from runtime_core.ids import fingerprint
+from runtime_core.ingress.answers import AnswerBounds, Answers
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission
-from runtime_core.wire.envelope import Envelope, to_fields
 from runtime_core.wire.events import ENDED
 
 logger = logging.getLogger(__name__)
 
-UNDELIVERABLE = "undeliverable"
-WRITE_SECONDS = 1.0
-"""Limit of one write: in a Cluster, a slot that no server owns would block the call for ever."""
 POLL_SECONDS = 0.02
 REQUESTS_INTERVAL_SECONDS = 1.0
 """The time between two checks of open requests."""
@@ -49,57 +45,6 @@ BACKOFF_MAX_SECONDS = 15.0
 GIVE_UP_SECONDS = 60.0
 """How long an answer is retried, counted from the first failure of its stream."""
 Fields = dict[bytes, bytes]
-
-
-class NotNow(WeftError):
-    """An answer cannot be written now, but may be later."""
-
-
-class Answers:
-    """Appends facts to any key. A fact that can never be written (wrong type, no permission) becomes a dead letter."""
-
-    def __init__(self, edge: Transport, bus: EventBus, metrics: Metrics) -> None:
-        """`edge` is a connection for keys of any slot. Dead letters go to the partition of `bus`."""
-        self._edge = edge
-        self._bus = bus
-        self._metrics = metrics
-
-    async def write(self, reply_to: str, fact: Envelope) -> None:
-        """Append `fact`, or keep it as a dead letter if it can never be written. Raises NotNow if it may be later."""
-        try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                await self._edge.call("XADD", reply_to, "*", *to_fields(fact))
-        except TimeoutError:
-            # If the broker is unavailable, wait for it: that says nothing about this stream.
-            await self._bus.transport.call("PING")
-            raise NotNow(f"the broker did not answer within {WRITE_SECONDS:g} s") from None
-        except (ServerError, UnicodeError) as error:
-            if isinstance(error, ServerError) and is_temporary(error):
-                raise NotNow(str(error)) from error
-            logger.warning("replyto %r of task %s cannot be written: %s", reply_to, fact.taskid, error)
-            await self.keep(reply_to, fact.taskid, error, fact.data)
-
-    async def send(self, reply_to: str, fact: Envelope) -> None:
-        """Append `fact` as `write` does, or queue it for the relay of this partition, which retries it."""
-        try:
-            await self.write(reply_to, fact)
-        except NotNow as error:
-            logger.warning("replyto %r of task %s will be retried: %s", reply_to, fact.taskid, error)
-            fields: list[Argument] = [
-                "to", reply_to, "type", fact.type, "t", fact.taskid, "d", fact.data, "id", fact.causationid,
-                "x", fact.traceparent, "e", fact.id,
-            ]  # fmt: skip
-            await self._bus.transport.call("XADD", self._bus.keys.replies, "*", *fields)
-
-    async def keep(self, reply_to: str, task: str, error: Exception, data: bytes) -> None:
-        """Keep an undeliverable answer as a dead letter."""
-        reason = msgspec.json.encode({"type": type(error).__name__, "message": str(error)})
-        await self._bus.keep_letter((
-            "reason", UNDELIVERABLE,
-            "stream", reply_to.encode(errors="replace"), "group", STATE_MANAGER,
-            "time", time.time_ns() // 1_000_000, "taskid", task, "error", reason, "errors", "[]", "d", data,
-        ))  # fmt: skip
-        self._metrics.dead_letters[UNDELIVERABLE].inc()
 
 
 class _Final(msgspec.Struct):
@@ -164,10 +109,17 @@ class Relay:
     once, and a receiver that dedupes by id handles each entry once.
     """
 
-    def __init__(self, bus: EventBus, buses: Sequence[EventBus], edge: Transport, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        bus: EventBus,
+        buses: Sequence[EventBus],
+        edge: Transport,
+        metrics: Metrics,
+        bounds: AnswerBounds = AnswerBounds(),  # noqa: B008 - it is frozen
+    ) -> None:
         self._bus = bus
         self._buses = buses
-        self._answers = Answers(edge, bus, metrics)
+        self._answers = Answers(edge, bus, metrics, buses[0], bounds)
         self._topics = Topics(buses)
 
     async def run(self) -> None:

@@ -250,6 +250,8 @@ class Metrics:
         self.tasks_refused: Children[tuple[str, str], Count] = Children(lambda key: refused.count(*key))
         """By (partition, reason)."""
         self.recorded_entries: Children[str, Count] = Children(lambda partition: recorded.count(partition))
+        trimmed = series(names.ANSWERS_TRIMMED)
+        self.answers_trimmed: Children[str, Count] = Children(lambda publisher: trimmed.count(publisher))
         commits = series(names.RECORDER_COMMIT_SECONDS)
         self.recorder_commit_seconds: Children[str, Times] = Children(lambda partition: commits.times(partition))
 

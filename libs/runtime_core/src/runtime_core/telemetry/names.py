@@ -278,6 +278,13 @@ TASKS_REFUSED = _counter(
     ("partition", "reason"), STATE_MANAGER, "any rise: the message is in the log and the dead letter",
 )  # fmt: skip
 
+ANSWERS_TRIMMED = _counter(
+    "weft_answers_trimmed_total",
+    "Answers that were deleted from a registered publisher's streams: they exceeded `WEFT_ANSWERS_MAX_BYTES`, or were"
+    " older than `WEFT_ANSWERS_RETENTION_SECONDS`. Answers that the publisher had deleted do not count.",
+    ("publisher",), STATE_MANAGER, "any rise: the publisher does not read its answers, or does not delete them",
+)  # fmt: skip
+
 # -- measured on the broker by the leader of a partition --------------------------------------------------------
 
 STREAM_LAG = _gauge(
