@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
-from runtime_core.bus.durability import NotDurable
+from runtime_core.bus.durability import DURABLE_SECONDS, WAIT_SLICE_MS, NotDurable
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import Client
 from runtime_core.errors import ConfigurationError, Rejected
@@ -195,6 +196,33 @@ async def blocked(broker: Broker) -> bytes:
     reply = await broker.call("INFO", "clients")
     assert isinstance(reply, bytes)
     return reply
+
+
+async def test_commands_that_wait_at_once_share_their_waits(replicated: tuple[Server, Server, Broker]) -> None:
+    """A wait holds up its whole connection, so 40 of them in a row would hold up the heartbeats behind them."""
+    master, replica, broker = replicated
+    async with durable(master.url, broker, "quorum") as bus:
+        assert (await broker.submit(bus, "before")).started
+        replica.pause()
+        before = await waits(broker)
+        refused = await asyncio.gather(*(broker.submit(bus, f"t{n}") for n in range(40)), return_exceptions=True)
+        assert [type(each) for each in refused] == [NotDurable] * 40
+        slices = DURABLE_SECONDS * 1000 / WAIT_SLICE_MS
+        assert await waits(broker) - before <= 2 * slices
+        submitting = asyncio.gather(*(broker.submit(bus, f"t{n}") for n in range(40)))
+        replica.resume()
+        assert not any(submitted.started for submitted in await submitting)
+    async with durable(replica.url, broker, "fast") as there:
+        for number in range(40):
+            assert await there.transport.call("EXISTS", broker.keys.task(f"t{number}")) == 1
+
+
+async def waits(broker: Broker) -> int:
+    """How many WAITs the server has been sent."""
+    reply = await broker.call("INFO", "commandstats")
+    assert isinstance(reply, bytes)
+    found = re.search(rb"cmdstat_wait:calls=(\d+)", reply)
+    return int(found[1]) if found else 0
 
 
 async def test_whatever_is_answered_as_accepted_has_waited(replicated: tuple[Server, Server, Broker]) -> None:

@@ -488,6 +488,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/durability.py",
+        "shared_wait",
+        "        if sent is None or sent.done():\n",
+        "        if True:\n",
+        "commands that wait at once hold up the connection once",
+        "servers:durability",
+    ),
+    python(
+        "bus/durability.py",
+        "new_wait",
+        "        if sent is None or sent.done():\n",
+        "        if sent is None:\n",
+        "a wait that is over confirms no later command",
+        "servers:durability",
+    ),
+    python(
+        "bus/durability.py",
         "confirmed",
         "        if not confirmed:\n",
         "        if False:\n",

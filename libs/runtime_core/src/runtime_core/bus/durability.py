@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
@@ -13,7 +14,7 @@ from runtime_core.errors import ConfigurationError, Rejected, ServerError
 Answer = TypeVar("Answer")
 
 DURABLE_SECONDS = 2.0
-WAIT_SLICE_MS = 500
+WAIT_SLICE_MS = 100
 """How long one WAIT blocks its connection, which also carries heartbeats: they are sent between two slices."""
 
 
@@ -36,6 +37,9 @@ async def repeat_after_reconnect(command: Callable[[], Awaitable[Answer]]) -> An
 
 class DurabilityVerbs(Partition):
     """The base of the verbs whose commands Weft acknowledges as accepted."""
+
+    _wait_sent: asyncio.Future[Reply] | None = None
+    """The latest WAIT or WAITAOF. While it has no reply, it covers every command that has one."""
 
     _redis_on = -1
     """The number of the connection whose server was found to be Redis although this user may not read its settings."""
@@ -93,9 +97,17 @@ class DurabilityVerbs(Partition):
         return True
 
     async def _wait(self, timeout_ms: int) -> bool:
-        if self.durability == "fsync":
-            return cast(list[int], await self.transport.call("WAITAOF", 1, 0, timeout_ms))[0] >= 1
-        return cast(int, await self.transport.call("WAIT", 1, timeout_ms)) >= 1
+        """Wait up to `timeout_ms`, together with the other commands of this connection that wait.
+
+        A wait of each would block the connection in turn, and hold up the heartbeats behind all of them.
+        """
+        fsync = self.durability == "fsync"
+        sent = self._wait_sent
+        if sent is None or sent.done():
+            command = ("WAITAOF", 1, 0, timeout_ms) if fsync else ("WAIT", 1, timeout_ms)
+            self._wait_sent = sent = asyncio.ensure_future(self.transport.call(*command))
+        reply = await asyncio.shield(sent)
+        return cast(list[int], reply)[0] >= 1 if fsync else cast(int, reply) >= 1
 
     async def _fsync_problem(self) -> str:
         """Return why WAITAOF guarantees nothing on this server, or an empty string if it does.
