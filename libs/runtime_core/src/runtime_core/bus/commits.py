@@ -14,7 +14,7 @@ from runtime_core.bus.connection import Argument, Reply, texts
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.partition import Partition
 from runtime_core.codec import MAX_DATA_BYTES
-from runtime_core.errors import JournalLost, LimitExceeded, Reserved
+from runtime_core.errors import JournalLost, LimitExceeded, Reserved, ServerError
 from runtime_core.record.contents import UNSHORTENED_BYTES, NewLists
 from runtime_core.telemetry.redaction import redactor
 
@@ -92,10 +92,14 @@ class CommitVerbs(Partition):
         if mode not in ("w", "c"):
             body = redactor().data(body)
         instance = delivery.instance if delivery.key else ""
-        reply = await self.insist(
-            "commit_turn", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, instance, mode,
+        args = (
+            self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, instance, mode,
             now_ms, record, steps, body, state, count, *parts,
         )  # fmt: skip
+        try:
+            reply = await self.transport.call(b"FCALL", self._functions["commit_turn"], 1, self._base, *args)
+        except ServerError as error:
+            reply = await self.insist_after(error, "commit_turn", args)
         if reply == b"OK":
             if new_lists:
                 self._sent_lists.remember(new_lists)
@@ -132,12 +136,18 @@ class CommitVerbs(Partition):
         record = secrets.rows(record)
         if status == b"E":
             payload = secrets.data(payload)
-        reply = await self.insist(
-            "commit_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
+        args = (
+            self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
             payload, record, steps, usage, delivery.trace, "1" if delivery.mark else "",
         )  # fmt: skip
+        try:
+            reply = await self.transport.call(b"FCALL", self._functions["commit_call"], 1, self._base, *args)
+        except ServerError as error:
+            reply = await self.insist_after(error, "commit_call", args)
+        if reply == b"OK":
+            return True
         self._fence(reply)
-        return reply == b"OK"
+        return False
 
     async def ask(
         self, delivery: Delivery, now_ms: int, reply: str, state: bytes, parts: Sequence[Argument], count: int

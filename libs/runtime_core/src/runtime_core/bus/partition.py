@@ -69,9 +69,10 @@ class Partition:
         try:
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
         except ServerError as error:
-            return await self._insist_after(error, function, args)
+            return await self.insist_after(error, function, args)
 
-    async def _insist_after(self, error: ServerError, function: str, args: tuple[Argument, ...]) -> Reply:
+    async def insist_after(self, error: ServerError, function: str, args: tuple[Argument, ...]) -> Reply:
+        """Do the same after a first call has failed with this error."""
         delay, left = 0.1, INSIST_SECONDS
         while True:
             if left <= 0 or not (is_temporary(error) or await self.repair(error)):

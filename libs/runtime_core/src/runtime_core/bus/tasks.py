@@ -88,12 +88,14 @@ class TaskVerbs(DurabilityVerbs):
             new.replyto, new.carried(), new.session_id, new.max_steps, new.time_limit_ms(), new.epoch,
             int(new.streamed), new.limits, new.claims, f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
         )  # fmt: skip
+        found: list[bytes] = reply  # type: ignore[assignment]  # the shape of this function's reply
+        if found[0] == b"started":
+            task = found[1].decode()
+            if self.durability != "fast":
+                await self.make_durable(connection, wrote=True, task=task)
+            return Submitted(task, "accepted", True, self.keys.partition)
         answer = texts(reply)
         match answer[0]:
-            case "started":
-                if self.durability != "fast":
-                    await self.make_durable(connection, wrote=True, task=answer[1])
-                return Submitted(answer[1], "accepted", True, self.keys.partition)
             case "known":
                 # The first submit may have ended in NotDurable.
                 await self.make_durable(connection, wrote=False, task=answer[1])

@@ -208,14 +208,16 @@ class Client:
             agent if isinstance(agent, str) else agent_name(agent, "data.agent"),
             input,
             source=self._source or ("anonymous" if task_id or options.event_id else f"client/{self._name}"),
-            event_id=options.event_id or task_id or secrets.token_hex(8),
+            event_id=options.event_id or task_id or os.urandom(8).hex(),
             key=key or None,
             task_id=task_id or None,
             session_id=session_id or None,
             stream=stream,
             options=options,
         )
-        return await self.start(new, timeout=timeout)
+        if _traces():
+            return await self.start(new, timeout=timeout)
+        return await self._start(new, timeout)
 
     async def start(self, new: Submission, *, timeout: float | None = 60.0) -> TaskHandle:
         """Start the task of a prepared submission; `timeout` is as in `submit`."""

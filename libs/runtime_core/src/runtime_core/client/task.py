@@ -34,6 +34,11 @@ class Readers(Protocol):
     async def close_reader(self, reader: Transport) -> None: ...
 
 
+def _time_out(future: asyncio.Future[Answer]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
 class TaskHandle:
     """A submitted task."""
 
@@ -70,13 +75,15 @@ class TaskHandle:
             if not await self._look():
                 self._partition.forget(self.task_id, future)
                 raise unknown_task(self.task_id)
+        limit = None if timeout is None else future.get_loop().call_later(timeout, _time_out, future)
         # If the reply is lost, the reader finds the answer: it polls the tasks themselves.
         try:
-            async with asyncio.timeout(timeout):
-                self._final = (await future).value
+            self._final = (await future).value
         except TimeoutError:
             raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it continues") from None
         finally:
+            if limit is not None:
+                limit.cancel()
             if self._final is None:
                 self._partition.forget(self.task_id, future)
         return response_of(self._final)

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from runtime_core.consumer.failure import NOTHING_USED
 from runtime_core.declare.declaration import Place, RetryPolicy, is_async, without_context
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
@@ -23,6 +24,7 @@ PROGRESS_AT_ONCE = 16
 """Progress reports that a thread may queue for the loop before it waits."""
 PROGRESS_WAIT_SECONDS = 1.0
 """How long a thread waits for a busy loop; then it drops the report."""
+_FIRST_REPORT = threading.Lock()
 
 
 class ToolContext:
@@ -68,7 +70,7 @@ class ToolContext:
         """The task's trace (W3C Trace Context); empty if it has none."""
         self.tracestate = tracestate
         self._on_progress = on_progress
-        self._reports = threading.Semaphore(PROGRESS_AT_ONCE)
+        self._reports: threading.Semaphore | None = None
         self._cancelled = False
         self._spent: list[Usage] = []
         try:
@@ -97,11 +99,15 @@ class ToolContext:
         data = encode(value, "progress")
         if self._loop is None or _running_loop() is self._loop:
             report(data)
-        elif self._reports.acquire(timeout=PROGRESS_WAIT_SECONDS):
-            self._loop.call_soon_threadsafe(self._report, report, data)
+            return
+        with _FIRST_REPORT:
+            if self._reports is None:  # most tools never report from a thread
+                self._reports = threading.Semaphore(PROGRESS_AT_ONCE)
+        if self._reports.acquire(timeout=PROGRESS_WAIT_SECONDS):
+            self._loop.call_soon_threadsafe(self._report, self._reports, report, data)
 
-    def _report(self, report: Callable[[bytes], None], data: bytes) -> None:
-        self._reports.release()
+    def _report(self, slots: threading.Semaphore, report: Callable[[bytes], None], data: bytes) -> None:
+        slots.release()
         report(data)
 
     def spend(self, *, model: str = "", **amounts: float) -> None:
@@ -113,7 +119,7 @@ class ToolContext:
 
     def used(self) -> Usage:
         """The usage reported so far."""
-        return total_usage(list(self._spent))
+        return total_usage(list(self._spent)) if self._spent else NOTHING_USED
 
 
 class AbandonedThreads:
