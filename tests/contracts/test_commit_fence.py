@@ -92,6 +92,8 @@ async def test_a_failed_run_writes_no_state(broker: Broker, bus: EventBus) -> No
 
 async def test_a_dead_owner_commits_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """A stopped process resumes after it was declared dead: it is refused, and another has its work."""
+    await broker.submit(bus, "before")
+    assert await complete(bus, await broker.take(bus)), "a commit of its own does not outlive it"
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await broker.silence(bus)

@@ -8,8 +8,30 @@ FENCE = "if not redis.call('ZSCORE', base .. 'alive', args[1]) then return "
 DEAD = "an owner that was declared dead writes nothing"
 
 MUTANTS: tuple[Mutant, ...] = (
-    lua("commit_turn", "owner", FENCE + "'FENCED' end", "", DEAD, "contracts:commit_fence"),
-    lua("commit_call", "owner", FENCE + "'FENCED' end", "", DEAD, "contracts:commit_fence"),
+    lua(
+        "commit_turn",
+        "owner",
+        "if not may_commit(base, args[1]) then return 'FENCED' end",
+        "",
+        DEAD,
+        "contracts:commit_fence",
+    ),
+    lua(
+        "commit_call",
+        "owner",
+        "if not may_commit(base, args[1]) then return 'FENCED' end",
+        "",
+        DEAD,
+        "contracts:commit_fence",
+    ),
+    lua(
+        "owners",
+        "forgotten",
+        "if known_alive[base] then known_alive[base][owner] = nil end",
+        "",
+        DEAD,
+        "contracts:commit_fence",
+    ),
     lua("retry", "owner", FENCE + "'FENCED' end", "", DEAD, "contracts:commit_fence"),
     lua("dead_letter", "owner", FENCE + "'FENCED' end", "", DEAD, "contracts:commit_fence"),
     lua(
@@ -61,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "beat",
         "declares",
-        "for _, owner in ipairs(dead) do redis.call('ZREM', alive, owner) end",
+        "for _, owner in ipairs(dead) do remove_owner(base, owner) end",
         "",
         "a silent owner is declared dead",
         "contracts:heartbeats",
@@ -164,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "leave",
         "not_alive",
-        "redis.call('ZREM', base .. 'alive', owner)",
+        "remove_owner(base, owner)",
         "",
         "an owner that left can be adopted from at once",
         "contracts:adoption",

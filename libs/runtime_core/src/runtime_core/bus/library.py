@@ -78,6 +78,7 @@ SHARED = (
     "text",
     "hashes",
     "clock",
+    "owners",
     "ids",
     "streams",
     "tasks",

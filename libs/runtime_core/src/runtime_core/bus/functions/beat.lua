@@ -16,7 +16,7 @@ local function beat(keys, args)
   redis.call('HSET', meta, 'beat_at', text(now), 'beat_clock', text(clock))
   redis.call('ZADD', alive, text(clock), args[1])
   local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', '(' .. text(clock - tonumber(args[2])))
-  for _, owner in ipairs(dead) do redis.call('ZREM', alive, owner) end
+  for _, owner in ipairs(dead) do remove_owner(base, owner) end
   local reply = {'OK', text(now), #dead}
   if args[5] ~= '' then
     -- Includes those of the same millisecond: some were reported before, others came after that beat.

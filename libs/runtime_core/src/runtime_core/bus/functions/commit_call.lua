@@ -70,7 +70,7 @@ end
 local function commit_call(keys, args)
   local base, task, call = keys[1], args[4], args[5]
   local parent, step = parent_of(call)
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  if not may_commit(base, args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local field = RUN.missing .. step
   local status, known_steps, missing, current, header, turn, known_flags, held =

@@ -383,7 +383,7 @@ end
 
 local function commit_turn(keys, args)
   local base, stream, entry, task, run, instance, mode = keys[1], args[2], args[3], args[4], args[5], args[6], args[7]
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
+  if not may_commit(base, args[1]) then return 'FENCED' end
   local turn, status, current, header, number = read_turn(base, args)
   if current ~= entry or ENDED[status] then
     if instance ~= '' then check_instance(base, instance, stream) end

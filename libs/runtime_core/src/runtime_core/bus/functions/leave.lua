@@ -18,6 +18,6 @@ local function leave(keys, args)
       count = count + 1
     end
   end
-  redis.call('ZREM', base .. 'alive', owner)
+  remove_owner(base, owner)
   return count
 end
