@@ -104,6 +104,11 @@ async def measure(tasks: int) -> tuple[dict[str, float], dict[str, dict[str, flo
 async def _prepare(bus: EventBus, transport: Transport) -> None:
     await bus.load_library()
     await bus.make_groups(["agent", "tool"])
+    # As a state-manager stores its settings, but no task waits for its turn.
+    await transport.call(
+        "HSET", bus.keys.meta, "retention", 3600, "stream_max", 1_000_000, "ready_max", 1_000_000,
+        "record_max", 1_000_000, "mailbox_max", 10_000, "dedupe_max", 1_000_000,
+    )  # fmt: skip
     await transport.call("HSET", bus.keys.agents, "asker", "agent")
     await transport.call("HSET", bus.keys.tools, "look_up", "tool")
     await transport.call("XADD", bus.keys.reply("client"), "*", "seen", "1")

@@ -81,6 +81,8 @@ async def test_the_window_outlives_the_task(broker: Broker, bus: EventBus, ends:
     assert ttl > 0
     await broker.call("DEL", broker.keys.task("t"))
     assert await broker.submit(bus, "t") == Submitted("t", ends, False)
+    await broker.call("HSET", broker.keys.meta, "overload", "memory is at 85 %")
+    assert await broker.submit(bus, "t") == Submitted("t", ends, False), "where new tasks are refused too"
     with pytest.raises(Rejected):
         await broker.submit(bus, "t", digest="other")
     assert await broker.entries("agent") == []
@@ -99,6 +101,17 @@ async def test_the_window_is_bounded(broker: Broker, bus: EventBus) -> None:
         await broker.submit(bus, "t11", digest="other")
     # A forgotten id is new where the task is forgotten too.
     assert (await broker.submit(bus, "fresh", event_id="event-t0", digest="other")).started
+
+
+async def test_an_end_does_not_bring_back_a_forgotten_id(broker: Broker, bus: EventBus) -> None:
+    """A task may outlive its place in the window."""
+    await broker.call("HSET", broker.keys.meta, "dedupe_max", 2)
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    for task in ("u", "v"):
+        await broker.submit(bus, task)
+    assert await complete(bus, turn)
+    assert await window(broker) == (1, 1)
 
 
 async def test_a_lower_limit_shrinks_the_window(broker: Broker, bus: EventBus) -> None:

@@ -418,9 +418,17 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ends",
         "seen_outlives",
-        "redis.call('HSET', base .. 'seen', head.source .. '\\n' .. head.id, task .. '\\n' .. head.digest .. '\\n' .. status)",
+        "if head.digest ~= '' then note_end(base, task, head, status) end",
         "",
         "a repeated submit of an ended task is told its end",
+        "contracts:dedupe",
+    ),
+    lua(
+        "ends",
+        "seen_not_again",
+        "    redis.pcall('HDEL', base .. 'seen', field)\n",
+        "",
+        "the dedupe window is bounded",
         "contracts:dedupe",
     ),
     lua(

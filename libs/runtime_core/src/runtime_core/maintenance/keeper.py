@@ -110,6 +110,8 @@ async def sweep_index(bus: EventBus, retention_ms: int) -> None:
         there = await asyncio.gather(*(call("EXISTS", keys.task(task.decode())) for task in old))
         gone = [task for task, exists in zip(old, there, strict=True) if not exists]
         if gone:
+            # Counted first, so that the number of tasks that have started never falls.
+            await call("HINCRBY", keys.meta, "swept", len(gone))
             await call("ZREM", keys.index, *gone)
         now = time.time_ns() // 1_000_000
         alive = [task for task, exists in zip(old, there, strict=True) if exists]

@@ -7,12 +7,13 @@ local function erase(keys, args)
   if v[1] and not ENDED[v[1]] then return v[1] end
   local letters = redis.call('ZRANGE', base .. 'letters', 0, -1)
   redis.call('ZCARD', base .. 'index')
+  redis.call('HLEN', base .. 'meta')
   redis.call('XLEN', base .. 'dead')
   local found = v[1] and 'OK' or 'unknown'
   if redis.call('DEL', base .. 'out:' .. task) == 1 then found = 'OK' end
   if v[1] then drop_children(base, task) end
   redis.call('DEL', key)
-  redis.call('ZREM', base .. 'index', task)
+  if redis.call('ZREM', base .. 'index', task) == 1 then redis.call('HINCRBY', base .. 'meta', 'swept', 1) end
   for _, member in ipairs(letters) do
     local owner, letter = split_ref(member)
     if owner == task then

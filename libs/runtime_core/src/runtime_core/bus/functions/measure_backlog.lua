@@ -31,7 +31,8 @@ local function measure_backlog(keys, args)
     waiting = waiting + redis.call('ZCOUNT', base .. 'mailboxes', depth, '+inf')
   end
   for at = 2, #deepest, 2 do waiting = waiting + math.max(0, tonumber(deepest[at]) - SHALLOW) end
-  local started = redis.call('HGET', base .. 'meta', 'started')
-  return {tonumber(started or '0'), redis.call('ZCARD', base .. 'open'), waiting, tonumber(deepest[#deepest] or '0'),
+  -- The index has every task that started here and has not been swept from it.
+  local started = tonumber(redis.call('HGET', base .. 'meta', 'swept') or '0') + redis.call('ZCARD', base .. 'index')
+  return {started, redis.call('ZCARD', base .. 'open'), waiting, tonumber(deepest[#deepest] or '0'),
     next_task, next_mailbox}
 end

@@ -68,12 +68,27 @@ local function unknown_agent(base, agent)
   return {'rejected', 'data.agent', 'no agent is named ' .. agent .. '; known are ' .. table.concat(names, ', ')}
 end
 
+-- The record's length by partition when a submit last read it, and how many submits came after. The record is not
+-- read while it cannot be full, even if each of them had added this many entries.
+local record_read, ENTRIES_OF_SUBMIT = {}, 1000
+
+local function is_record_full(base, most)
+  local last = record_read[base]
+  if last and last.length + last.submits * ENTRIES_OF_SUBMIT < most then
+    last.submits = last.submits + 1
+    return false
+  end
+  local length = redis.call('XLEN', base .. 'record')
+  record_read[base] = {length = length, submits = 1}
+  return length >= most
+end
+
 -- The reply to a submit that does not fit, or nil. `meta` has the values that `submit` has read.
 local function find_overload(base, args, meta, stream, length, queued)
   if length + queued >= tonumber(meta[2] or '100000') then
     return {'overloaded', 'the stream ' .. stream .. ' holds as much open work as it may'}
   end
-  if redis.call('XLEN', base .. 'record') >= tonumber(meta[4] or '1000000') then
+  if is_record_full(base, tonumber(meta[4] or '1000000')) then
     return {'overloaded', 'the record stream is over its limit: is the trajectory-recorder running?'}
   end
   if args[6] ~= '' and redis.call('LLEN', base .. 'mail:' .. args[5] .. '/' .. args[6]) >= tonumber(meta[5] or '10000') then
@@ -84,24 +99,21 @@ end
 
 -- Reads every other key that the submit is about to write.
 local function check_start(base, args)
-  redis.call('LLEN', base .. 'seen_order')
-  redis.call('ZCARD', base .. 'index')
   if args[12] ~= '0' then redis.call('ZCARD', base .. 'timers') end
   if args[6] ~= '' then check_instance(base, args[5] .. '/' .. args[6]) end
 end
 
--- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name.
-local function store_submitted(base, args, key, stream, entry, created, tenant)
+-- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name. The
+-- retention goes with the task, so that its end need not read it.
+local function store_submitted(base, args, key, stream, entry, created, tenant, retention)
   local header = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
-    '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10]
-  if tenant then header = header .. '\n' .. tenant end
+    '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10] .. '\n' .. (tenant or '') .. '\n' .. (retention or '')
   if args[9] ~= '' then
     redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7], RUN.context, args[9])
   else
     redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7])
   end
-  redis.call('ZADD', base .. 'index', created, args[1])
-  count_start(base, args[1], created)
+  list_start(base, args[1], created)
   if tenant then redis.call('ZADD', base .. 'open:' .. tenant, created, args[1]) end
   local flags = args[14] == '2' and FLAG.output .. FLAG.steps_shown or args[14] == '1' and FLAG.output or ''
   if args[15] and args[15] ~= '' then
@@ -112,15 +124,14 @@ local function store_submitted(base, args, key, stream, entry, created, tenant)
   if flags ~= '' then redis.call('HSET', key, TASK.flags, flags) end
 end
 
-local function submit(keys, args)
-  local base, task = keys[1], args[1]
-  local id_token, task_token = string.match(args[16], '^(%d*)|(%d*)$')
-  local key, seen_key = base .. 'task:' .. task, args[2] .. '\n' .. args[3]
-  local refused = args[13] ~= '' and fence_admitter(base, args) or find_event(base, args, seen_key, id_token) or
-    find_task(base, args, key, task_token)
+-- The reply to a submit that may not start, or nil and what a start needs: the values of `meta`, the agent's stream,
+-- whether the task waits for its turn, its priority, and of a named tenant the name, when its next task is due, and now.
+local function check_submit(base, args, key, task_token)
+  local task = args[1]
+  local refused = find_task(base, args, key, task_token)
   if refused then return refused end
   local meta = redis.call('HMGET', base .. 'meta', 'overload', 'stream_max', 'dedupe_max', 'record_max', 'mailbox_max',
-    'tombs', 'queued', 'ready_max')
+    'tombs', 'queued', 'ready_max', 'retention')
   if meta[1] and meta[1] ~= '' then return {'overloaded', meta[1]} end
   local stream = redis.call('HGET', base .. 'agents', args[5])
   if not stream then return unknown_agent(base, args[5]) end
@@ -141,17 +152,36 @@ local function submit(keys, args)
   -- Without `ready_max`, no process of a release that moves tasks on has run here yet.
   local waits = tenant and meta[8] and QUEUE.is_needed(base, stream, length, tonumber(meta[8]), queued)
   if waits then QUEUE.check(base, stream, tenant) end
+  return nil, meta, stream, waits, tonumber(priority), tenant, due, now
+end
 
+local function submit(keys, args)
+  local base, task = keys[1], args[1]
+  local refused = args[13] ~= '' and fence_admitter(base, args)
+  if refused then return refused end
+  local id_token, task_token = string.match(args[16], '^(%d*)|(%d*)$')
+  local key, seen_key = base .. 'task:' .. task, args[2] .. '\n' .. args[3]
+  local meta, stream, waits, priority, tenant, due, now
+  refused, meta, stream, waits, priority, tenant, due, now = check_submit(base, args, key, task_token)
+  -- An equal submit is answered even where a new one is refused.
+  if refused then return find_event(base, args, seen_key, id_token) or refused end
+  local line = task .. '\n' .. args[4]
+  -- The first write also tells whether the id is known.
+  if redis.call('HSETNX', base .. 'seen', seen_key, line) == 0 then
+    refused = find_event(base, args, seen_key, id_token)
+    if refused then return refused end
+    redis.call('HSET', base .. 'seen', seen_key, line)
+  end
   if due then QUEUE.spend(base, tenant, due, now) end
   local entry = 'queue'
   if waits then
-    QUEUE.put(base, stream, tenant, tonumber(priority), task)
+    QUEUE.put(base, stream, tenant, priority, task)
   else
     entry = deliver(base, task, FIRST_RUN, stream, args[5], args[6], args[7], args[9])
   end
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
-  remember(base, seen_key, task .. '\n' .. args[4], created, meta[3])
-  store_submitted(base, args, key, stream, entry, created, due and tenant)
+  put_in_order(base, seen_key, created, meta[3])
+  store_submitted(base, args, key, stream, entry, created, due and tenant, meta[9])
   if args[12] ~= '0' then add_timer(base, task, 'd|' .. task, now_ms(base) + tonumber(args[12])) end
   return {'started', task}
 end

@@ -52,11 +52,9 @@ local function check_send(base, agent, key)
   local stream = redis.call('HGET', base .. 'agents', agent)
   if not stream then return check_stream(base, 'dead') end
   check_stream(base, stream)
-  redis.call('ZCARD', base .. 'index')
   redis.call('HLEN', base .. 'meta')
   if key ~= '' then
     check_instance(base, agent .. '/' .. key)
-    redis.call('HLEN', base .. 'seen')
     redis.call('ZCARD', base .. 'stopped')
     redis.call('HLEN', base .. 'end_hooks')
   end
@@ -67,8 +65,7 @@ end
 local function check_end(base, task, header, flags, status, first)
   local head = header_of(header)
   local ending = {head = head}
-  ending.retention = redis.call('HGET', base .. 'meta', 'retention') or '3600'
-  ending.seen = redis.call('HGET', base .. 'seen', head.source .. '\n' .. head.id)
+  ending.retention = head.retention ~= '' and head.retention or redis.call('HGET', base .. 'meta', 'retention') or '3600'
   if not first then check_stream(base, 'record') end
   if head.to ~= '' and not is_client(base, head.to) then check_stream(base, 'replies') end
   if status ~= 'completed' then

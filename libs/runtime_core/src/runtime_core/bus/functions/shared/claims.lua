@@ -9,14 +9,21 @@ local function id_field(field, task, source, id)
   return field == 'task_id' and '\n' .. task or source .. '\n' .. id
 end
 
--- Remembers a line of the dedupe window: the newest `most` of the last 24 hours (the housekeeper forgets older ones).
-local function remember(base, field, value, created, most)
-  redis.call('HSET', base .. 'seen', field, value)
-  if redis.call('RPUSH', base .. 'seen_order', created .. '\n' .. field) > tonumber(most or '1000000') then
+-- Adds a line of the dedupe window to its order, and forgets the oldest lines: the window has the newest `most` of the
+-- last 24 hours (the housekeeper forgets older ones). pcall: if another program stores something else there, nothing is
+-- forgotten.
+local function put_in_order(base, field, created, most)
+  local length = redis.pcall('RPUSH', base .. 'seen_order', created .. '\n' .. field)
+  if type(length) == 'number' and length > tonumber(most or '1000000') then
     for _, old in ipairs(redis.call('LPOP', base .. 'seen_order', 2)) do
       redis.call('HDEL', base .. 'seen', string.match(old, '^%d+\n(.*)$'))
     end
   end
+end
+
+local function remember(base, field, value, created, most)
+  redis.call('HSET', base .. 'seen', field, value)
+  put_in_order(base, field, created, most)
 end
 
 -- Partition, digest and token of the holder of an id: a claim, a task of this partition (without a token), or an older

@@ -110,6 +110,15 @@ local function record_end(base, task, ending, flags, status, result, steps, ms, 
   redis.call('XADD', base .. 'record', '*', unpack(ended))
 end
 
+-- Repeats of the submit learn how its task ended. A line that is new had left the dedupe window, so it goes again. pcall:
+-- if another program stores something else there, only the answers to repeats are lost.
+local function note_end(base, task, head, status)
+  local field = head.source .. '\n' .. head.id
+  if redis.pcall('HSET', base .. 'seen', field, task .. '\n' .. head.digest .. '\n' .. status) == 1 then
+    redis.pcall('HDEL', base .. 'seen', field)
+  end
+end
+
 -- Ends a task: final event, reply, record, expiry. `ending` comes from `check_end`; `result` is JSON: the
 -- output, or the error object. `keep` leaves the journal with the task, for a dead letter that may be redriven.
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
@@ -137,9 +146,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     tell_steps(base, task, flags, record)
     publish_out(base, task, KINDS[status], final, ending.retention, ending.trace)
   end
-  if ending.seen then
-    redis.call('HSET', base .. 'seen', head.source .. '\n' .. head.id, task .. '\n' .. head.digest .. '\n' .. status)
-  end
+  if head.digest ~= '' then note_end(base, task, head, status) end
   if string.find(flags, FLAG.watched, 1, true) then tell_state(base, 'run/' .. task .. '/r', status) end
   if status ~= 'completed' then stop_running(base, task) end
   if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, FIRST_RUN) end

@@ -31,7 +31,6 @@ local function hooks_of_end(base, head, context, selection)
   local agent = agent_of_end(base, head, context, selection)
   if not agent then return nil end
   redis.call('XLEN', base .. head.stream)
-  redis.call('ZCARD', base .. 'index')
   return {agent = agent, context = context or '', selection = selection and payload_of(selection) or 'null'}
 end
 

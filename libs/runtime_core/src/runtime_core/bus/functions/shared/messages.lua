@@ -48,7 +48,7 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
   else
     local now = text(now_ms(base))
     local head = header_of(stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. now .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
-    redis.call('ZADD', base .. 'index', now, task)
+    redis.pcall('ZADD', base .. 'index', now, task)
     local ending = {head = head, retention = redis.call('HGET', base .. 'meta', 'retention') or '3600',
       hooks = hooks_of_end(base, head, context ~= '' and context or nil, nil)}
     end_task(base, task, ending, '', 'failed', mailbox_full(agent, key), '0', now, '[]', false, true)

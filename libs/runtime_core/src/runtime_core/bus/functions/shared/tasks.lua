@@ -21,19 +21,18 @@ local function trace_of(base, task, flags)
   return type(trace) == 'string' and trace ~= '' and trace or nil
 end
 
--- Counts for metrics: open tasks, and the number of runs in each mailbox. pcall: if another program has put something
--- else in these places, only the figures are lost.
-local function count_start(base, task, created)
+-- Lists a task, and counts it for metrics. pcall: if another program has put something else in these places, only lists
+-- and figures are lost.
+local function list_start(base, task, created)
+  redis.pcall('ZADD', base .. 'index', created, task)
   redis.pcall('ZADD', base .. 'open', created, task)
-  redis.pcall('HINCRBY', base .. 'meta', 'started', 1)
 end
 
 -- Stores a task that nobody has submitted; `entry` is that of its start event, or the word for the place where it
 -- waits.
 local function store_task(base, task, stream, agent, key, data, context, from, entry)
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
-  redis.call('ZADD', base .. 'index', created, task)
-  count_start(base, task, created)
+  list_start(base, task, created)
   redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', RUN.current, entry, RUN.input, data, RUN.header, stream .. '\n' .. agent ..
     '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
   if context == '' then return end
