@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtime_core.bus.connection import Argument
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import LimitExceeded, Rejected
 from tests.contracts.broker import DIGEST, Broker, again, answer, ask, complete, nap, question, send, suspend
@@ -114,7 +115,7 @@ async def test_only_new_steps_count(broker: Broker, bus: EventBus) -> None:
     assert await answer(bus, await broker.take(bus, "tool"))
     turn = await broker.take(bus)
     await bus.record(turn, "3", DIGEST.encode() + b"K1700000000000null")
-    parts = again("2"), ["u", "3", DIGEST, b'{"tokens":1}'], ["j", "3"]
+    parts: list[list[Argument]] = [again("2"), ["u", "3", DIGEST, b'{"tokens":1}'], ["j", "3"]]
     assert await suspend(bus, turn, *parts, record=b'["c"]', steps=1)
 
 

@@ -150,7 +150,9 @@ async def test_a_turn_asks_up_to_its_limit_of_steps(broker: Broker, bus: EventBu
 async def test_a_malformed_request_changes_nothing(broker: Broker, bus: EventBus) -> None:
     turn = await begun(broker, bus, key="k")
     before = await broker.snapshot()
-    for part in (["c", "agent", "c2"], ["z", "c2", DIGEST], ["q", "c2", DIGEST, "!", b"{}", "", ""]):
+    short: list[Argument] = ["c", "agent", "c2"]
+    malformed: list[list[Argument]] = [short, ["z", "c2", DIGEST], ["q", "c2", DIGEST, "!", b"{}", "", ""]]
+    for part in malformed:
         with pytest.raises(ServerError, match="malformed part"):
             await asks(bus, turn, agent("c1"), part, state=b'{"n":1}')
     assert await broker.snapshot() == before

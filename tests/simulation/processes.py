@@ -213,12 +213,14 @@ class HandlerProcess(RoleProcess):
             host.consume(buses, ["tool"], self._calls, service=self.name)
             return
         app: App | AppWithObjects = self._app
-        streams, replies = ["agent"], [None] * len(buses)
+        streams = ["agent"]
+        replies: list[Replies | None] = [None] * len(buses)
         if self._objects:
             app = AppWithObjects(self._app)
-            replies = [Replies(bus, self.name, await host.connect()) for bus in await host.open(self.partitions)]
-            for each in replies:
+            started = [Replies(bus, self.name, await host.connect()) for bus in await host.open(self.partitions)]
+            for each in started:
                 each.start()
+            replies = [*started]
             streams.append(OBJECTS)
 
         def turns(bus: EventBus) -> Handler:
