@@ -10,13 +10,11 @@ from runtime_core.bus.connection import Argument
 from runtime_core.bus.keys import group_of
 from runtime_core.errors import ServerError
 from tests.simulation.choice_source import pick
-from tests.simulation.objects import STREAM as OBJECTS
 from tests.simulation.scheduler import delay_reply, lose_reply, lose_request
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
-    from tests.simulation.processes import HandlerProcess, SchedulerProcess
-    from tests.simulation.services import ServiceProcess
+    from tests.simulation.processes import RoleProcess, SchedulerProcess
 
 
 def kill(history: History) -> None:
@@ -77,7 +75,7 @@ def lose_group(history: History) -> None:
     """The group of a work stream is lost."""
     base, stream = (
         pick(history.choice_source, history.scheduler.bases),
-        pick(history.choice_source, WORK_STREAMS[: 3 if history.objects else 2]),
+        pick(history.choice_source, history.streams),
     )
     history.note(f"the group of {base}{stream} is lost")
     try:
@@ -164,6 +162,32 @@ def fill_memory(history: History) -> None:
     history.loop.call_later(seconds, free)
 
 
+def lose_engine(history: History) -> None:
+    """A cluster is lost with its jobs, or a gateway's driver process ends; it is back soon."""
+    if not history.clusters:
+        return
+    cluster = pick(history.choice_source, list(history.clusters.values()))
+    seconds = pick(history.choice_source, (0.3, 3.0))
+    drivers = [driver for driver in cluster.drivers if driver.process.serves]
+    if drivers and history.choice_source.choose(2):
+        driver = pick(history.choice_source, drivers)
+        history.note(f"the driver of {driver.process.name} ends; another one connects after {seconds} s")
+        driver.tell(partial(driver.lose, "the driver has ended", seconds))
+    else:
+        history.note(f"the {cluster.engine.title} cluster is lost for {seconds} s")
+        cluster.lose(seconds)
+
+
+def stop_at_start(history: History) -> None:
+    """A process is told to stop while it starts."""
+    victim = _victim(history)
+    if victim is not None:
+        process = history.start_process(victim.serves)
+        history.note(f"{process.name} starts beside {victim.name}, and is told to stop soon")
+        step = history.scheduler.steps + 1 + history.choice_source.choose(12)
+        history.scheduler.at(step, lambda: process.leave() if process.serves else None)
+
+
 def publish(history: History) -> None:
     """A user publishes a message, perhaps several times at once."""
     history.client_publishes(1 + history.choice_source.choose(2))
@@ -191,15 +215,14 @@ FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (6, cancel),
     (3, fork),
     (2, redrive),
+    (4, lose_engine),
+    (4, stop_at_start),
     (2, publish),
     (1, subscribe),
 )
 
 
-WORK_STREAMS = ("agent", "tool", OBJECTS)
-
-
-def _victim(history: History) -> HandlerProcess | SchedulerProcess | ServiceProcess | None:
+def _victim(history: History) -> RoleProcess | SchedulerProcess | None:
     found = [process for process in history.served if process.serves and not process.paused]
     return pick(history.choice_source, found) if found else None
 

@@ -37,11 +37,12 @@ from runtime_core.wire.envelope import Envelope, to_fields
 from tests.simulation import faults, invariants, schedules
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.clock import virtual
+from tests.simulation.engines import ENGINES, Cluster, GatewayProcess
 from tests.simulation.ledger import LEDGER, Ledger
 from tests.simulation.loop import PROCESS, SimLoop
 from tests.simulation.objects import OBJECT, draw_object_program, envelope_of
 from tests.simulation.objects import STREAM as OBJECTS
-from tests.simulation.processes import HandlerProcess, Process, RelayProcess, SchedulerProcess
+from tests.simulation.processes import HandlerProcess, Process, RelayProcess, RoleProcess, SchedulerProcess
 from tests.simulation.programs import (
     KEYED,
     KEYS,
@@ -59,6 +60,7 @@ from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
 from tests.simulation.services import MemoryStore, ServiceProcess
 from tests.simulation.snapshot import Broken, Violation
 from tests.simulation.transport import SimTransport
+from tests.simulation.work_left import WorkLeft
 
 NAMESPACE = "s"
 ANSWERS = "answers"
@@ -69,6 +71,8 @@ SOON_MS = 100_000
 """A schedule that is due later is no work that is left: one that came once is kept for a day."""
 QUESTION_MS = 13
 """How many digits, of the time at which it was asked, stand before a question on the broker."""
+GATEWAY_SECONDS = 3.0
+"""How long a gateway may take to stop."""
 MOST_SECONDS = 60.0
 """Of virtual time, after which everything must have ended."""
 
@@ -131,12 +135,19 @@ class History:
         self.ledger = Ledger(self._journaled, self._owner_lives)
         self.scheduler.context.run(LEDGER.set, self.ledger)
         self.app = simulated_app()
-        self.served: list[HandlerProcess | SchedulerProcess | ServiceProcess] = []
+        self.served: list[RoleProcess | SchedulerProcess] = []
         """Processes that faults may hit."""
         self.whole = choice_source.choose(8) == 7
         """Whether clients send commands, and all services run: else handlers run alone, and clients call functions."""
         self.objects = choice_source.choose(10) == 9
         """Whether agents that are objects take part: they ask each other in the middle of a turn."""
+        self.clusters: dict[str, Cluster] = {}
+        """By engine, what runs compute steps, where there are any."""
+        if choice_source.choose(10) == 9:
+            self.clusters = {name: Cluster(engine, self.scheduler, self.ledger) for name, engine in ENGINES.items()}
+        self.streams = ["agent", "tool", *([OBJECTS] if self.objects else []), *self.clusters]
+        """The work streams."""
+        self._work = WorkLeft(server, self.scheduler.bases, self.streams)
         self.store = MemoryStore()
         self.accepted: list[str] = []
         """Tasks that clients were told are accepted, in the order in which they were told."""
@@ -187,7 +198,9 @@ class History:
             timeout = 2.0 if choice_source.choose(12) == 11 else None
             copies = 2 if choice_source.choose(8) == 7 else 1
             program = (
-                draw_object_program(choice_source, key) if agent == OBJECT else draw_program(choice_source, agent=agent)
+                draw_object_program(choice_source, key)
+                if agent == OBJECT
+                else draw_program(choice_source, agent=agent, engines=bool(self.clusters))
             )
             client = choice_source.choose(clients)
             # One client's submits to an instance stay in order within a tenant.
@@ -261,6 +274,10 @@ class History:
             self.start_process("agent")
         if any(_uses(task.program, "tool", "try", "once") for task in self.tasks):
             self.start_process("tool")
+        for engine in self.clusters:
+            if any(_uses(task.program, engine) for task in self.tasks):
+                for _ in range(1 + choice_source.choose(2)):
+                    self.start_process(engine)
         people = self._answers and any(_uses(task.program, "human") for task in self.tasks)
         if self.whole:
             for _ in range(1 + choice_source.choose(2)):
@@ -312,28 +329,8 @@ class History:
             raise Broken(found)
 
     def _work_left(self) -> tuple[int, int]:
-        """Return how much unfinished work the broker holds, and how many tasks are open."""
-        commands: list[tuple[Argument, ...]] = []
-        for base in self.scheduler.bases:
-            commands += [
-                ("XLEN", base + "agent"), ("XLEN", base + "tool"), ("ZCARD", base + "timers"),
-                ("HLEN", base + "delayed"), ("XLEN", base + "asks"), ("XLEN", base + "replies"),
-                ("XPENDING", base + "agent", "agent-handler"), ("XPENDING", base + "tool", "tool-handler"),
-                ("ZCARD", base + "requests"), ("HGET", base + "meta", "queued"), ("ZCARD", base + "open"),
-            ]  # fmt: skip
-            if self.objects:
-                commands.append(("XLEN", base + OBJECTS))
-        replies = self.server.pipeline(commands)
-        each = len(replies) // len(self.scheduler.bases)
-        opened = sum(cast(int, reply) for reply in replies[10::each])
-        work = 0
-        for at, reply in enumerate(replies):
-            if at % each == 10 or isinstance(reply, ServerError):
-                continue
-            if at % each == 9:
-                work += int(cast(bytes | None, reply) or 0)
-                continue
-            work += cast(int, reply[0]) if isinstance(reply, list) else cast(int, reply)
+        """Return how much the broker holds that somebody must still do, and how many tasks are open."""
+        work, opened = self._work.count()
         if self.schedule:
             base = self.scheduler.bases[0]
             soon = self._broker_ms(base) + SOON_MS
@@ -410,22 +407,25 @@ class History:
     def note(self, what: str) -> None:
         self.scheduler.note(what)
 
-    def start_process(self, what: str) -> None:
-        """Start a handler of the stream `agent` or `tool`, a state-manager (`admit`), a recorder (`record`), or a
-        scheduler without a state-manager (`schedule`)."""
+    def start_process(self, what: str) -> RoleProcess | SchedulerProcess:
+        """Start a handler of the stream `agent` or `tool`, a gateway (`ray`, `spark`), a state-manager (`admit`), a
+        recorder (`record`), or what starts due schedules without a state-manager (`schedule`)."""
         self._started += 1
         name = f"{what}{self._started}"
-        process: HandlerProcess | SchedulerProcess | ServiceProcess
+        process: RoleProcess | SchedulerProcess
         if what == "schedule":
             process = SchedulerProcess(self.scheduler, name)
         elif what in ("agent", "tool"):
             stop = pick(self.choice_source, (0.3, 3.0))
             objects = self.objects and what == "agent"
             process = HandlerProcess(self.scheduler, name, what, self.app, _metrics(), stop, objects)
+        elif what in self.clusters:
+            process = GatewayProcess(self.scheduler, name, self.clusters[what], self.app, _metrics(), GATEWAY_SECONDS)
         else:
             process = ServiceProcess(self.scheduler, name, what, self.store, _metrics())
         self.served.append(process)
         process.start()
+        return process
 
     def _ask(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Let the client do something. The history continues until that is done."""

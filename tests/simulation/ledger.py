@@ -41,6 +41,14 @@ class Ledger:
         """The agent's code continues with the step's result, so the broker must hold it."""
         self.stored.setdefault(task, {})[run, step] = None
 
+    def job_begins(self, task: str, run: str) -> None:
+        """A cluster begins the job of a compute step."""
+        parent, _, step = run.rpartition("/")
+        if self.journaled(task, parent, step) and self.owner_lives():
+            self.broken.append(
+                ("job again", f"the job of run {run} of task {task} ran again, though it has its result")
+            )
+
     def call_begins(self, task: str, run: str) -> int:
         """Count an attempt of a call. Return how many there were."""
         count = self.calls[task, run] = self.calls.get((task, run), 0) + 1

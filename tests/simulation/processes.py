@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,10 @@ class Process:
         task = self.scheduler.loop.create_task(coroutine, context=self._context.copy())
         self.tasks.append(task)
         return task
+
+    def enter(self, function: Callable[[], object]) -> None:
+        """Call a function as code of this process."""
+        self._context.copy().run(function)
 
     def transport(self) -> SimTransport:
         transport = SimTransport(self.scheduler, self, len(self.transports))

@@ -67,6 +67,10 @@ def simulated_app() -> App:
             await asyncio.sleep(seconds)
         return 1
 
+    @app.engine_function(retry=RETRY)
+    def compute(seconds: float, fails: int) -> int:
+        raise AssertionError("simulated clusters do what it stands for")
+
     app.check()
     return app
 
@@ -99,6 +103,9 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
         case ["once", seconds]:
             with suppress(StepError):
                 await ctx.tool("once", seconds=seconds)
+        case ["ray" | "spark" as engine, seconds, fails]:
+            with suppress(StepError):
+                await ctx.engine(engine).call("compute", seconds=seconds, fails=fails)
         case ["ask", agent, key, program]:
             await ctx.agent(agent, program, key=key)
         case ["gather", programs]:
@@ -151,9 +158,10 @@ async def _answer(seconds: float, request: object, call: ModelCall) -> str:
     return "answer"
 
 
-def draw_program(choice_source: ChoiceSource, *, agent: str, depth: int = 0) -> Program:
-    """Return a program for an agent, by the choice source."""
-    program: Program = [_draw_op(choice_source, depth) for _ in range(1 + choice_source.choose(3 if depth else 4))]
+def draw_program(choice_source: ChoiceSource, *, agent: str, engines: bool = False, depth: int = 0) -> Program:
+    """Return a program for an agent. With `engines`, it has compute steps."""
+    count = 1 + choice_source.choose(3 if depth else 4)
+    program: Program = [_draw_op(choice_source, depth, engines) for _ in range(count)]
     if agent in KEYED:
         program.insert(choice_source.choose(len(program) + 1), ["count"])
     return program
@@ -164,10 +172,11 @@ def draw_topic(choice_source: ChoiceSource) -> tuple[str, str]:
     return pick(choice_source, TOPICS), pick(choice_source, (KEYS[0], KEYS[1], ""))
 
 
-def _draw_op(choice_source: ChoiceSource, depth: int) -> Op:
+def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
     kind = weighted(
         choice_source,
         [
+            *([(10, "ray"), (5, "spark")] if engines else ()),
             (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
             (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
             (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
@@ -191,11 +200,13 @@ def _draw_op(choice_source: ChoiceSource, depth: int) -> Op:
         case "ask" | "send":
             agent = pick(choice_source, ("beta", "alpha", "free"))
             key = pick(choice_source, KEYS) if agent in KEYED else ""
-            return [kind, agent, key, draw_program(choice_source, agent=agent, depth=depth + 1)]
+            return [kind, agent, key, draw_program(choice_source, agent=agent, engines=engines, depth=depth + 1)]
+        case "ray" | "spark":
+            return [kind, pick(choice_source, (0.3, 1.0, 4.0)), pick(choice_source, (0, 0, 0, 1))]
         case "publish":
             return [kind, *draw_topic(choice_source)]
         case "gather":
-            branches = [[_draw_op(choice_source, 2)] for _ in range(2 + choice_source.choose(2))]
+            branches = [[_draw_op(choice_source, 2, engines)] for _ in range(2 + choice_source.choose(2))]
             return ["gather", branches]
         case "sleep":
             return ["sleep", pick(choice_source, (0.1, 1.0))]
