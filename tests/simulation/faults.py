@@ -107,7 +107,10 @@ def step_clock(history: History) -> None:
 
 
 def lose_tail(history: History) -> None:
-    """A partition's server crashes a little later, and loses what it wrote from now on."""
+    """A partition's server crashes a little later, and loses what it wrote from now on.
+
+    So does a replica that takes its place, as in a Cluster.
+    """
     base = pick(history.choice_source, history.scheduler.bases)
     saved = _saved(history, base)
     accepted = list(history.accepted)
@@ -125,11 +128,18 @@ def lose_tail(history: History) -> None:
         history.ledger.stored.clear()
         # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
         history.uncertain += [task for task in history.accepted if task not in accepted]
-        history.scheduler.lose_connections(0.2)
+        history.scheduler.lose_connections(0.2, base)
         history.scheduler.forget_reads()
         history.client_repeats_schedule()
 
     history.scheduler.at(history.scheduler.steps + 1 + history.choice_source.choose(60), crash)
+
+
+def move_partition(history: History) -> None:
+    """In a Cluster, a partition moves to another server, with all its data: its connections are made again there."""
+    base, seconds = pick(history.choice_source, history.scheduler.bases), pick(history.choice_source, (0.05, 1.0))
+    history.note(f"{base} moves to another server within {seconds} s")
+    history.scheduler.lose_connections(seconds, base)
 
 
 def cancel(history: History) -> None:
@@ -215,11 +225,22 @@ FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (6, cancel),
     (3, fork),
     (2, redrive),
-    (4, lose_engine),
     (4, stop_at_start),
     (2, publish),
     (1, subscribe),
 )
+OF_USERS = (cancel, fork, redrive, publish, subscribe)
+"""What users do: no process, connection or server fails."""
+
+
+def kinds(history: History) -> list[tuple[int, Callable[[History], None]]]:
+    """The faults that this history may have, with their weights."""
+    found = list(FAULTS)
+    if history.clusters:
+        found.append((20, lose_engine))
+    if len(history.scheduler.bases) > 1:
+        found.append((8, move_partition))
+    return found
 
 
 def _victim(history: History) -> RoleProcess | SchedulerProcess | None:

@@ -211,7 +211,8 @@ class History:
     def _draw_faults(self) -> list[tuple[int, Callable[[History], None]]]:
         choice_source = self.choice_source
         count = weighted(choice_source, [(2, 0), (5, 1), (4, 2), (2, 3), (1, 4)])
-        return [(1 + choice_source.choose(FAULT_STEPS), weighted(choice_source, faults.FAULTS)) for _ in range(count)]
+        kinds = faults.kinds(self)
+        return [(1 + choice_source.choose(FAULT_STEPS), weighted(choice_source, kinds)) for _ in range(count)]
 
     # -- running -----------------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from runtime_core.bus.keys import group_of
 from runtime_core.bus.topics import task_of_message
 from runtime_core.ids import task_of_message as message_of_step
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED
-from tests.simulation import schedules
+from tests.simulation import faults, schedules
 from tests.simulation.programs import LATE, SUBSCRIPTIONS, UNHEARD
 from tests.simulation.snapshot import ENDED, Snapshot, Violation
 
@@ -30,6 +31,7 @@ def look(history: History) -> list[Violation]:
     found += _rows(history, held)
     found += _keys(history, held)
     found += _messages(history, held)
+    found += _jobs(history)
     found += schedules.look(history, held)
     if history.whole:
         found += _answers(history)
@@ -254,6 +256,18 @@ def _messages(history: History, held: Snapshot) -> list[Violation]:
     ]
 
 
+def _jobs(history: History) -> list[Violation]:
+    """No job runs on for a task that has ended, unless something that failed kept the cluster from hearing of it."""
+    if any(fault not in faults.OF_USERS for _, fault in history.planned):
+        return []
+    return [
+        Violation("job left", f"the job {job.work.key} still runs on {name}, and nothing is left to do")
+        for name, cluster in history.clusters.items()
+        for job in cluster.jobs
+        if job.runs
+    ]
+
+
 def _heard(history: History, id: str, topic: str, source: str, sender: str) -> Iterator[str]:
     """Return the tasks that a published message starts."""
     agents = [
@@ -371,11 +385,12 @@ def unsettled(history: History) -> list[Violation]:
     held = Snapshot(history)
     told = []
     for base in history.scheduler.bases:
-        for stream in ("agent", "tool", "asks", "replies"):
+        for stream in (*history.streams, "asks", "replies"):
             told += [f"{stream} {entry} {fields}" for entry, fields in held.streams.get(base + stream, [])]
         told.append(f"timers {history.server.execute('ZRANGE', base + 'timers', 0, -1, 'WITHSCORES')!r}")
-        for stream in ("agent", "tool"):
-            told.append(f"pending {history.server.execute('XPENDING', base + stream, stream + '-handler')!r}")
+        for stream in history.streams:
+            pending = history.server.pipeline([("XPENDING", base + stream, group_of(stream))])
+            told.append(f"pending {stream} {pending[0]!r}")
     return [Violation("unsettled", "; ".join(told)[:1500])]
 
 

@@ -266,11 +266,13 @@ class Scheduler:
         self._delivered.clear()
         self._newest = dict.fromkeys((*self._newest, *self._watched()), (1 << 60, 0))
 
-    def lose_connections(self, seconds: float) -> None:
-        """All connections break at once, as when the server restarts."""
+    def lose_connections(self, seconds: float, base: str = "") -> None:
+        """All connections break at once, as when the server restarts; with `base`, those to this partition's server."""
+        used = {who: what[3] for _, who, what, _ in self.log if what[0] == b"FCALL"} if base else {}
         for process in self.processes:
             for transport in process.transports:
-                transport.break_off(seconds)
+                if used.get(transport.name, base) in (base, base.encode()):
+                    transport.break_off(seconds)
         if seconds:
             self.loop.call_later(seconds, lambda: None)
 
