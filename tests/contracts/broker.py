@@ -33,6 +33,26 @@ class Connect(Protocol):
     async def __call__(self) -> Transport: ...
 
 
+class PassingTransport:
+    """A connection that passes everything on, for subclasses that change one thing. Closing it does nothing."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def call(self, *args: Argument) -> Reply:
+        return await self._transport.call(*args)
+
+    async def blocking(self, *args: Argument) -> Reply:
+        return await self._transport.blocking(*args)
+
+    @property
+    def reconnects(self) -> int:
+        return self._transport.reconnects
+
+    async def close(self) -> None:
+        """The broker fixture closes the transport."""
+
+
 @dataclass(slots=True)
 class Broker:
     """One partition of a namespace that no other test uses.

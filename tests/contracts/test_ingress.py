@@ -32,7 +32,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission
 from tests.conftest import OwnServer
-from tests.contracts.broker import Broker, complete, question, suspend
+from tests.contracts.broker import Broker, PassingTransport, complete, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients
 from tests.servers.matrix import MATRIX, VALKEY_9, repeat_on
 from tests.servers.process import Server
@@ -40,11 +40,11 @@ from tests.servers.process import Server
 SECONDS = 60.0
 
 
-class Edge:
+class Edge(PassingTransport):
     """A connection on which chosen streams refuse appends."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self.refuses: dict[str, str] = {}
         """What the server says, by stream."""
         self.tried: list[str] = []
@@ -56,17 +56,7 @@ class Edge:
                 if not said:
                     await asyncio.Event().wait()
                 raise ServerError(said)
-        return await self._transport.call(*args)
-
-    async def blocking(self, *args: Argument) -> Reply:
-        return await self._transport.blocking(*args)
-
-    @property
-    def reconnects(self) -> int:
-        return self._transport.reconnects
-
-    async def close(self) -> None:
-        """The broker fixture closes the transport."""
+        return await super().call(*args)
 
 
 async def until(true: Callable[[], Awaitable[object]]) -> None:

@@ -14,20 +14,20 @@ from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.scheduler import ONE_SHOT_RETENTION_MS, Scheduler
 from runtime_core.ingress.schedules import GRACE_MS, Schedule, Schedules, parse_set
-from tests.contracts.broker import Broker, complete
+from tests.contracts.broker import Broker, PassingTransport, complete
 
 BEGAN = 1_700_000_000_000
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 
 
-class Meanwhile:
+class Meanwhile(PassingTransport):
     """A connection on which something happens right before one call: the `nth` that begins with these arguments."""
 
     def __init__(
         self, transport: Transport, happens: Callable[[], Awaitable[object]], *before: Argument, nth: int = 1
     ) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self._happens = happens
         self._before = before
         self._left = nth
@@ -37,17 +37,7 @@ class Meanwhile:
             self._left -= 1
             if not self._left:
                 await self._happens()
-        return await self._transport.call(*args)
-
-    async def blocking(self, *args: Argument) -> Reply:
-        return await self._transport.blocking(*args)
-
-    @property
-    def reconnects(self) -> int:
-        return self._transport.reconnects
-
-    async def close(self) -> None:
-        """The broker fixture closes the transport."""
+        return await super().call(*args)
 
 
 class World:
