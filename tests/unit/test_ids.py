@@ -15,7 +15,6 @@ from runtime_core.ids import (
     idempotency_key,
     instance_address,
     is_task_id,
-    own_key,
     partition_of,
     step_digest,
     task_id_of,
@@ -83,7 +82,6 @@ def test_names_of_runs_and_instances() -> None:
     assert child_run("r/2", "1") == "r/2/1"
     assert idempotency_key("t-1", "r/2") == "t-1/r/2"
     assert instance_address("writer", "k") == "writer/k"
-    assert own_key("r/2") == "~r/2"
     assert event_id("t-1", "r", 1, 7) == "t-1/r/1/7"
 
 

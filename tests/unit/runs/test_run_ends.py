@@ -531,7 +531,7 @@ async def test_waiting_does_not_count_against_a_turns_time() -> None:
 
 
 async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "MAX_RUN_STEPS", 20)
+    monkeypatch.setattr(run_module, "JOURNAL_LIMIT", 20)
 
     async def code(ctx: AgentContext, _: object) -> object:
         while True:

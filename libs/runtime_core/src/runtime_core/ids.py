@@ -73,11 +73,6 @@ def instance_address(agent: str, key: str) -> str:
     return f"{agent}/{key}"
 
 
-def own_key(run: str) -> str:
-    """Return the key of the instance that exists for one run of an agent called without a key."""
-    return RESERVED_KEY_PREFIX + run
-
-
 def scoped_name(scope: str, name: str) -> str:
     """Return the name inside a scope, as in `acme/<name>`; a name that is inside already stays as it is."""
     prefix = f"{scope}/"

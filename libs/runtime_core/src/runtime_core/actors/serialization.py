@@ -158,9 +158,6 @@ class SerializationRegistry:
         for serializer in self._known(cls):
             self._by_name.setdefault((serializer.type_name, serializer.data_content_type), serializer)
 
-    def is_registered(self, type_name: str, data_content_type: str) -> bool:
-        return (type_name, data_content_type) in self._by_name
-
     def type_name(self, message: Any) -> str:
         """Return the message's type name. Raises SerializationError."""
         return self._writer(type(message)).type_name

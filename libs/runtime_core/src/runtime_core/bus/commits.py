@@ -19,7 +19,7 @@ from runtime_core.record.contents import UNSHORTENED_BYTES, NewLists
 from runtime_core.telemetry.redaction import redactor
 
 JOURNAL_LIMIT = 10_000
-"""The maximum number of steps in the journal of one run."""
+"""The most steps of one run."""
 LONGEST_NAME = 200
 """How many characters of a step's name are stored beside its journal value."""
 

@@ -7,7 +7,7 @@ only the messages and its `context`, whose model calls are journaled steps; no c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _MILLION = 1_000_000
 Message = dict[str, Any]  # Any: the JSON of one message, as pydantic-ai writes it
-Estimate = Callable[[Sequence[Message]], int]
-"""Estimates the number of tokens of messages."""
 
 BYTES_PER_TOKEN = 3
 """English has about four bytes per token, code about three; most other scripts have three per character, one token."""

@@ -19,8 +19,6 @@ from runtime_core.trajectory.model_call import usage_and_attributes
 if TYPE_CHECKING:
     from runtime_core.runs.step import Step
 
-MAX_RUN_STEPS = 10_000
-"""The most steps of a run."""
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""
 EMITTED_BYTES = 1024 * 1024

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from runtime_core import codec
+from runtime_core.bus.commits import JOURNAL_LIMIT
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.consumer.effects import (
     NO_WAKE,
@@ -27,7 +28,7 @@ from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, MAX_RUN_STEPS, Journal, Rows, State, packed_now
+from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of
@@ -246,7 +247,7 @@ class Run:
 
     def code(self) -> Coroutine[Any, Any, object]:  # Any: asyncio's protocol
         """Return the coroutine of one execution from the top. Raises the error that ends the run before it begins."""
-        if len(self.journal.values) > MAX_RUN_STEPS:
+        if len(self.journal.values) > JOURNAL_LIMIT:
             raise _too_many()
         if self.journal.size > MAX_JOURNAL_BYTES:
             raise _too_large()
@@ -353,7 +354,7 @@ class Run:
         Ends the run with CancelledError if it exceeds the limit of steps.
         """
         self.steps_taken += 1
-        if self.steps_taken > MAX_RUN_STEPS:
+        if self.steps_taken > JOURNAL_LIMIT:
             raise self.flow.abort(_too_many())
         branch.count += 1
         return f"{branch.prefix}{branch.count}"
@@ -460,7 +461,7 @@ def _for_good(error: BaseException) -> Failed:
 
 def _too_many() -> LimitExceeded:
     return LimitExceeded(
-        f"the run takes more than {MAX_RUN_STEPS} steps: split it into several agents, each with its own run"
+        f"the run takes more than {JOURNAL_LIMIT} steps: split it into several agents, each with its own run"
     )
 
 

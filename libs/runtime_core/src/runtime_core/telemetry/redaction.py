@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -184,7 +184,3 @@ _HERE: ContextVar[Redactor | None] = ContextVar("weft_redactor", default=None)
 @cache
 def _of_process() -> Redactor:
     return Redactor.from_environment(os.environ, os.environ.get("WEFT_REDACT", ""))
-
-
-Redact = Callable[[bytes], bytes]
-"""As `Redactor.data`."""
