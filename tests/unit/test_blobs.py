@@ -197,7 +197,7 @@ def test_where_the_store_is(environ: dict[str, str], url: str) -> None:
 @pytest.mark.parametrize("url", ["/srv/blobs", "file://host/x", "s3://", "file:///a/../b", "s3://b/x?y=1", "x"])
 def test_what_is_no_url_of_a_store_is_refused(url: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"^WEFT_BLOB_URL=.*: must be file:///folder, or as s3://bucket/folder"
+        ConfigurationError, match=r"^WEFT_BLOB_URL=.*: must be file:///folder or a URL such as s3://bucket/folder"
     ):
         Settings.from_environment({"WEFT_BLOB_URL": url})
 

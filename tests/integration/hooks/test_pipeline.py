@@ -414,7 +414,7 @@ async def test_a_human_decides_where_a_hook_asks() -> None:
             ({"verdict": "edit", "value": {"query": "y"}}, "completed", "x: found y"),
             ({"verdict": "deny", "reason": "too dear"}, "failed", "the answer is no: too dear"),
             (False, "failed", "the answer is no"),
-            ({"verdict": "edit", "value": "y"}, "failed", "no object"),
+            ({"verdict": "edit", "value": "y"}, "failed", "not an object"),
         ]
         for answer, status, text in answers:
             task = await client.submit("researcher", "x")

@@ -45,7 +45,7 @@ def blob_url(environ: Mapping[str, str]) -> str:
 def checked_url(url: str) -> str:
     """Return the URL of a store without a final `/`. Raises ConfigurationError if it is invalid."""
     if not URL.fullmatch(url) or "?" in url or "#" in url or ".." in unquote(url).split("/"):
-        raise ConfigurationError(f"{BLOB_URL}={url!r}: must be file:///folder, or as s3://bucket/folder")
+        raise ConfigurationError(f"{BLOB_URL}={url!r}: must be file:///folder or a URL such as s3://bucket/folder")
     return url.rstrip("/")
 
 

@@ -214,7 +214,7 @@ def _refuse_foreign(value: object) -> None:
                 raise InvalidInput("data", f"holds {quoted(item)}, an integer outside 64 bits; send it as text")
         elif isinstance(item, float):
             if not math.isfinite(item):
-                raise InvalidInput("data", f"holds {item}, which is no JSON number; send `null` or text")
+                raise InvalidInput("data", f"holds {item}, which is not a JSON number; send `null` or text")
         elif isinstance(item, (list, tuple)):
             pending.extend(item)
         elif isinstance(item, dict):

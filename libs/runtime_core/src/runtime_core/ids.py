@@ -34,7 +34,7 @@ def is_task_id(text: str) -> bool:
 def checked_topic(topic: object) -> str:
     """Return the topic. Raises InvalidInput, field `topic`, if it is not a valid topic."""
     if not isinstance(topic, str) or _TOPIC.fullmatch(topic) is None:
-        raise InvalidInput("topic", f"{topic!r} is no topic: give 1 to 256 letters, digits or _ - . : = /")
+        raise InvalidInput("topic", f"{topic!r} is not a topic: use 1 to 256 letters, digits or _ - . : = /")
     return topic
 
 
@@ -44,7 +44,7 @@ def checked_key(field: str, key: object) -> str:
         raise InvalidInput(field, f"{key!r} is no text")
     if len(key) > MAX_NAME_CHARACTERS or has_control(key) or not _is_utf8(key):
         raise InvalidInput(
-            field, f"{key!r} is no key: give at most {MAX_NAME_CHARACTERS} characters, none of them a control"
+            field, f"{key!r} is not a key: use at most {MAX_NAME_CHARACTERS} characters without control characters"
         )
     return key
 

@@ -257,7 +257,7 @@ class Settings:
             ) from None
         except OSError as error:
             raise ConfigurationError(
-                f"WEFT_DATA_DIR={str(self.data_dir)!r}: cannot be made ({error.strerror});"
+                f"WEFT_DATA_DIR={str(self.data_dir)!r}: cannot be created ({error.strerror});"
                 " name a folder that can be written"
             ) from None
         if not os.access(self.data_dir, os.W_OK | os.X_OK):

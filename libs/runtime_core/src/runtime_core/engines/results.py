@@ -214,7 +214,9 @@ class Results(msgspec.Struct, frozen=True):
     def store(self) -> BlobStore:
         """Return the blob store. Raises ConfigurationError if there is none."""
         if not self.blob_url:
-            raise ConfigurationError("there is no blob store: set WEFT_BLOB_URL=file:///folder, or as s3://bucket")
+            raise ConfigurationError(
+                "there is no blob store: set WEFT_BLOB_URL to file:///folder or a URL such as s3://bucket"
+            )
         return open_blobs(self.blob_url)
 
     def table_url(self, task: str) -> str:

@@ -106,7 +106,7 @@ def recorded_verdict(verdict: object, what: str, *, notice: bool) -> dict[str, o
     if not isinstance(verdict, Change | Deny | Ask):
         raise TypeError(f"{what} returned {verdict!r}: return None, Allow(), Change(…), Deny(…) or Ask(…)")
     if notice:
-        raise TypeError(f"{what} returned {type(verdict).__name__}: here it can only look on; return None")
+        raise TypeError(f"{what} returned {type(verdict).__name__}: here a hook can only observe; return None")
     match verdict:
         case Change(payload):
             encode(payload, f"the payload that {what} returned")
@@ -170,7 +170,7 @@ class Callback:
         self.what = f"callback {key!r}"
         self.place = place
         if not callable(function) or is_generator(function):
-            raise ConfigurationError(f"{self.what} ({place}): {function!r} is no function that returns a result")
+            raise ConfigurationError(f"{self.what} ({place}): {function!r} is not a function that returns a result")
         self.function = function
         self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
 
@@ -241,7 +241,7 @@ class Hook:
             raise ConfigurationError(f"{self.what} ({place}): the class has no method exec(self, event)")
         called = cast("Callable[..., object]", getattr(function, "exec", function)) if self._class else function
         if not callable(called):
-            raise ConfigurationError(f"{self.what} ({place}): {function!r} is no function and no class with exec")
+            raise ConfigurationError(f"{self.what} ({place}): {function!r} is neither a function nor a class with exec")
         if is_generator(called):
             raise ConfigurationError(f"{self.what} ({place}) is a generator: return a verdict")
         _check_takes_one(self.what, place, called, ignored=1 if self._class else 0)

@@ -161,7 +161,7 @@ class Pipeline:
         if approval.verdict != "edit":
             return payload
         if moment.objects and not isinstance(approval.value, dict):
-            raise Denied(f"{what} asked, and the edited value is no object: {codec.quoted(approval.value)}")
+            raise Denied(f"{what} asked, and the edited value is not an object: {codec.quoted(approval.value)}")
         return approval.value
 
     async def _run_hook(self, moment: Moment, chosen: Chosen, what: str, data: bytes, step: str) -> object:
@@ -170,7 +170,7 @@ class Pipeline:
         hook = self._table.find(moment.point, chosen.name)
         try:
             if hook is None:
-                raise WeftError(f"no app here declares {what}: include the app that does, or name it no more")
+                raise WeftError(f"no app here declares {what}: include the app that does, or remove the name")
             # A separate copy: a replay must not see the hook's changes to it.
             told = from_json(data)
             assert isinstance(told, dict)

@@ -95,4 +95,4 @@ class EngineWatch:
             row.errors = msgspec.json.decode(step.errors, type=list[StepError])
         payload = ENCODER.encode({"type": error.type, "message": error.message})
         if await self._bus.expire_call(step, int(now), payload, ENCODER.encode([row])):
-            logger.warning("%r ended: no gateway came within its wait", step)
+            logger.warning("%r ended: no gateway started in time", step)

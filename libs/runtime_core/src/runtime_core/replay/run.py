@@ -84,7 +84,7 @@ class _NoBroker:
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> Mapping[str, asyncio.Future[Answer]]:
-        raise AssertionError("a replay has asked in mid-turn")
+        raise AssertionError("a replay must not send requests")
 
 
 class ReplayRun(Run):

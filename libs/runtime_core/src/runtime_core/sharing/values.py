@@ -44,7 +44,7 @@ def checked(value: object, field: str) -> object:
     try:
         if isinstance(value, dict):
             if not all(isinstance(name, str) for name in value):
-                raise InvalidInput(field, "has a member whose name is no text: use text names, as JSON does")
+                raise InvalidInput(field, "has a member whose name is not text: use text names, as JSON does")
             return {name: checked(part, f"{field}.{name}") for name, part in value.items()}
         if isinstance(value, list | tuple):
             return [checked(part, f"{field}[{at}]") for at, part in enumerate(value)]

@@ -151,7 +151,9 @@ def patterns_of(text: str) -> list[re2._Regexp]:
                 "no backreferences"
             ) from None
         if pattern.search("") is not None:
-            raise ConfigurationError(f"WEFT_REDACT={each!r}: matches nothing at all, so everywhere; make it longer")
+            raise ConfigurationError(
+                f"WEFT_REDACT={each!r}: matches the empty text, so it would hide everything; make it longer"
+            )
         patterns.append(pattern)
     return patterns
 

@@ -84,7 +84,7 @@ def checked_text(path: str, value: object) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME_CHARACTERS or has_control(value):
         raise InvalidInput(
             path,
-            f"{quoted(value)} is not text of 1 to {MAX_NAME_CHARACTERS} characters, none of them a control",
+            f"{quoted(value)} is not text of 1 to {MAX_NAME_CHARACTERS} characters without control characters",
         )
     return value
 

@@ -108,7 +108,7 @@ class Hosts:
         finally:
             # Shielded: this task may be cancelled a second time.
             await asyncio.shield(asyncio.create_task(self._end()))
-        raise AssertionError("hosts end by their errors only")
+        raise AssertionError("hosts end only with an error")
 
     def _number(self) -> int:
         here = socket.gethostname()

@@ -79,8 +79,8 @@ class MCPServer:
         """Raises ConfigurationError for mistakes that show without the server."""
         if not isinstance(name, str) or not _SERVER.fullmatch(name):
             raise ConfigurationError(
-                f"MCP server name {name!r} ({place}) cannot be used: start with a letter or _, go on with letters, "
-                "digits, _ or -, at most 64 in all"
+                f"MCP server name {name!r} ({place}) cannot be used: start with a letter or _, followed by letters, "
+                "digits, _ or -, at most 64 in total"
             )
         self.name = name
         self.place = place
