@@ -29,7 +29,8 @@ LARGE_BYTES = 4_096
 
 MESSAGES = "messages"
 """The name of a member whose value, a list, is stored as a chain of messages."""
-_MESSAGES_IN = b'"messages"'
+MESSAGES_IN = b'"messages"'
+"""What JSON with such a member contains."""
 _LIST = "l"
 _VALUE = "v"
 _ROOT = b"\0" * DIGEST_BYTES
@@ -85,10 +86,9 @@ class Contents:
         values.
 
         `data` is the same JSON in bytes; its messages come after the list `after`, if any. The rest is None if the
-        whole value was moved. JSON that cannot be read stays as it is.
+        whole value was moved. JSON that cannot be read stays as it is. Only data of `LARGE_BYTES`, or with
+        `MESSAGES_IN`, can have anything to move.
         """
-        if len(data) < LARGE_BYTES and _MESSAGES_IN not in data:
-            return text, []
         references: list[Reference] = []
         if data[:1] == b"{":
             try:
@@ -251,7 +251,7 @@ class SentLists:
 
         Unreadable rows stay as they are.
         """
-        if len(record) < UNSHORTENED_BYTES or _MESSAGES_IN not in record:
+        if len(record) < UNSHORTENED_BYTES or MESSAGES_IN not in record:
             return redact(record), {}
         new: NewLists = {}
         try:
@@ -274,7 +274,7 @@ class SentLists:
 
     def _row(self, step: Step, redact: Callable[[bytes], bytes], new: NewLists) -> bytes:
         data = bytes(step.input)
-        members = _members(data) if data[:1] == b"{" and _MESSAGES_IN in data else {}
+        members = _members(data) if data[:1] == b"{" and MESSAGES_IN in data else {}
         value = bytes(members.get(MESSAGES, b""))
         if value[:1] != b"[":
             return redact(ENCODER.encode(step))

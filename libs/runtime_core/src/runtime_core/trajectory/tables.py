@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.record.contents import REFERENCES, Contents, text_of_json, without_nul
+from runtime_core.record.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Contents, text_of_json, without_nul
 from runtime_core.record.step import ENCODER, INCOMPLETE, Step, StepError, TaskEnd, place
 from runtime_core.record.step import STEPS as STEPS_DECODER
 
@@ -232,9 +232,10 @@ def rows_of(namespace: str, partition: int, entries: Sequence[RecordEntry]) -> B
     """
     rows = BatchRows()
     for entry in entries:
-        task = without_nul(entry.task)
+        task = without_nul(entry.task) if "\0" in entry.task else entry.task
         try:
-            _check_task(task)
+            if len(task) * 4 > TASK_MAX:
+                _check_task(task)
             # Record the end even if the steps are unreadable: the task then counts as incomplete.
             if entry.end is not None:
                 rows.tasks.append(_end_row(namespace, task, entry.end))
@@ -269,7 +270,7 @@ def rows_of_contents(
 
 
 def _check_task(task: str) -> None:
-    if len(task) * 4 > TASK_MAX and len(task.encode("utf-8", "surrogatepass")) > TASK_MAX:
+    if len(task.encode("utf-8", "surrogatepass")) > TASK_MAX:
         raise InvalidInput("task", f"the task id is longer than {TASK_MAX} bytes; submit with a shorter one")
 
 
@@ -279,7 +280,7 @@ def _add_steps(rows: BatchRows, namespace: str, task: str, steps: bytes) -> None
     heads: dict[bytes, None] = {}
     decoded = STEPS_DECODER.decode(steps)
     # Check all first: a refused entry must leave nothing in `rows`.
-    places = [_checked_place(step) for step in decoded]
+    places = list(map(_checked_place, decoded))
     for step, at in zip(decoded, places, strict=True):
         given, given_refs = _taken_out(rows.contents, bytes(step.input), heads, step.input_after)
         returned, returned_refs = _taken_out(rows.contents, bytes(step.output), heads)
@@ -314,7 +315,8 @@ def _add_steps(rows: BatchRows, namespace: str, task: str, steps: bytes) -> None
     if b"\\u0000" in steps:
         made = [tuple(without_nul(v) if isinstance(v, str) else v for v in row) for row in made]
     rows.steps += made
-    rows.uses += [(namespace, task, digest) for digest in heads]
+    if heads:
+        rows.uses += [(namespace, task, digest) for digest in heads]
 
 
 def _checked_place(step: Step) -> str:
@@ -329,7 +331,10 @@ def _taken_out(
     """Return the columns of an input or output: the remaining text, and references to the contents moved out."""
     if not data:
         return None, None
-    text, references = contents.extract(text_of_json(data), data, bytes.fromhex(after) if after else None)
+    whole = text_of_json(data)
+    if len(data) < LARGE_BYTES and MESSAGES_IN not in data:
+        return whole, None
+    text, references = contents.extract(whole, data, bytes.fromhex(after) if after else None)
     if not references:
         return text, None
     for reference in references:
@@ -338,17 +343,10 @@ def _taken_out(
 
 
 def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
-    return (
-        namespace,
-        task,
-        without_nul(end.status),
-        without_nul(end.agent),
-        end.steps,
-        end.created,
-        end.ended,
-        ENCODER.encode(end.error).decode() if end.error is not None else None,
-        without_nul(end.session),
-    )
+    error = ENCODER.encode(end.error).decode() if end.error is not None else None
+    texts = (end.status, end.agent, end.session)
+    status, agent, session = map(without_nul, texts) if "\0" in "".join(texts) else texts
+    return namespace, task, status, agent, end.steps, end.created, end.ended, error, session
 
 
 # Any: the columns are read by name.
