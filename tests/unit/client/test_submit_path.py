@@ -27,7 +27,7 @@ async def echo(ctx: AgentContext, text: str) -> str:
     return text
 
 
-async def test_a_submit_passes_the_nine_documented_files(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_submit_passes_the_documented_files(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:

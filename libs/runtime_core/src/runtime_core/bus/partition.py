@@ -57,9 +57,13 @@ class Partition:
         try:
             return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
         except ServerError as error:
-            if not await self.repair(error):
-                raise
-            return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
+            return await self.call_after(error, function, args)
+
+    async def call_after(self, error: ServerError, function: str, args: tuple[Argument, ...]) -> Reply:
+        """Do the same after a first call has failed with this error. Raises it if nothing was lost."""
+        if not await self.repair(error):
+            raise error
+        return await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
 
     async def insist(self, function: str, *args: Argument) -> Reply:
         """Call a function that stores the outcome of finished work; retry for a while on a temporary error.

@@ -11,7 +11,7 @@ import msgspec
 
 from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.durability import DurabilityVerbs
-from runtime_core.errors import Fenced, Rejected
+from runtime_core.errors import Fenced, Rejected, ServerError
 from runtime_core.record.step import ENCODER, FORK_STEP, Fork, Step
 from runtime_core.wire.commands import Begun, Submission
 
@@ -83,11 +83,15 @@ class TaskVerbs(DurabilityVerbs):
         """
         connection = self.transport.reconnects
         function, more = ("submit", []) if new.begun is None else ("fork", _fork_arguments(new.begun))
-        reply = await self.call(
-            function, new.task_id, new.source, new.event_id, new.digest, new.agent, new.key, new.input_json,
+        args = (
+            new.task_id, new.source, new.event_id, new.digest, new.agent, new.key, new.input_json,
             new.replyto, new.carried(), new.session_id, new.max_steps, new.time_limit_ms(), new.epoch,
             int(new.streamed), new.limits, new.claims, f"{new.priority}|{new.tenant}" if new.in_turn else "", *more,
         )  # fmt: skip
+        try:
+            reply = await self.transport.call(b"FCALL", self._functions[function], 1, self._base, *args)
+        except ServerError as error:
+            reply = await self.call_after(error, function, args)
         found: list[bytes] = reply  # type: ignore[assignment]  # the shape of this function's reply
         if found[0] == b"started":
             task = found[1].decode()

@@ -203,7 +203,8 @@ class Client:
             InvalidInput: An argument is wrong; `field` names it as on the wire (`data.conf.max_steps`).
             Rejected: The broker rejects the task. With `retry_after_seconds` it may accept it later.
         """
-        check_options(options)
+        if options is not NO_OPTIONS:
+            check_options(options)
         new = new_submission(
             agent if isinstance(agent, str) else agent_name(agent, "data.agent"),
             input,
