@@ -36,6 +36,7 @@ from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, Weft
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
 from runtime_core.telemetry.spans import tracing
+from runtime_core.time_limit import TimeLimit
 from runtime_core.wire.commands import (
     NO_OPTIONS,
     Submission,
@@ -247,7 +248,7 @@ class Client:
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             try:
-                async with asyncio.timeout(left):
+                with TimeLimit(left):
                     return await admission.admit(new)
             except NotDurable as error:
                 if error.retry_after_seconds:

@@ -19,6 +19,7 @@ from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
 from runtime_core.errors import LoopInterrupt
 from runtime_core.record.step import Usage, total_usage
+from runtime_core.time_limit import TimeLimit
 
 PROGRESS_AT_ONCE = 16
 """Progress reports that a thread may queue for the loop before it waits."""
@@ -162,33 +163,23 @@ async def run_limited(
     Some ends become errors of the call, because they would mislead the caller: `sys.exit()` would end the service, and
     a CancelledError raised inside looks like a cancellation from outside.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    passed = False
-
-    def stop() -> None:
-        nonlocal passed
-        passed = True
-        task.cancel()
-
-    # As `asyncio.timeout` does, at a third of its cost.
-    cancelling, limit = task.cancelling(), task.get_loop().call_later(timeout_seconds, stop)
+    limit = TimeLimit(timeout_seconds)
     try:
-        return await call()
-    except asyncio.CancelledError:
-        if task.cancelling() > cancelling + passed:
-            raise
-        if passed:
+        with limit:
+            return await call()
+    except TimeoutError:
+        if limit.passed:
             raise TimeoutError(f"{what} passed its limit of {timeout_seconds:g} s") from None
+        raise
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
         raise RuntimeError(f"{what} raised CancelledError, but was not cancelled") from None
     except LoopInterrupt as interrupt:
         raise interrupt.blocked() from None
     except SystemExit as error:
         raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
-    finally:
-        limit.cancel()
-        if passed:
-            task.uncancel()
 
 
 async def run_in_thread(
