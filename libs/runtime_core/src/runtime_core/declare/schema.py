@@ -45,6 +45,28 @@ def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> byte
     Supports plain types, dataclasses, TypedDicts, pydantic models, msgspec Structs, sets, dates, UUIDs, decimals, enums
     and paths. Raises InvalidInput(field) for anything else, for NaN, cycles and bytes, and over the limit.
     """
+    data = _encoded(value, field, limit)
+    if len(data) > limit:
+        raise _over_limit(data, field, limit)
+    return data
+
+
+def encode_result(value: object) -> bytes:
+    """Encode a tool's result as `encode` does. Raises InvalidResult for a value that JSON cannot represent."""
+    try:
+        data = _encoded(value, "result", codec.MAX_DATA_BYTES)
+    except InvalidInput as error:
+        raise InvalidResult("result", error.message) from error
+    if len(data) > codec.MAX_DATA_BYTES:
+        raise _over_limit(data, "result", codec.MAX_DATA_BYTES)
+    return data
+
+
+def _over_limit(data: bytes, field: str, limit: int) -> InvalidInput:
+    return InvalidInput(field, _too_large(f"{len(data):,}", limit))
+
+
+def _encoded(value: object, field: str, limit: int) -> bytes:
     try:
         # Encode a value slightly over the limit, to name its size, but not a huge one.
         left = _left(value, MAX_MEASURED_FACTOR * limit)
@@ -64,19 +86,7 @@ def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> byte
         raise InvalidInput(field, error.message) from None
     except (TypeError, ValueError) as error:
         raise InvalidInput(field, f"cannot be written as JSON, {one_line(error)}") from error
-    if len(data) > limit:
-        raise _OverLimit(field, _too_large(f"{len(data):,}", limit))
     return data
-
-
-def encode_result(value: object) -> bytes:
-    """Encode a tool's result as `encode` does. Raises InvalidResult for a value that JSON cannot represent."""
-    try:
-        return encode(value, "result")
-    except _OverLimit:
-        raise
-    except InvalidInput as error:
-        raise InvalidResult("result", error.message) from error
 
 
 def _plainly_encoded(value: object, limit: int) -> bytes:
@@ -87,10 +97,6 @@ def _plainly_encoded(value: object, limit: int) -> bytes:
     data = writer.encode(value).encode()
     codec.decode(data, limit=len(data))  # reject what other readers would reject
     return data
-
-
-class _OverLimit(InvalidInput):
-    """The value has JSON, but too much of it."""
 
 
 def _too_large(size: str, limit: int) -> str:
