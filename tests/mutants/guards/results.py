@@ -92,8 +92,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "rows_written_at_end",
-        "redis.call('HDEL', turn.run_key, RUN.unrecorded, RUN.carried) end",
-        "redis.call('HDEL', turn.run_key, RUN.carried) end",
+        "\n  if turn.unrecorded then redis.call('HDEL', turn.run_key, RUN.unrecorded) end",
+        "",
         "a step's row is written once",
         "contracts:rows_of_ends",
         "contracts:rows_of_ends",
@@ -159,8 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_call",
         "record_first",
-        "  if carries then\n    next_turn = keep_override",
-        "  settle_last(base, args[2], args[3])\n  if carries then\n    next_turn = keep_override",
+        "  record_rows(base, task, flags, args[9])\n  settle_last(base, args[2], args[3])\n",
+        "  settle_last(base, args[2], args[3])\n  record_rows(base, task, flags, args[9])\n",
         "a commit that fails writes nothing",
         "contracts:atomicity",
     ),
@@ -191,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "unchecked_end",
-        "local first = not (args[FIRST_PART] or turn.unrecorded or turn.carried and run ~= FIRST_RUN or turn.usage) and args[12] == ''",
+        "local first = not (args[FIRST_PART] or turn.unrecorded or turn.usage) and args[12] == ''",
         "local first = true",
         "a commit that fails writes nothing",
         "contracts:atomicity",
@@ -231,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_call",
         "check_target",
-        "if current == 'held' and not (carries and instance_key == '') then check_target(base, stream, agent, instance_key) end",
+        "if current == 'held' then check_target(base, stream, agent, instance_key) end",
         "",
         "a commit that fails writes nothing",
         "contracts:atomicity",
@@ -381,8 +381,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "rows_once_at_end",
-        "ending.unwritten, ending.carried, ending.row = nil, nil, true",
-        "ending.carried, ending.row = nil, true",
+        "ending.unwritten, ending.row = nil, true",
+        "ending.row = true",
         "a completed or failed task has its rows once",
         "contracts:rows_of_ends",
     ),
@@ -443,32 +443,5 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "only a question can be answered",
         "contracts:questions",
-    ),
-    *(
-        lua(file, f"carried_{name}", anchor, without, "the row of a call is recorded once", "contracts:carried_rows")
-        for file, name, anchor, without in (
-            ("commit_call", "once", "and (held or '') == ''", ""),
-            ("commit_call", "shown", "\n    and not string.find(flags, FLAG.steps_shown, 1, true)", ""),
-            ("commit_call", "small", "and #rows <= CARRIED_MAX", ""),
-            ("commit_turn", "recorded", "args[9] = with_carried(args[9], carried)", ""),
-            ("commit_turn", "cleared", "if turn.carried then put(turn, RUN.carried, '') end", ""),
-            (
-                "commit_turn",
-                "of_first",
-                "ending.unwritten, ending.carried, ending.row = nil, nil, true",
-                "ending.unwritten, ending.row = nil, true",
-            ),
-            ("commit_turn", "of_child", "turn.run_key, RUN.unrecorded, RUN.carried)", "turn.run_key, RUN.unrecorded)"),
-            ("checks", "ended", "ending.unwritten, ending.carried = own[3], own[4]", "ending.unwritten = own[3]"),
-            (
-                "rows",
-                "of_children",
-                "with_rows(with_carried(record, own[2]), rows), count",
-                "with_rows(record, rows), count",
-            ),
-            ("rows", "of_buried", "with_rows(with_carried('', own[2]), rows)", "with_rows('', rows)"),
-            ("ends", "pinned", "TASK.reserved, RUN.unrecorded, RUN.carried)", "TASK.reserved, RUN.unrecorded)"),
-            ("reopening", "kept", "{RUN.carried, RUN.current", "{RUN.current"),
-        )
     ),
 )

@@ -1,6 +1,5 @@
 -- Commits the result of a tool call or an engine step: fence, acknowledgement, journal of the waiting run, record, and
--- the run's resume if no other result is missing. The rows of a call that its run alone waits for are carried by the run,
--- whose next commit, or end, records them.
+-- the run's resume if no other result is missing.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
 --      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
@@ -37,29 +36,15 @@ local function wakes(rk, current, wait)
   return wait == WAKES.alone or redis.call('HINCRBY', rk, wait, -1) <= 0
 end
 
--- Larger rows are recorded at once: the next commit reads what its run carries.
-local CARRIED_MAX = 16384
-
--- Returns whether this result certainly wakes the run and its rows may wait for the run's next commit. `held`: the rows
--- that the run carries already. A client that requested the task's steps gets them at once.
-local function may_carry(current, wait, held, flags, rows)
-  return current == 'held' and wait == WAKES.alone and (held or '') == '' and #rows <= CARRIED_MAX
-    and not string.find(flags, FLAG.steps_shown, 1, true)
-end
-
--- Writes the result, and the run's new place and the rows that it carries if it is resumed.
-local function write_result(key, rk, field, value, steps, resumed, carried)
+-- Writes the result, and the run's new place if it is resumed.
+local function write_result(key, rk, field, value, steps, resumed)
   if rk ~= key then
-    if carried then
-      redis.call('HSET', rk, field, value, RUN.current, resumed, RUN.carried, carried)
-    elseif resumed then
+    if resumed then
       redis.call('HSET', rk, field, value, RUN.current, resumed)
     else
       redis.call('HSET', rk, field, value)
     end
     redis.call('HSET', key, 'steps', steps)
-  elseif carried then
-    redis.call('HSET', key, field, value, RUN.current, resumed, RUN.carried, carried, 'steps', steps, 'status', 'running')
   elseif resumed then
     redis.call('HSET', key, field, value, RUN.current, resumed, 'steps', steps, 'status', 'running')
   else
@@ -73,13 +58,12 @@ local function commit_call(keys, args)
   if not may_commit(base, args[1]) then return 'FENCED' end
   local key = base .. 'task:' .. task
   local field = RUN.missing .. step
-  local status, known_steps, missing, current, header, turn, known_flags, held =
-    unpack(redis.call('HMGET', key, 'status', 'steps', field, RUN.current, RUN.header, RUN.turn, TASK.flags, RUN.carried))
+  local status, known_steps, missing, current, header, turn, known_flags =
+    unpack(redis.call('HMGET', key, 'status', 'steps', field, RUN.current, RUN.header, RUN.turn, TASK.flags))
   local rk, task_header, task_current = key, header, current
   if parent ~= FIRST_RUN then
     rk = run_key(base, task, parent)
-    missing, current, header, turn, held =
-      unpack(redis.call('HMGET', rk, field, RUN.current, RUN.header, RUN.turn, RUN.carried))
+    missing, current, header, turn = unpack(redis.call('HMGET', rk, field, RUN.current, RUN.header, RUN.turn))
   end
   if not missing or not status or ENDED[status] then
     settle_unneeded(base, args)
@@ -98,31 +82,23 @@ local function commit_call(keys, args)
     end
   end
   local stream, agent, instance_key = target_of(header)
-  local wait, value = wait_of(missing), digest_of(missing) .. args[6] .. args[7] .. args[8]
-  local carries = may_carry(current, wait, held, flags, args[9])
-  if current == 'held' and not (carries and instance_key == '') then check_target(base, stream, agent, instance_key) end
+  if current == 'held' then check_target(base, stream, agent, instance_key) end
 
-  local next_turn, changed, resumed
-  -- Resume or record come first: the first write needs no check before, since it changes nothing if it fails.
-  if carries then
-    next_turn = keep_override(rk, instance_key, turn or '0', step)
-    resumed = resume(base, task, parent, stream, agent, instance_key, next_turn, step, value)
-  else
-    record_rows(base, task, flags, args[9])
-  end
+  -- First: it needs no check before, since it changes nothing if it fails.
+  record_rows(base, task, flags, args[9])
   settle_last(base, args[2], args[3])
   forget_mark(base, args)
   if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flags) end
   if args[12] and args[12] ~= '' then note_answer(base, task, call, args[12]) end
   redis.call('HDEL', rk, field)
+  local wait, value = wait_of(missing), digest_of(missing) .. args[6] .. args[7] .. args[8]
+  local next_turn, changed = keep_override(rk, instance_key, turn or '0', step)
   local to_process = string.sub(wait, 1, 1) == WAKES.by_reply
-  if not carries then
-    next_turn, changed = keep_override(rk, instance_key, turn or '0', step)
-    if not to_process and wakes(rk, current, wait) then
-      resumed = resume(base, task, parent, stream, agent, instance_key, next_turn, step, value)
-    end
+  local resumed
+  if not to_process and wakes(rk, current, wait) then
+    resumed = resume(base, task, parent, stream, agent, instance_key, next_turn, step, value)
   end
-  write_result(key, rk, RUN.result .. step, value, steps, resumed, carries and args[9])
+  write_result(key, rk, RUN.result .. step, value, steps, resumed)
   if to_process then tell_asker(base, rk, task, parent, step, wait, value, changed) end
   return 'OK'
 end

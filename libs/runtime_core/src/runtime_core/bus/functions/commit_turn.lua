@@ -31,28 +31,21 @@ local FIRST_PART = 14
 
 -- The data of task and run for a commit, and the task's status, the run's `current`, header and number of turns.
 -- The table also lists the fields of the run that the commit writes, names and values in turn. It has no more than eight
--- named fields on the usual paths: a larger one would cost measurable time. Rows that the run carries join its own.
+-- named fields on the usual paths: a larger one would cost measurable time.
 local function read_turn(base, args)
   local task, run = args[4], args[5]
   local key = base .. 'task:' .. task
   local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current, RUN.turn, RUN.unrecorded,
-    RUN.turn_owner, RUN.carried)
-  local carried = v[9]
+    RUN.turn_owner)
   local turn = {
     key = key, run_key = key, task_header = v[2], unrecorded = v[7], owner = v[8], steps = tonumber(v[3] or '0') + tonumber(args[10]),
     flags = v[4] or '', stored_flags = v[4] or '',
   }
-  local current, header, number = v[5], v[2], v[6]
-  if run ~= FIRST_RUN then
-    turn.run_key = run_key(base, task, run)
-    current, header, number, turn.unrecorded, turn.owner, carried = unpack(redis.call('HMGET', turn.run_key, RUN.current,
-      RUN.header, RUN.turn, RUN.unrecorded, RUN.turn_owner, RUN.carried))
-  end
-  if carried and carried ~= '' then
-    turn.carried = true
-    args[9] = with_carried(args[9], carried)
-  end
-  return turn, v[1], current, header, number
+  if run == FIRST_RUN then return turn, v[1], v[5], v[2], v[6] end
+  turn.run_key = run_key(base, task, run)
+  local own = redis.call('HMGET', turn.run_key, RUN.current, RUN.header, RUN.turn, RUN.unrecorded, RUN.turn_owner)
+  turn.unrecorded, turn.owner = own[4], own[5]
+  return turn, v[1], own[1], own[2], own[3]
 end
 
 -- Whether the server has lost a step that the turn has journaled: another owner may have begun the turn anew, and stored
@@ -101,7 +94,7 @@ local function check_end_of_run(base, args, turn, mode)
     at = at + PART_SIZE[args[at]]
   end
   if run == FIRST_RUN or mode == MODE.over_limit then
-    local first = not (args[FIRST_PART] or turn.unrecorded or turn.carried and run ~= FIRST_RUN or turn.usage) and args[12] == ''
+    local first = not (args[FIRST_PART] or turn.unrecorded or turn.usage) and args[12] == ''
     ending = check_end(base, task, turn.task_header, turn.flags, STATUS_OF_MODE[mode], first)
   else
     check_record(base, task, turn.flags)
@@ -110,7 +103,7 @@ local function check_end_of_run(base, args, turn, mode)
   if run == FIRST_RUN then
     -- A task that answers a step in another partition passes on the span that answered.
     if string.sub(ending.head.to, 1, 1) == '@' then ending.by = turn.answered_by end
-    ending.unwritten, ending.carried, ending.row = nil, nil, true
+    ending.unwritten, ending.row = nil, true
   elseif instance ~= '' then
     check_instance(base, instance, args[2])
   end
@@ -176,7 +169,7 @@ local function end_run(base, args, turn, mode)
   local now, rows, result = args[8], args[9], args[11]
   local ending, steps = check_end_of_run(base, args, turn, mode), text(turn.steps)
   -- The rows of this turn are in its record.
-  if turn.unrecorded or turn.carried and run ~= FIRST_RUN then redis.call('HDEL', turn.run_key, RUN.unrecorded, RUN.carried) end
+  if turn.unrecorded then redis.call('HDEL', turn.run_key, RUN.unrecorded) end
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage, TASK.flags, turn.flags) end
   local at = FIRST_PART
   while args[at] do
@@ -350,7 +343,6 @@ local function write_run(base, args, turn, header, number)
   end
   put(turn, RUN.current, current)
   put(turn, RUN.turn, next_turn)
-  if turn.carried then put(turn, RUN.carried, '') end
   if run == FIRST_RUN then
     put(turn, 'status', turn.ready and 'running' or 'waiting')
     put(turn, 'steps', text(turn.steps))

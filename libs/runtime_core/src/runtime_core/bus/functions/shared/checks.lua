@@ -70,9 +70,9 @@ local function check_end(base, task, header, flags, status, first)
   if head.to ~= '' and not is_client(base, head.to) then check_stream(base, 'replies') end
   if status ~= 'completed' then
     redis.call('ZCARD', base .. 'stopped')
-    local own = redis.call('HMGET', base .. 'task:' .. task, RUN.context, RUN.result .. '0', RUN.unrecorded, RUN.carried)
+    local own = redis.call('HMGET', base .. 'task:' .. task, RUN.context, RUN.result .. '0', RUN.unrecorded)
     ending.hooks = hooks_of_end(base, head, own[1], own[2])
-    ending.unwritten, ending.carried = own[3], own[4]
+    ending.unwritten = own[3]
   end
   if head.key ~= '' then check_instance(base, head.agent .. '/' .. head.key, head.stream) end
   if flags == '' then return ending end

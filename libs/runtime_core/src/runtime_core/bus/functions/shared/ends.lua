@@ -66,7 +66,7 @@ local function store_end(key, ending, pinned, status, final, ms, steps)
   local head = ending.head
   if pinned then
     redis.call('HSET', key, 'status', status, TASK.final, final, 'ended', ms, 'steps', steps, TASK.own_row, ending.row and '1' or '0')
-    redis.call('HDEL', key, TASK.reserved, RUN.unrecorded, RUN.carried)
+    redis.call('HDEL', key, TASK.reserved, RUN.unrecorded)
     redis.call('PERSIST', key)
     return
   end
@@ -124,10 +124,9 @@ end
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
   local key, head = base .. 'task:' .. task, ending.head
   local fields = flags ~= '' and redis.call('HGETALL', key)
-  if fields or ending.unwritten or ending.carried then
-    local more
-    record, more = with_unrecorded(base, task, record, ending.unwritten, ending.carried, fields)
-    steps = text(tonumber(steps) + more)
+  if fields or ending.unwritten then
+    local rows, more = unwritten_of_task(base, task, ending.unwritten, fields)
+    record, steps = with_rows(record, rows), text(tonumber(steps) + more)
   end
   local body = status == 'completed' and ',"output":' or ',"error":'
   local usage = string.find(flags, FLAG.usage, 1, true) and redis.call('HGET', key, TASK.usage) or '{}'

@@ -26,7 +26,6 @@ local RUN = {
   state_at_start = 's0',    -- of a nested run: the instance's state when it began
   unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one a line: step, kind, name and
                             -- usage (JSON), with tabs between
-  carried = 'cr',           -- rows (JSON) of the call that woke the run: its next commit records them; empty for none
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
 }

@@ -33,7 +33,7 @@ end
 -- for the run that called it. Without `current`, no commit, resume or redrive finds the run meanwhile. Returns whether
 -- there is a journal.
 local function keep_child(base, task, run, digest, goes_on)
-  local gone = {RUN.carried, RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.override, RUN.state_at_start}
+  local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.override, RUN.state_at_start}
   if not forget_waits(base, task, run, gone, goes_on) then return false end
   redis.call('HSET', base .. 'task:' .. task, TASK.kept_child .. run, digest)
   return true

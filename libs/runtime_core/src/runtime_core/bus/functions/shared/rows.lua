@@ -38,26 +38,17 @@ local function with_rows(record, rows)
   return string.sub(record, 1, -2) .. ',' .. rows .. ']'
 end
 
--- Rows of a call are counted as steps when the call commits, so rows that a run carries add nothing to the number.
-local function with_carried(record, carried)
-  if not carried or carried == '' then return record end
-  return with_rows(carried, string.sub(record, 2, -2))
-end
-
--- Adds the rows that a task's end finds unrecorded: of its first run (`w` and `carried`) and of its child runs, by the
--- task's `fields`. Returns the rows, and how many of them are not counted as steps yet.
-local function with_unrecorded(base, task, record, w, carried, fields)
-  local rows, count = unwritten_rows(base, task, FIRST_RUN, w)
-  record = with_rows(with_carried(record, carried), rows)
+-- The same for all runs of a task that ends: its first run (`w`) and its child runs, by the task's `fields`.
+local function unwritten_of_task(base, task, w, fields)
+  local all, count = unwritten_rows(base, task, FIRST_RUN, w)
   for i = 1, fields and #fields or 0, 2 do
     local child = child_of(fields[i])
     if child and string.sub(fields[i + 1], 1, 1) ~= '@' then
-      local own, more = redis.call('HMGET', run_key(base, task, child), RUN.unrecorded, RUN.carried), nil
-      rows, more = unwritten_rows(base, task, child, own[1])
-      record, count = with_rows(with_carried(record, own[2]), rows), count + more
+      local rows, more = unwritten_rows(base, task, child, redis.call('HGET', run_key(base, task, child), RUN.unrecorded))
+      if more > 0 then all, count = all .. (count > 0 and ',' or '') .. rows, count + more end
     end
   end
-  return record, count
+  return all, count
 end
 
 -- The record's row of a step that the broker itself answered: a sleep, or a question.
@@ -72,14 +63,12 @@ local function record_answer(base, task, run, step, asked, ended, status, payloa
   record_rows(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags), row)
 end
 
--- Writes the rows of a child run that the process that ends it does not know: of steps in mid-turn, and carried ones.
+-- Writes the rows of steps that a child run has finished in mid-turn, if the process that ends it does not know them.
 local function record_unwritten(base, task, run, flags)
-  local own = redis.call('HMGET', run_key(base, task, run), RUN.unrecorded, RUN.carried)
-  local rows, count = unwritten_rows(base, task, run, own[1])
-  local record = with_rows(with_carried('', own[2]), rows)
-  if record == '' then return end
-  if count > 0 then redis.call('HINCRBY', base .. 'task:' .. task, 'steps', count) end
-  record_rows(base, task, flags, record)
+  local rows, count = unwritten_rows(base, task, run, redis.call('HGET', run_key(base, task, run), RUN.unrecorded))
+  if count == 0 then return end
+  redis.call('HINCRBY', base .. 'task:' .. task, 'steps', count)
+  record_rows(base, task, flags, '[' .. rows .. ']')
 end
 
 -- The record's row of a call that nobody takes: no handler sees it, so no handler would write it.
