@@ -191,6 +191,9 @@ class EmbeddedServer:
             # A rewrite copies everything, on a core that the services need: not for each 64 MB of a busy minute.
             "auto-aof-rewrite-min-size": "256mb",
             "maxmemory-policy": "noeviction",
+            # A small task is one block of memory, and not a table with an allocation for each field.
+            "hash-max-listpack-entries": "24",
+            "hash-max-listpack-value": "512",
             "daemonize": "no",
             "loglevel": "warning",
         }
