@@ -332,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "progress",
         "missing",
-        "if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then return 'DONE' end",
+        "if not missing then return 'DONE' end",
         "",
         "a call that has its result reports no progress",
         "contracts:calls_once",

@@ -240,8 +240,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "emit",
         "absent",
-        "if redis.call('HSETNX', run_hash, RUN.result .. args[5], args[6]) == 0 then return 'DONE' end",
-        "redis.call('HSETNX', run_hash, RUN.result .. args[5], args[6])",
+        "if stored then return 'DONE' end",
+        "",
         "an output is shown once",
         "contracts:mid_turn_record",
         "contracts:late_writes",
@@ -494,17 +494,9 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "emit",
         "output",
-        "  if not size and redis.call('HEXISTS', run_hash, RUN.result .. args[5]) == 0 then return 'LIMIT ' .. most end\n",
+        "  if not size then return 'LIMIT ' .. most end\n",
         "  size = size or '0'\n",
         "the output of a task is bounded",
-        "contracts:output_limit",
-    ),
-    lua(
-        "emit",
-        "output_repeat",
-        "if not size and redis.call('HEXISTS', run_hash, RUN.result .. args[5]) == 0 then",
-        "if not size then",
-        "a replay emits nothing again, also over the limit",
         "contracts:output_limit",
     ),
     lua(

@@ -34,9 +34,8 @@ end
 local function begin_call(keys, args)
   local base, task, run, step = keys[1], args[3], args[4], args[5]
   local key, run_hash = base .. 'task:' .. task, run_key(base, task, run)
-  local status, used, limits, reserved, flags =
-    unpack(redis.call('HMGET', key, 'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags))
-  local current, attempts = unpack(redis.call('HMGET', run_hash, RUN.current, RUN.attempts .. step))
+  local status, used, limits, reserved, flags, current, attempts = read_run(base, task, run, 5,
+    'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags, RUN.current, RUN.attempts .. step)
   local lost = turn_lost(base, args[1], args[2], current, status)
   if lost then return lost end
   local granted, held = {}, reserved and cjson.decode(reserved) or {}

@@ -7,9 +7,9 @@
 local function begin_turn(keys, args)
   local base, owner, entry, task = keys[1], args[1], args[2], args[3]
   local run_hash = run_key(base, task, args[4])
-  local current, unrecorded, has_asked, turn_owner =
-    unpack(redis.call('HMGET', run_hash, RUN.current, RUN.unrecorded, RUN.asks_in_turn, RUN.turn_owner))
-  local lost = turn_lost(base, owner, entry, current, redis.call('HGET', base .. 'task:' .. task, 'status'))
+  local status, current, unrecorded, has_asked, turn_owner = read_run(base, task, args[4], 1,
+    'status', RUN.current, RUN.unrecorded, RUN.asks_in_turn, RUN.turn_owner)
+  local lost = turn_lost(base, owner, entry, current, status)
   if lost then return lost end
   local begun, other = string.match(turn_owner or '', '^(%S+) (.*)$')
   local is_mine = begun == entry and other == owner

@@ -7,14 +7,12 @@ local function progress(keys, args)
   local base, task, run = keys[1], args[2], args[3]
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return 'FENCED' end
   local parent, step = parent_of(run)
-  local key = base .. 'task:' .. task
-  local status, flags, written = unpack(redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes))
+  local status, flags, written, seq, missing = read_run(base, task, parent, 4,
+    'status', TASK.flags, TASK.output_bytes, 'seq', RUN.missing .. step)
   if not status or ENDED[status] then return 'DONE' end
-  if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then return 'DONE' end
-  redis.call('XLEN', base .. 'out:' .. task)
+  if not missing then return 'DONE' end
   local size, most = output_with(base, written, args[5], 0.5)
   if not size then return 'LIMIT ' .. most end
-  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
-  publish_delta(base, task, run, args[4], redis.call('HINCRBY', key, 'seq', 1), args[5], true)
+  add_chunk(base, task, run, args[4], seq, args[5], true, size, flags)
   return 'OK'
 end

@@ -7,8 +7,9 @@
 local function record(keys, args)
   local base, task, step, value = keys[1], args[3], args[5], args[6]
   local run_hash = run_key(base, task, args[4])
-  local current, unrecorded, stored = unpack(redis.call('HMGET', run_hash, RUN.current, RUN.unrecorded, RUN.result .. step))
-  local lost = turn_lost(base, args[1], args[2], current, redis.call('HGET', base .. 'task:' .. task, 'status'))
+  local status, current, unrecorded, stored = read_run(base, task, args[4], 1,
+    'status', RUN.current, RUN.unrecorded, RUN.result .. step)
+  local lost = turn_lost(base, args[1], args[2], current, status)
   if lost then return lost end
   if stored then return stored end
   if not journal_step(run_hash, unrecorded, step, value, args[8], args[7]) then return redis.status_reply('LIMIT') end

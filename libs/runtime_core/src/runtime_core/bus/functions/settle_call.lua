@@ -9,9 +9,8 @@
 local function settle_call(keys, args)
   local base, task, run, step, value = keys[1], args[3], args[4], args[5], args[6]
   local key, run_hash = base .. 'task:' .. task, run_key(base, task, run)
-  local status, used, limits, reserved, flags =
-    unpack(redis.call('HMGET', key, 'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags))
-  local current, unrecorded, stored = unpack(redis.call('HMGET', run_hash, RUN.current, RUN.unrecorded, RUN.result .. step))
+  local status, used, limits, reserved, flags, current, unrecorded, stored = read_run(base, task, run, 5,
+    'status', TASK.usage, TASK.limits, TASK.reserved, TASK.flags, RUN.current, RUN.unrecorded, RUN.result .. step)
   local lost = turn_lost(base, args[1], args[2], current, status)
   if lost then return lost end
   if stored then return stored end

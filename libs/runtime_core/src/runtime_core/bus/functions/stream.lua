@@ -6,17 +6,14 @@
 --         · 'LIMIT <bytes>' if the task's output would be over its limit; progress may fill half of it
 local function stream(keys, args)
   local base, task, run = keys[1], args[3], args[4]
-  local key = base .. 'task:' .. task
   local progress = args[8] == 'p'
-  local current, attempt = unpack(redis.call('HMGET', run_key(base, task, run), RUN.current, RUN.attempts .. args[5]))
-  local status, flags, written = unpack(redis.call('HMGET', key, 'status', TASK.flags, TASK.output_bytes))
+  local status, flags, written, seq, current, attempt = read_run(base, task, run, 4,
+    'status', TASK.flags, TASK.output_bytes, 'seq', RUN.current, RUN.attempts .. args[5])
   local lost = turn_lost(base, args[1], args[2], current, status)
   if lost then return lost end
   if not progress and attempt ~= args[6] then return 'DONE' end
-  redis.call('XLEN', base .. 'out:' .. task)
   local size, most = output_with(base, written, args[7], progress and 0.5)
   if not size then return 'LIMIT ' .. most end
-  redis.call('HSET', key, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
-  publish_delta(base, task, run .. '/' .. args[5], args[6], redis.call('HINCRBY', key, 'seq', 1), args[7], progress)
+  add_chunk(base, task, run .. '/' .. args[5], args[6], seq, args[7], progress, size, flags)
   return 'OK'
 end

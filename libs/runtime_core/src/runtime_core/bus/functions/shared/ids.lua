@@ -8,6 +8,19 @@ local function run_key(base, task, run)
   return base .. 'run:' .. task .. '/' .. run
 end
 
+-- Reads fields of a task and of one of its runs: `count` names of task fields, then names of run fields. The first run
+-- has one hash with its task, so one command reads them all.
+local function read_run(base, task, run, count, ...)
+  local key = base .. 'task:' .. task
+  if run == FIRST_RUN then return unpack(redis.call('HMGET', key, ...)) end
+  local names, last = {...}, select('#', ...)
+  local values = redis.call('HMGET', key, unpack(names, 1, count))
+  for i, value in ipairs(redis.call('HMGET', run_key(base, task, run), unpack(names, count + 1, last))) do
+    values[count + i] = value
+  end
+  return unpack(values, 1, last)
+end
+
 -- The child run that a task's field names, or nil.
 local CHILD = '^' .. TASK.child .. '(.*)$'
 local function child_of(field) return string.match(field, CHILD) end

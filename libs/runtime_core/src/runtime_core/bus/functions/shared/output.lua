@@ -18,7 +18,7 @@ end
 
 local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', cancelled = 'weft.task.cancelled'}
 
--- `progress`: a call's progress report, and not output of an agent.
+-- `progress`: a call's progress report, and not output of an agent. `seq`: the delta's number, a text.
 local function publish_delta(base, task, run, attempt, seq, value, progress)
   local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
   publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
@@ -35,6 +35,16 @@ local function output_with(base, written, value, share)
   local most = tonumber(redis.call('HGET', base .. 'meta', 'output_max')) or OUTPUT_MAX
   if size > most * (share or 1) then return nil, text(most) end
   return text(size)
+end
+
+local function next_seq(seq) return text(tonumber(seq or '0') + 1) end
+
+-- Appends a chunk that is not journaled. `seq`: the number of the last one; `size`: of the output with this one. The
+-- stream comes first: a write that fails has changed nothing.
+local function add_chunk(base, task, run, attempt, seq, value, progress, size, flags)
+  seq = next_seq(seq)
+  publish_delta(base, task, run, attempt, seq, value, progress)
+  redis.call('HSET', base .. 'task:' .. task, 'seq', seq, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
 end
 
 -- A question goes to the task's stream, where any client finds it, and to the stream that the user named.
