@@ -29,13 +29,14 @@ from runtime_core.bus.connection import Argument, Transport
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import Keys
+from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.consumer.heartbeat import Owner
 from runtime_core.wire.commands import Submission
 
 READ_AT_ONCE = 48
-KINDS = ("submit", "read", "commit_turn that waits", "commit_call", "commit_turn that ends")
+RECORD_AT_ONCE = 1000
+KINDS = ("submit", "read", "commit_turn that waits", "commit_call", "commit_turn that ends", "read the record")
 ALL = "all of them"
 
 
@@ -65,6 +66,19 @@ class Server:
             taken += found
         self.spent["read"] = self.spent.get("read", 0) + await self._cpu_us() - before
         return taken
+
+    async def read_record(self) -> None:
+        """Read the record as its two readers do, and trim it."""
+        before, keys = await self._cpu_us(), self._bus.keys
+        for group in (STATE_MANAGER, TRAJECTORY_RECORDER):
+            last = b"-"
+            while found := cast(
+                list[list[bytes]], await self._transport.call("XRANGE", keys.record, last, "+", "COUNT", RECORD_AT_ONCE)
+            ):
+                last = b"(" + found[-1][0]
+                await self._bus.publish_cursor(group, last[1:].decode())
+        await self._bus.trim_record()
+        self.spent["read the record"] = await self._cpu_us() - before
 
     async def _cpu_us(self) -> float:
         lines = cast(bytes, await self._transport.call("INFO", "cpu")).decode().splitlines()
@@ -143,6 +157,7 @@ async def _round(server: Server, bus: EventBus, prefix: str, tasks: int) -> None
         row = _row(turn, "agent", asked[place[turn.task]], output, now, bus.owner)
         ends.append(bus.commit_turn(turn, "c", now, row, 1, output, b"", [], 0))
     await server.run("commit_turn that ends", ends)
+    await server.read_record()
 
 
 def _new(bus: EventBus, task: str, data: bytes) -> Submission:
