@@ -119,6 +119,20 @@ async def test_a_nested_turn_sees_and_writes_the_holders_state(broker: Broker, b
     await broker.idle()
 
 
+async def test_the_next_event_does_not_see_the_state_in_mid_run_of_the_last(broker: Broker, bus: EventBus) -> None:
+    for task in ("t", "mail"):
+        await broker.submit(bus, task, key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1"), state=b'{"n":1}')
+    assert (await broker.hash("inst:writer/k"))["ws"] == '{"n":1}'
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus))
+    assert "ws" not in await broker.hash("inst:writer/k")
+    turn = await broker.take(bus)
+    assert turn.task == "mail"
+    assert await complete(bus, turn)
+    await broker.idle()
+
+
 async def test_a_dead_nested_call_lets_its_holder_go_on(broker: Broker, bus: EventBus) -> None:
     await suspend(bus, await asked_editor(broker, bus), ask_writer("1"))
     assert await bury(bus, await broker.take(bus))

@@ -132,15 +132,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "submit",
-        "check_instance",
-        "if args[6] ~= '' then check_instance(base, args[5] .. '/' .. args[6]) end",
-        "",
-        "a submit that fails writes nothing",
-        "contracts:atomicity",
-        survives="the reads that choose where an event goes come before the first write",
-    ),
-    lua(
-        "submit",
         "deadline",
         "if args[12] ~= '0' then add_timer(",
         "if false then add_timer(",

@@ -108,8 +108,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "long_queue_timer",
-        "redis.call('ZADD', base .. 'timers', 0, 'i|' .. inst)\n    return\n",
-        "return\n",
+        "    redis.call('ZADD', base .. 'timers', 0, 'i|' .. inst)\n",
+        "",
         "the line behind many ended tasks goes on",
         "contracts:mailbox",
     ),
@@ -166,11 +166,20 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "forget_ws",
-        "  if redis.call('HGET', key, INSTANCE.working_state) then redis.call('HDEL', key, INSTANCE.working_state) end\n",
-        "",
+        "redis.call('HDEL', key, INSTANCE.holders, INSTANCE.working_state)",
+        "redis.call('HDEL', key, INSTANCE.holders)",
         "state in mid-run goes with its run",
         "contracts:commit_fence",
         "contracts:nested_calls",
+    ),
+    lua(
+        "mailbox",
+        "forget_ws_before_next",
+        "  redis.call('HDEL', key, INSTANCE.working_state)\n",
+        "",
+        "state in mid-run goes with its run",
+        "contracts:nested_calls",
+        "contracts:mailbox",
     ),
     lua(
         "ends",

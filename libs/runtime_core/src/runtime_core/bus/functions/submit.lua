@@ -84,23 +84,23 @@ local function is_record_full(base, most)
 end
 
 -- The reply to a submit that does not fit, or nil. `meta` has the values that `submit` has read.
-local function find_overload(base, args, meta, stream, length, queued)
+local function find_overload(base, meta, stream, length, queued)
   if length + queued >= tonumber(meta[2] or '100000') then
     return {'overloaded', 'the stream ' .. stream .. ' holds as much open work as it may'}
   end
   if is_record_full(base, tonumber(meta[4] or '1000000')) then
     return {'overloaded', 'the record stream is over its limit: is the trajectory-recorder running?'}
   end
-  if args[6] ~= '' and redis.call('LLEN', base .. 'mail:' .. args[5] .. '/' .. args[6]) >= tonumber(meta[5] or '10000') then
-    return {'overloaded', 'the mailbox of ' .. args[5] .. '/' .. args[6] .. ' is full'}
-  end
   return nil
 end
 
--- Reads every other key that the submit is about to write.
-local function check_start(base, args)
+-- Reads every other key that the submit is about to write. Returns the reply if the instance's mailbox is full, or nil.
+local function check_start(base, args, meta)
   if args[12] ~= '0' then redis.call('ZCARD', base .. 'timers') end
-  if args[6] ~= '' then check_instance(base, args[5] .. '/' .. args[6]) end
+  if args[6] ~= '' and check_instance(base, args[5] .. '/' .. args[6]) >= tonumber(meta[5] or '10000') then
+    return {'overloaded', 'the mailbox of ' .. args[5] .. '/' .. args[6] .. ' is full'}
+  end
+  return nil
 end
 
 -- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name. The
@@ -136,9 +136,8 @@ local function check_submit(base, args, key, task_token)
   local stream = redis.call('HGET', base .. 'agents', args[5])
   if not stream then return unknown_agent(base, args[5]) end
   local length, queued = redis.call('XLEN', base .. stream), tonumber(meta[7] or '0')
-  refused = find_overload(base, args, meta, stream, length, queued)
+  refused = find_overload(base, meta, stream, length, queued) or check_start(base, args, meta)
   if refused then return refused end
-  check_start(base, args)
   if meta[6] and redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end

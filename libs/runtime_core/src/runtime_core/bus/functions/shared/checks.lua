@@ -14,11 +14,13 @@ local function check_record(base, task, flags)
   check_shown(base, task, flags)
 end
 
--- An instance that is entered or released, and the runs that hold it. `stream` is where its events go.
+-- An instance that is entered or released, and the runs that hold it. `stream` is where its events go. Returns the number
+-- of runs in its mailbox.
 local function check_instance(base, inst, stream)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   redis.call('LLEN', base .. 'nest:' .. inst)
-  if redis.call('LLEN', base .. 'mail:' .. inst) >= 50 then redis.call('ZCARD', base .. 'timers') end
+  local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
+  if waiting >= 50 then redis.call('ZCARD', base .. 'timers') end
   if stream then check_stream(base, stream) end
   if busy and string.find(busy, '\n', 1, true) then
     for _, ref in ipairs(lines(busy)) do
@@ -26,6 +28,7 @@ local function check_instance(base, inst, stream)
       if task then redis.call('HLEN', run_key(base, task, run)) end
     end
   end
+  return waiting
 end
 
 -- A run that may be resumed.

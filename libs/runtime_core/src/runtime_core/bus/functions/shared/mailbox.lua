@@ -88,20 +88,23 @@ end
 -- The instance has no holder any more: the next event starts, of the nested calls or of the mailbox.
 local function start_next(base, inst)
   local key = base .. 'inst:' .. inst
-  if redis.call('HGET', key, INSTANCE.working_state) then redis.call('HDEL', key, INSTANCE.working_state) end
-  if start_first(base, inst, 'nest:') then return end
-  local started, taken = start_first(base, inst, 'mail:')
-  local left = redis.call('LLEN', base .. 'mail:' .. inst)
-  if taken then count_mail(base, inst, left) end
-  if started then return end
-  if left > 0 then
+  local started, taken, left = start_first(base, inst, 'nest:'), false, 0
+  if not started then started, taken = start_first(base, inst, 'mail:') end
+  if taken then
+    left = redis.call('LLEN', base .. 'mail:' .. inst)
+    count_mail(base, inst, left)
+  end
+  if not started and left == 0 then
+    redis.call('HDEL', key, INSTANCE.holders, INSTANCE.working_state)
+    return
+  end
+  redis.call('HDEL', key, INSTANCE.working_state)
+  if not started then
     -- More than 50 ended tasks were in the mailbox: a timer continues from here. Until then `|` holds the instance, so
     -- that no new event overtakes the rest of the mailbox.
     redis.call('HSET', key, INSTANCE.holders, '|')
     redis.call('ZADD', base .. 'timers', 0, 'i|' .. inst)
-    return
   end
-  redis.call('HDEL', key, INSTANCE.holders)
 end
 
 -- A run that holds the instance is over: the run below it continues, or the next event of the mailbox starts.
