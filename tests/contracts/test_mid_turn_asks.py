@@ -315,3 +315,103 @@ async def test_the_end_of_the_task_frees_what_was_asked(broker: Broker, bus: Eve
     assert await complete(bus, turn)
     assert not await complete(bus, asked)
     await broker.idle()
+
+
+# -- two calls back into one instance --------------------------------------------------------------------------------
+
+
+async def called_back_twice(broker: Broker, bus: EventBus, first: str = "") -> tuple[Delivery, Delivery, Delivery]:
+    """A turn has asked two others, and both call back. The first call back asks the editor, so the second one starts.
+
+    Returns the first call back, the run that it has asked, and the second call back. `first`: the key of the one that
+    makes the first call back.
+    """
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1", key=first), agent("c2", "desk"))
+    one, two = await broker.take(bus), await broker.take(bus)
+    await asks(bus, one, agent("1", "writer", "k"))
+    back = await broker.take(bus)
+    await asks(bus, back, agent("1", "desk"), state=b'{"n":1}')
+    asked = await broker.take(bus)
+    await asks(bus, two, agent("1", "writer", "k"))
+    second = await broker.take(bus)
+    assert (back.run, asked.run, second.run) == ("r/c1/1", "r/c1/1/1", "r/c2/1")
+    return back, asked, second
+
+
+async def test_a_call_back_gets_its_answer_when_the_one_on_top_of_it_is_over(broker: Broker, bus: EventBus) -> None:
+    """It would go on with its state while the other one changes it."""
+    _, asked, second = await called_back_twice(broker, bus)
+    loaded = await bus.load(second)
+    assert loaded is not None
+    assert loaded.state == b'{"n":1}'
+    assert await complete(bus, asked, output=b'"asked"')
+    assert await told(broker) == []
+    assert await complete(bus, second, state=b'{"n":2}')
+    found = [entry for entry in await broker.entries(f"reply:{REPLY}") if "|" in entry["t"]]
+    assert [(entry["t"], entry["d"][22:], entry.get("s")) for entry in found] == [
+        ("t|r/c2|1", '"done"', None),
+        ("t|r/c1/1|1", '"asked"', '1 {"n":2}'),
+    ]
+
+
+async def test_an_answer_that_is_held_back_is_given_once(broker: Broker, bus: EventBus) -> None:
+    """Of two answers from another partition the first one counts, and has the row."""
+    await called_back_twice(broker, bus)
+    place = ("t", "r/c1/1", "1")
+    assert await bus.answer_request(*place, b"K", b'"one"', "desk", "there")
+    steps = (await broker.task("t"))["steps"]
+    assert not await bus.answer_request(*place, b"K", b'"two"', "desk", "there")
+    assert (await broker.task("t"))["steps"] == steps
+
+
+async def test_a_call_back_does_not_start_before_the_holder_waits(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"), agent("c2", "desk"))
+    one, two = await broker.take(bus), await broker.take(bus)
+    await asks(bus, one, agent("1", "writer", "k"))
+    back = await broker.take(bus)
+    await asks(bus, back, agent("1", "desk"))
+    assert await complete(bus, await broker.take(bus))
+    await asks(bus, two, agent("1", "writer", "k"))
+    await broker.nothing(bus)
+    await asks(bus, back, send("note", key="n"))
+    assert (await broker.take(bus)).task == "note"
+    await broker.nothing(bus)
+    await asks(bus, back, agent("2", "desk"))
+    assert [(await broker.take(bus)).run for _ in range(2)] == ["r/c1/1/2", "r/c2/1"]
+
+
+async def test_a_turn_below_another_one_is_repeated_when_that_one_is_over(broker: Broker, bus: EventBus) -> None:
+    """Its process died. Until then the one on top of it has the instance's state."""
+    other = await broker.owner()
+    back, asked, second = await called_back_twice(broker, bus)
+    assert await complete(bus, asked, output=b'"asked"')
+    assert await bus.load(back) is None
+    await broker.nothing(other)
+    assert await complete(bus, second, state=b'{"n":2}')
+    again = await broker.take(other)
+    assert (again.run, again.kind) == (back.run, "resume")
+    loaded = await other.load(again)
+    assert loaded is not None
+    assert (loaded.journal["1"][22:], loaded.overrides["1"]) == (b'"asked"', b'1 {"n":2}')
+
+
+async def test_an_answer_that_was_held_back_outlives_the_end_of_its_task(broker: Broker, bus: EventBus) -> None:
+    """A reopened task asks for it again, and who gave it is gone."""
+    back, asked, _ = await called_back_twice(broker, bus)
+    await asks(bus, back, ask("9"))
+    await bury(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, asked, output=b'"asked"')
+    await bus.cancel("t", "no more")
+    run = await broker.hash(f"run:t/{back.run}")
+    assert run["j:1"][22:] == '"asked"'
+    assert not run.keys() & {"y", "m:1", "ao"}
+
+
+async def test_a_call_back_asks_who_waits_for_the_one_below_it(broker: Broker, bus: EventBus) -> None:
+    """That one goes on only when this one is over: the request would wait for itself."""
+    _, _, second = await called_back_twice(broker, bus, first="e")
+    found = await asks(bus, second, agent("1", "editor", "e"))
+    assert found is not None
+    assert json.loads(found["1"][0][22:])["type"] == "Deadlock"

@@ -103,10 +103,9 @@ def envelope_of(program: Program) -> dict[str, Any]:  # Any: JSON
 def draw_object_program(choice_source: ChoiceSource, key: str, above: tuple[str, ...] = ()) -> Program:
     """A program for the object of this key: it counts once, before, between or after its requests.
 
-    `above` are the keys of those who wait for it. A call back into one of them asks nobody: beside another call back
-    into the same object it would go on while that one is handled.
+    `above` are the keys of those who wait for it.
     """
-    asks = len(above) < 2 and key not in above
+    asks = len(above) < (3 if key in above else 2)
     program = [
         _draw_op(choice_source, (*above, key), asks)
         for _ in range(choice_source.choose(3) if above else 1 + choice_source.choose(2))

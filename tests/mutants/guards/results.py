@@ -248,8 +248,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "journal",
         "answer_removes",
-        "  redis.call('HDEL', rk, field)\n  local stream, agent, key = target_of(v[3])",
-        "  local stream, agent, key = target_of(v[3])",
+        "  redis.call('HDEL', rk, field)\n  local turn, changed = keep_override(rk, key, v[4] or '0', step)\n  if to_process",
+        "  local turn, changed = keep_override(rk, key, v[4] or '0', step)\n  if to_process",
         "of two answers one counts",
         "contracts:questions",
     ),
@@ -266,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "answer_request",
         "missing",
-        "if redis.call('HEXISTS', run_key(base, task, run), RUN.missing .. step) == 0 then return 'DONE' end",
+        "redis.call('HEXISTS', rk, RUN.missing .. step) == 0 or ",
         "",
         "an answer from another partition counts once",
         "contracts:asked_elsewhere",

@@ -43,6 +43,7 @@ class Broker(World):
         self.gate = asyncio.Event()
         """Cleared: requests wait."""
         self.gate.set()
+        self.requests = 0
         self.left: list[str] = []
         """Steps sent in the middle of a turn, in order."""
         self.states: list[bytes] = []
@@ -52,6 +53,7 @@ class Broker(World):
         self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> dict[str, asyncio.Future[Answer]]:
         self.called.set()
+        self.requests += 1
         await self.gate.wait()
         if self.fault is not None:
             raise self.fault
@@ -206,6 +208,45 @@ async def test_a_request_takes_the_state_along_if_it_has_changed() -> None:
     broker = Broker()
     assert isinstance(await run_of(handle, broker, log=log).advance(), Completed)
     assert broker.states == [b'{"log":[]}', b"", b'{"log":["changed"]}']
+
+
+async def test_of_two_requests_at_once_the_second_waits_until_the_broker_has_the_state() -> None:
+    """If the first one fails, the second one must not start a call back without the state."""
+
+    async def handle(run: ActorRun) -> None:
+        await asyncio.gather(
+            *(run.request(AgentId("echo", key), MessageEnvelope(), None) for key in "ab"), return_exceptions=True
+        )
+
+    broker = Broker()
+    broker.gate.clear()
+    handling = asyncio.create_task(run_of(handle, broker, log=["told"]).advance())
+    await broker.called.wait()
+    await asyncio.sleep(0)
+    broker.fault = BusError("no such luck")
+    broker.gate.set()
+    with pytest.raises(BusError):
+        await handling
+    assert broker.states == []
+    assert broker.requests == 1
+
+
+async def test_an_object_admits_a_handler_while_all_others_wait() -> None:
+    """The broker gives the others their answers when that one is over."""
+
+    async def build(type: str, key: str) -> object:
+        return object()
+
+    instances, waits = Instances(build, lambda agent: False, 10), [False]
+    place = ("handler", "one")
+    first = await instances.enter(*place, "t", "r/1", b"", alone=True, shared=True, waits=lambda: waits[0])
+    second = asyncio.create_task(instances.enter(*place, "t", "r/2", b"", alone=True, shared=True))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+    waits[0] = True
+    first.freed.set()
+    assert await second is first
 
 
 async def test_what_a_handler_published_before_it_failed_for_good_leaves() -> None:

@@ -168,6 +168,8 @@ class ActorRun(Run):
         self._waiting = 0
         self._shared_state = False
         """Whether a request of this turn has taken the object's state along."""
+        self._sharing = asyncio.Lock()
+        """Held by the request that takes the state along."""
         self._flushing: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[object] | None = None
         """The write of publications that is under way."""
@@ -245,6 +247,8 @@ class ActorRun(Run):
                 call.timeout_ms = max(1, int(timeout * 1000))
             self.actors.tokens[place] = token
             self._waiting += 1
+            if self._instance is not None:
+                self._instance.freed.set()
             try:
                 if self.actors.stopping:
                     self.cut_off()
@@ -301,7 +305,21 @@ class ActorRun(Run):
                 self._writing = None
 
     async def _ask(self, calls: list[Call]) -> Mapping[str, asyncio.Future[Answer]]:
-        state = await self._state_now() if calls and self.actors.shared else b""
+        if not calls or not self.actors.shared:
+            return await self._send(calls, b"")
+        async with self._sharing:
+            # Later requests take no state along, so they wait until the broker has it.
+            had_shared = self._shared_state
+            if state := await self._state_now():
+                try:
+                    return await self._send(calls, state)
+                except BaseException:
+                    self._shared_state = had_shared
+                    raise
+        return await self._send(calls, b"")
+
+    async def _send(self, calls: list[Call], state: bytes) -> Mapping[str, asyncio.Future[Answer]]:
+        self.flow.check_going()
         sends, self.sends = self.sends, []
         try:
             return await self.port.ask(calls, sends, state)
@@ -358,6 +376,7 @@ class ActorRun(Run):
                 self.state.snapshot,
                 alone=not self.actor.interleave,
                 shared=self.actors.shared,
+                waits=lambda: self.handling and self._waiting > 0,
             )
         except Exception as error:
             raise self._end(self._failed(error)) from error

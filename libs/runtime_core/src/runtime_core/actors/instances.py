@@ -32,10 +32,10 @@ class Instance:
         """False: the user passed the object, so it cannot be created again."""
         self._known: bytes | None = b""
         self._past = deque([hash(b"")], maxlen=REMEMBERED_STATES)
-        self.holders: list[Place] = []
-        """Task and run of each handler that runs in it, outermost first."""
-        self.free = asyncio.Event()
-        self.free.set()
+        self.holders: dict[Place, Callable[[], bool]] = {}
+        """By task and run, each handler that runs in it, outermost first: whether it waits for an answer now."""
+        self.freed = asyncio.Event()
+        """Set when a handler leaves it, or begins to wait for an answer."""
 
     @property
     def known(self) -> bytes | None:
@@ -62,9 +62,10 @@ class Instance:
             await self.agent.load_state(msgspec.json.decode(state))
         self.known = state
 
-    def nests(self, task: str, run: str) -> bool:
-        """Whether one of its handlers waits for this run."""
-        return any(task == holder and run.startswith(f"{above}/") for holder, above in self.holders)
+    @property
+    def admits(self) -> bool:
+        """Whether another handler may run in it: all handlers wait for answers."""
+        return all(waits() for waits in self.holders.values())
 
 
 class Instances:
@@ -113,23 +114,33 @@ class Instances:
         return found
 
     async def enter(
-        self, type: str, key: str, task: str, run: str, state: bytes, *, alone: bool, shared: bool
+        self,
+        type: str,
+        key: str,
+        task: str,
+        run: str,
+        state: bytes,
+        *,
+        alone: bool,
+        shared: bool,
+        waits: Callable[[], bool] = lambda: False,
     ) -> Instance:
         """Return the object with the broker's `state` for one handler, which ends with `leave`.
 
-        `alone`: wait for other handlers of the object, unless they wait for this one. `shared`: other processes may
-        have an object of this agent, too.
+        `alone`: wait for other handlers of the object, unless they wait for answers. The broker gives them their
+        answers only when this one is over. `waits` tells whether this handler waits for an answer. `shared`: other
+        processes may have an object of this agent, too.
         """
         while True:
             instance = await self.get(type, key)
             if self._there.get(instance.place) is not instance:
                 continue  # it was dropped while this handler waited for it
-            if not instance.holders or not alone or instance.nests(task, run):
+            if not alone or instance.admits:
                 break
-            # A lost turn left it here: its handler is being cancelled.
-            await instance.free.wait()
-        instance.holders.append((task, run))
-        instance.free.clear()
+            # A handler is about to wait, or a lost turn left it here: it is being cancelled.
+            instance.freed.clear()
+            await instance.freed.wait()
+        instance.holders[task, run] = waits
         try:
             # With concurrent handlers, a message may have been read with the state before their commits.
             agrees = instance.known == state or (not alone and instance.is_behind(state))
@@ -141,8 +152,7 @@ class Instances:
                     self._forget(instance)
                     fresh = await self.get(type, key)
                     self.leave(instance, (task, run))
-                    fresh.holders.append((task, run))
-                    fresh.free.clear()
+                    fresh.holders[task, run] = waits
                     return fresh
                 await instance.load(state)
         except BaseException:
@@ -152,10 +162,9 @@ class Instances:
 
     def leave(self, instance: Instance, holder: Place) -> None:
         """End a handler's use of the object."""
-        if holder in instance.holders:
-            instance.holders.remove(holder)
+        instance.holders.pop(holder, None)
+        instance.freed.set()
         if not instance.holders:
-            instance.free.set()
             self._shrink()
 
     def release(self) -> None:
@@ -166,8 +175,7 @@ class Instances:
             if instance.holders:
                 instance.known = None
                 instance.holders.clear()
-            instance.free = asyncio.Event()
-            instance.free.set()
+            instance.freed = asyncio.Event()
 
     async def close(self) -> None:
         """Drop all objects."""

@@ -298,10 +298,13 @@ class TakingVerbs(Partition):
         return delivery
 
     async def load(self, delivery: Delivery) -> RunFields | None:
-        """Return what a replay of the delivery's run needs; None if the run is gone."""
+        """Return what a replay of the delivery's run needs.
+
+        None if the run is gone, or waits for another one that is nested on it.
+        """
         reply = cast(
             list[bytes],
-            await self.call("load", delivery.task, delivery.run, delivery.instance, delivery.entry),
+            await self.call("load", delivery.task, delivery.run, delivery.instance, delivery.entry, delivery.stream),
         )
         if not reply:
             return None

@@ -9,7 +9,8 @@ local function answer_request(keys, args)
   local status, known_flags, used, limits, header, current, steps =
     unpack(redis.call('HMGET', key, 'status', TASK.flags, TASK.usage, TASK.limits, RUN.header, RUN.current, 'steps'))
   if not status or ENDED[status] then return 'DONE' end
-  if redis.call('HEXISTS', run_key(base, task, run), RUN.missing .. step) == 0 then return 'DONE' end
+  local rk = run_key(base, task, run)
+  if redis.call('HEXISTS', rk, RUN.missing .. step) == 0 or is_held_back(rk, step) then return 'DONE' end
   local flags = known_flags or ''
   redis.call('ZCARD', base .. 'requests')
   check_record(base, task, flags)

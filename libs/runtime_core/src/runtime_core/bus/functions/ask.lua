@@ -42,6 +42,7 @@ local function call_now(base, args, turn, at)
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
   if kind then
     redis.call('HSET', rk, RUN.missing .. step, digest .. kind .. turn.wait)
+    turn.opened = turn.opened + 1
     return
   end
   record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)
@@ -64,6 +65,7 @@ local function ask_part(base, args, turn, at)
   elseif known[1] then
     add_answer(turn, step, known[1], known[3])
   elseif known[2] then
+    if string.sub(wait_of(known[2]), 1, 1) ~= WAKES.by_reply then turn.opened = turn.opened + 1 end
     redis.call('HSET', rk, RUN.missing .. step, digest_of(known[2]) .. kind_of(known[2]) .. turn.wait)
   else
     call_now(base, args, turn, at)
@@ -96,7 +98,7 @@ local function ask(keys, args)
   local limit = max_steps_of(v[2])
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
 
-  local turn = {key = key, run_key = rk, flags = v[4] or '', wait = WAKES.by_reply .. args[7], answers = {'OK'}}
+  local turn = {key = key, run_key = rk, flags = v[4] or '', wait = WAKES.by_reply .. args[7], answers = {'OK'}, opened = 0}
   if inst ~= '' and args[8] ~= '' and not asked_before(rk, args) then
     redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.working_state, args[8])
   end
@@ -108,8 +110,9 @@ local function ask(keys, args)
     at = at + PART_SIZE[args[at]]
   end
   if turn.flags ~= (v[4] or '') then redis.call('HSET', key, TASK.flags, turn.flags) end
-  -- This turn may wait now: a callback that came in before goes on top of it.
-  if inst ~= '' and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
+  local open = redis.call('HINCRBY', rk, RUN.open_asks, turn.opened)
+  -- This turn waits now: a callback that came in before goes on top of it.
+  if inst ~= '' and open > 0 and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
     local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
     if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end
   end

@@ -121,14 +121,6 @@ local function holder_below(holders, ref)
   return below
 end
 
-local function holder_above(holders, ref)
-  local found
-  for _, holder in ipairs(lines(holders)) do
-    if found then return holder end
-    found = holder == ref
-  end
-end
-
 -- A handler gave up waiting, and ends below a call back that is in hand and has not seen the state that it leaves. The
 -- call back is handled again, with that state. A call back of a task that ends now is dropped anyway.
 local function repeat_above(base, holders, ref, state)

@@ -1,7 +1,9 @@
 -- Reads everything that a replay needs: the run's fields without those of other runs, and its instance's state.
--- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry
+-- A run on which another one is nested in its instance is not handled before that one is over: the end of that run
+-- resumes it (`pend`). It had called in mid-turn, or failed, and its process has died or its retry is due.
+-- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry · 5 stream
 -- RETURNS {cur, status, the run's context, else the task's, state at the run's start, task's header,
---         field, value …} or nothing if the run is gone
+--         field, value …} or nothing if the run is gone, or waits for another one
 local LOADED = {
   [RUN.missing] = true, [RUN.result] = true, [RUN.override_from] = true, [RUN.input] = true, [RUN.turn] = true,
   [RUN.header] = true, [RUN.unrecorded] = true, [TASK.withdrawn] = true,
@@ -16,6 +18,12 @@ local function load(keys, args)
     unpack(redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.context, RUN.header))
   local state = ''
   if args[3] ~= '' then
+    local agent, key = string.match(args[3], '^([^/]*)/(.*)$')
+    if is_below(base, agent, key, task .. '|' .. run) and redis.call('HGET', rk, RUN.current) == args[4] then
+      settle(base, args[5], args[4])
+      redis.call('HSET', rk, RUN.current, 'pend')
+      return {}
+    end
     state = redis.call('HGET', rk, RUN.state_at_start) or redis.call('HGET', base .. 'inst:' .. args[3], 'state') or ''
   end
   local reply = {'', status or '', task_context or '', state, task_header or ''}

@@ -4,8 +4,8 @@
 -- it is gone too: others may have written the state since.
 local function reopen(base, task, first_run, context)
   local key = base .. 'task:' .. task
-  forget_waits(base, task, FIRST_RUN, {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.override, RUN.turn_owner,
-    RUN.state_at_start})
+  forget_waits(base, task, FIRST_RUN, {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.open_asks, RUN.override,
+    RUN.turn_owner, RUN.state_at_start})
   redis.call('HSET', key, 'status', 'running', TASK.flags, flag(first_run.flags, FLAG.reopened))
   redis.call('PERSIST', key)
   local now, tenant = text(now_ms(base)), header_of(first_run.header).tenant

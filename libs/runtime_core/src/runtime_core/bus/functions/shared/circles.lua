@@ -18,8 +18,8 @@ local function waits_through(base, holder, context)
   return false
 end
 
--- Child runs that wait in a mailbox are listed by task in `line:<task>` (run to instance), so that `circle` can
--- follow who waits for whom. pcall: if another program stores something else there, only that is lost.
+-- Child runs that wait in a mailbox, or for a run that is nested on them in their instance, are listed by task in
+-- `line:<task>` (run to instance), so that `circle` can follow who waits for whom. pcall: if another program stores something else there, only that is lost.
 local function enter_line(base, task, run, inst)
   if run ~= FIRST_RUN then redis.pcall('HSET', base .. 'line:' .. task, run, inst) end
 end
@@ -28,16 +28,19 @@ local function leave_line(base, task, run)
   if run ~= FIRST_RUN then redis.pcall('HDEL', base .. 'line:' .. task, run) end
 end
 
--- Does `run` wait for its descendant `child`, step by step, and does that one wait in a mailbox?
-local function waits_in_line(base, task, run, child)
-  if redis.pcall('HGET', run_key(base, task, child), RUN.current) ~= 'mail' then return false end
+-- For whom `run` waits at the instance `inst`, if it waits for its descendant `child`, step by step, and that one waits
+-- there: for all holders, if it is in the mailbox; for those that are nested on it, if it is a holder itself. Else nil.
+local function waits_in_line(base, task, run, child, inst)
   local at = child
   while at ~= run do
     local parent, step = parent_of(at)
-    if not parent or redis.pcall('HEXISTS', run_key(base, task, parent), RUN.missing .. step) ~= 1 then return false end
+    if not parent or redis.pcall('HEXISTS', run_key(base, task, parent), RUN.missing .. step) ~= 1 then return nil end
     at = parent
   end
-  return true
+  local holders = redis.pcall('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
+  if type(holders) ~= 'string' then return nil end
+  if redis.pcall('HGET', run_key(base, task, child), RUN.current) == 'mail' then return holders end
+  return holder_above(holders, task .. '|' .. child)
 end
 
 -- How many holders to follow for one request, and how many waiting runs to check for each.
@@ -46,7 +49,7 @@ local CIRCLE_LOOKS, CIRCLE_RUNS = 200, 500
 -- Would a request that has to wait in the mailbox of `inst`, as the child `run`, wait for its own caller? Follows the
 -- holders of the instance to the mailboxes in which their child runs wait, and so on. Returns nil, or the circle as
 -- text. A circle closes with the last request to enter it, so no other request has to check. A call back into its own
--- instance waits only for the next commit or request of the holder.
+-- instance waits only for the next commit or request of the holder, and makes no requests before it starts.
 local function circle(base, task, run, inst, busy)
   local asker = parent_of(run)
   local queue, seen, at, looks = {}, {}, 1, 0
@@ -70,10 +73,9 @@ local function circle(base, task, run, inst, busy)
       local waiting = redis.pcall('HSCAN', base .. 'line:' .. held_task, '0', 'COUNT', CIRCLE_RUNS)
       for i = 1, type(waiting[2]) == 'table' and #waiting[2] or 0, 2 do
         local child, name = waiting[2][i], waiting[2][i + 1]
-        if string.sub(child, 1, #held_run + 1) == held_run .. '/' and waits_in_line(base, held_task, held_run, child) then
-          local holders = redis.pcall('HGET', base .. 'inst:' .. name, INSTANCE.holders)
-          if type(holders) == 'string' then follow(holders, name, path .. ', which waits for ') end
-        end
+        local holders = string.sub(child, 1, #held_run + 1) == held_run .. '/'
+          and waits_in_line(base, held_task, held_run, child, name)
+        if holders then follow(holders, name, path .. ', which waits for ') end
       end
     end
   end

@@ -28,6 +28,8 @@ local RUN = {
                             -- usage (JSON), with tabs between
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
+  open_asks = 'ao',         -- how many requests of its turn have no answer yet
+  held_back = 'y',          -- their answers that wait until a nested run on its instance is over, packed: step, status, ms, JSON
 }
 -- A run also has `g<n>`: how many steps of a group still lack a result.
 

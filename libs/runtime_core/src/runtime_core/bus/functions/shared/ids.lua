@@ -55,6 +55,11 @@ local function split_ref(ref) return string.match(ref, '^(.*)|([^|]*)$') end
 -- The newest holder of an instance.
 local function top_of(busy) return string.match(busy, '([^\n]*)$') end
 
+-- The holder that is nested on this one, or nil.
+local function holder_above(holders, ref)
+  return string.match('\n' .. holders .. '\n', '\n' .. string.gsub(ref, '%W', '%%%0') .. '\n([^\n]+)\n')
+end
+
 -- Whether a run's `current` is an entry id, and not a word: its delivery is on a work stream.
 local function in_flight(current) return current and string.find(current, '-', 1, true) end
 

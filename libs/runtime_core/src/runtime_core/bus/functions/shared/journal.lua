@@ -1,5 +1,15 @@
 -- Results of steps: a result is written once, and the last one that a run waits for resumes it.
 
+-- Agents whose instances handle several events concurrently.
+local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
+
+-- Whether a nested run is on top of the run in its instance: the run continues after that one.
+local function is_below(base, agent, key, ref)
+  if key == '' then return false end
+  local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders)
+  return busy and holder_above(busy, ref) and not interleaves(base, agent)
+end
+
 -- The run goes on: unless a nested run is in flight on its instance, which then wakes it at its end.
 local function resume(base, task, run, stream, agent, key, turn, step, value)
   if key ~= '' then
@@ -30,7 +40,34 @@ local function tell_asker(base, rk, task, run, step, wait, value, changed)
   if changed then
     fields[5], fields[6] = REPLY.state, redis.call('HGET', rk, RUN.override_from .. step)
   end
-  redis.call('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
+  -- An earlier release has not counted its requests.
+  if redis.call('HEXISTS', rk, RUN.open_asks) == 1 then redis.call('HINCRBY', rk, RUN.open_asks, -1) end
+  -- pcall: a process whose stream another program has replaced finds the answer in the journal.
+  redis.pcall('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
+end
+
+-- Answers that are held back: step, status, time and JSON of each, in turn.
+local function all_held_back(rk)
+  local packed = redis.call('HGET', rk, RUN.held_back)
+  return packed and cmsgpack.unpack(packed) or {}
+end
+
+-- Whether the step has an answer that is held back: to the process that waits for it, it is still missing.
+local function is_held_back(rk, step)
+  local all = all_held_back(rk)
+  for i = 1, #all, 4 do
+    if all[i] == step then return true end
+  end
+  return false
+end
+
+-- A run that called in mid-turn would continue with the answer, while a nested run on its instance is in flight: one of
+-- their changes of the state would be lost. It gets the answer when the nested run is over.
+local function hold_back(rk, step, status, ms, payload)
+  local all = all_held_back(rk)
+  local n = #all
+  all[n + 1], all[n + 2], all[n + 3], all[n + 4] = step, status, ms, payload
+  redis.call('HSET', rk, RUN.held_back, cmsgpack.pack(all))
 end
 
 -- Writes a step's result and, if that lets a branch of the run continue, appends one resume.
@@ -42,10 +79,15 @@ local function answer(base, task, run, step, status, ms, payload)
   if not v[1] then return false end
   local wait = wait_of(v[1])
   local value = digest_of(v[1]) .. status .. ms .. payload
-  redis.call('HDEL', rk, field)
   local stream, agent, key = target_of(v[3])
+  local to_process = string.sub(wait, 1, 1) == WAKES.by_reply
+  if to_process and is_below(base, agent, key, task .. '|' .. run) then
+    hold_back(rk, step, status, ms, payload)
+    return true
+  end
+  redis.call('HDEL', rk, field)
   local turn, changed = keep_override(rk, key, v[4] or '0', step)
-  if string.sub(wait, 1, 1) == WAKES.by_reply then
+  if to_process then
     redis.call('HSET', rk, RUN.result .. step, value)
     tell_asker(base, rk, task, run, step, wait, value, changed)
     return true
@@ -61,6 +103,14 @@ local function answer(base, task, run, step, status, ms, payload)
   end
   redis.call('HSET', rk, RUN.result .. step, value)
   return true
+end
+
+-- Gives the run the answers that were held back, since it is the newest in its instance now.
+local function hand_out(base, task, run)
+  local rk = run_key(base, task, run)
+  local all = all_held_back(rk)
+  if #all > 0 then redis.call('HDEL', rk, RUN.held_back) end
+  for i = 1, #all, 4 do answer(base, task, run, all[i], all[i + 1], all[i + 2], all[i + 3]) end
 end
 
 -- Stores the span that gives a call, or a nested run, its result, if its step still lacks one.

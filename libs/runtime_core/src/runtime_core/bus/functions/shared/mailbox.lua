@@ -8,6 +8,13 @@ local function count_mail(base, inst, depth)
   if depth > 0 then redis.pcall('ZADD', base .. 'mailboxes', depth, inst) else redis.pcall('ZREM', base .. 'mailboxes', inst) end
 end
 
+-- A nested run takes the instance from its holders. The newest of them is listed with those who wait, for `circle`.
+local function put_on_top(base, inst, busy, ref)
+  local task, run = split_ref(top_of(busy))
+  if task then enter_line(base, task, run, inst) end
+  redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, busy .. '\n' .. ref)
+end
+
 -- Appends the start event of a run whose fields are already stored, and makes it the holder of its instance.
 local function start_stored(base, inst, task, run, busy)
   local rk = run_key(base, task, run)
@@ -17,8 +24,11 @@ local function start_stored(base, inst, task, run, busy)
   local entry = append_start(base, task, run, stream, agent, instance_key, v[2], v[3])
   redis.call('HSET', rk, RUN.current, entry)
   local ref = task .. '|' .. run
-  if busy and busy ~= '' then ref = busy .. '\n' .. ref end
-  redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, ref)
+  if busy and busy ~= '' then
+    put_on_top(base, inst, busy, ref)
+  else
+    redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, ref)
+  end
   return entry
 end
 
@@ -57,8 +67,10 @@ end
 -- The run below the ended one continues: with a nested call that came in meanwhile, or itself if it waited for the end.
 local function wake_below(base, inst, rest)
   redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, rest)
-  if start_nested(base, inst, rest) then return end
   local below_task, below_run = split_ref(top_of(rest))
+  leave_line(base, below_task, below_run)
+  if start_nested(base, inst, rest) then return end
+  hand_out(base, below_task, below_run)
   local rk = run_key(base, below_task, below_run)
   local v = redis.call('HMGET', rk, RUN.current, RUN.header)
   if v[1] ~= 'pend' then return end
@@ -115,6 +127,7 @@ local function release(base, inst, task, run)
   local ref = task .. '|' .. run
   if top_of(busy) ~= ref then
     -- An ended run in the middle of the stack: only its own place is removed.
+    leave_line(base, task, run)
     local kept = {}
     for _, line in ipairs(lines(busy)) do
       if line ~= ref then kept[#kept + 1] = line end
@@ -126,9 +139,6 @@ local function release(base, inst, task, run)
   if rest then return wake_below(base, inst, rest) end
   start_next(base, inst)
 end
-
--- Agents whose instances handle several events concurrently.
-local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
 
 -- Delivers a run to its agent: immediately, as a nested call, or through the instance's mailbox. The caller stores
 -- `cur` (the returned value) with the run's other fields. `bounded`: returns nil and an error (JSON), without writing,
@@ -153,10 +163,10 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
     if waits_for(holder, task, run) or waits_through(base, holder, context) then
       local top = top_of(busy)
       local top_task, top_run = split_ref(top)
-      -- Holders that call in mid-turn never suspend: they wait while their turn is in flight.
-      local waiting = redis.call('HMGET', run_key(base, top_task, top_run), RUN.current, RUN.asks_in_turn)
-      if waiting[1] == 'held' or waiting[2] then
-        redis.call('HSET', ik, INSTANCE.holders, busy .. '\n' .. ref)
+      -- Holders that call in mid-turn never suspend: they wait for the answers while their turn is in flight.
+      local waiting = redis.call('HMGET', run_key(base, top_task, top_run), RUN.current, RUN.asks_in_turn, RUN.open_asks)
+      if waiting[1] == 'held' or (waiting[2] and tonumber(waiting[3] or '1') > 0) then
+        put_on_top(base, inst, busy, ref)
         keep_snapshot(base, inst, task, run)
         return append_start(base, task, run, stream, agent, key, data, context)
       end

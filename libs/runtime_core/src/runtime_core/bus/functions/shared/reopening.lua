@@ -7,11 +7,25 @@ local OF_ONE_LIFE = {
   [RUN.attempts] = true, [RUN.override_from] = true, [RUN.request] = true, [TASK.child] = true, [TASK.timer] = true,
 }
 
+-- Answers that were held back are results: the child runs that gave them are gone.
+local function keep_held_back(rk)
+  local all = all_held_back(rk)
+  for i = 1, #all, 4 do
+    local missing = redis.call('HGET', rk, RUN.missing .. all[i])
+    if missing then
+      redis.call('HSET', rk, RUN.result .. all[i], digest_of(missing) .. all[i + 1] .. all[i + 2] .. all[i + 3])
+      redis.call('HDEL', rk, RUN.missing .. all[i])
+    end
+  end
+  if #all > 0 then redis.call('HDEL', rk, RUN.held_back) end
+end
+
 -- Removes the steps that a run waited for, and the fields `gone`. A call that may not be repeated stays missing while its
 -- mark exists: its holder commits its result, or that its outcome is unknown. If the task goes on (`goes_on`), so do child
 -- runs: they stay missing too. Returns whether the run has a journal.
 local function forget_waits(base, task, run, gone, goes_on)
   local rk, has_journal = run_key(base, task, run), false
+  keep_held_back(rk)
   for _, name in ipairs(redis.call('HKEYS', rk)) do
     local prefix, step = string.sub(name, 1, 2), string.sub(name, 3)
     local missing = prefix == RUN.missing and redis.call('HGET', rk, name)
@@ -33,7 +47,8 @@ end
 -- for the run that called it. Without `current`, no commit, resume or redrive finds the run meanwhile. Returns whether
 -- there is a journal.
 local function keep_child(base, task, run, digest, goes_on)
-  local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.override, RUN.state_at_start}
+  local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.open_asks, RUN.override,
+    RUN.state_at_start}
   if not forget_waits(base, task, run, gone, goes_on) then return false end
   redis.call('HSET', base .. 'task:' .. task, TASK.kept_child .. run, digest)
   return true
