@@ -113,7 +113,7 @@ def lose_tail(history: History) -> None:
     """
     base = pick(history.choice_source, history.scheduler.bases)
     saved = _saved(history, base)
-    accepted = list(history.accepted)
+    accepted = list(history.clients.accepted)
     history.lost_tail = True
 
     def crash() -> None:
@@ -127,10 +127,10 @@ def lose_tail(history: History) -> None:
         history.ledger.once.clear()
         history.ledger.stored.clear()
         # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
-        history.uncertain += [task for task in history.accepted if task not in accepted]
+        history.uncertain += [task for task in history.clients.accepted if task not in accepted]
         history.scheduler.lose_connections(0.2, base)
         history.scheduler.forget_reads()
-        history.client_repeats_schedule()
+        history.clients.repeat_schedule()
 
     history.scheduler.at(history.scheduler.steps + 1 + history.choice_source.choose(60), crash)
 
@@ -144,19 +144,19 @@ def move_partition(history: History) -> None:
 
 def cancel(history: History) -> None:
     """A user cancels a task, perhaps several times at once."""
-    history.client_cancels(history.choice_source.choose(len(history.tasks)), 1 + history.choice_source.choose(2))
+    history.clients.cancel(history.choice_source.choose(len(history.tasks)), 1 + history.choice_source.choose(2))
 
 
 def fork(history: History) -> None:
     """A user forks a task, whatever its state."""
-    history.client_forks(
+    history.clients.fork(
         history.choice_source.choose(len(history.tasks)), pick(history.choice_source, (None, "1", "2", "3"))
     )
 
 
 def redrive(history: History) -> None:
     """Dead letters are redriven while other tasks continue."""
-    history.redrive_letters()
+    history.clients.redrive_letters()
 
 
 def fill_memory(history: History) -> None:
@@ -200,12 +200,12 @@ def stop_at_start(history: History) -> None:
 
 def publish(history: History) -> None:
     """A user publishes a message, perhaps several times at once."""
-    history.client_publishes(1 + history.choice_source.choose(2))
+    history.clients.publish(1 + history.choice_source.choose(2))
 
 
 def subscribe(history: History) -> None:
     """An agent appears and subscribes to a topic without subscribers."""
-    history.client_subscribes()
+    history.clients.subscribe()
 
 
 FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (

@@ -1,14 +1,12 @@
-"""The invariants at the end of every history, and the report of a history."""
+"""The invariants at the end of every history."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from runtime_core.bus.keys import group_of
 from runtime_core.bus.topics import task_of_message
 from runtime_core.ids import task_of_message as message_of_step
 from runtime_core.wire.commands import SIGNAL
@@ -66,7 +64,7 @@ def _answers(history: History) -> list[Violation]:
         return found
     told: dict[str, list[str]] = {}
     finals: dict[str, dict[str, None]] = {}
-    for answer in history.answers():
+    for answer in history.clients.answers():
         kind = answer["type"].rpartition(".")[2]
         told.setdefault(answer.get("taskid", ""), []).append(kind)
         if kind in ENDED:
@@ -77,7 +75,7 @@ def _answers(history: History) -> list[Violation]:
             found.append(Violation("no answer", f"the submit of {task.id} was never answered"))
         elif "accepted" in kinds and not finals.get(task.id):
             found.append(Violation("no final answer", f"{task.id} was answered {kinds}"))
-        elif len(finals.get(task.id, {})) > 1 and task.id not in history.redriven:
+        elif len(finals.get(task.id, {})) > 1 and task.id not in history.clients.redriven:
             found.append(Violation("two ends", f"{task.id} was answered {kinds}, with ids {list(finals[task.id])}"))
     return found + _signals(history)
 
@@ -90,7 +88,7 @@ def _signals(history: History) -> list[Violation]:
         for row in rows
         if row["kind"] == "human" and row["status"] == "completed"
     }
-    refused = {answer.get("causationid") for answer in history.answers() if answer["type"] == REJECTED}
+    refused = {answer.get("causationid") for answer in history.clients.answers() if answer["type"] == REJECTED}
     found = []
     for _, _, args, reply in history.scheduler.log:
         if args[0] != "XADD" or not isinstance(reply, bytes) or SIGNAL not in (_text_of(arg) for arg in args):
@@ -138,7 +136,7 @@ def _ends(history: History, held: Snapshot) -> list[Violation]:
     for name, fields in held.hashes.items():
         if ":task:" in name:
             known[name.partition(":task:")[2]] = fields
-    for task in history.accepted:
+    for task in history.clients.accepted:
         if task not in known:
             if task not in history.uncertain:
                 found.append(Violation("lost task", f"{task} was accepted and is not known any more"))
@@ -163,16 +161,16 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
         recorded = rows.get(task, [])
         distinct = {(row["run"], row.get("step", ""), row.get("attempt", 1), row["kind"]) for row in recorded}
         enough = len(distinct) >= final["steps"] if more else len(recorded) == final["steps"]
-        if task not in history.redriven and not enough:
+        if task not in history.clients.redriven and not enough:
             found.append(
                 Violation(
                     "rows count", f"{task} ({final['status']}) says {final['steps']} steps, has {len(recorded)} rows"
                 )
             )
-        if len(distinct) != len(recorded) and task not in history.redriven and not more:
+        if len(distinct) != len(recorded) and task not in history.clients.redriven and not more:
             found.append(Violation("rows twice", f"{task} has {len(recorded)} rows, {len(distinct)} distinct ones"))
         # What a task in another partition has used is in that task's rows.
-        counted = task not in history.redriven and len(history.scheduler.bases) == 1
+        counted = task not in history.clients.redriven and len(history.scheduler.bases) == 1
         used = final.get("usage", {}).get("tokens", 0)
         told = {(row["run"], row.get("step", "")): row.get("usage", {}).get("tokens", 0) for row in recorded}
         if counted and used != sum(told.values()) and not (more and used < sum(told.values())):
@@ -183,7 +181,7 @@ def _rows(history: History, held: Snapshot) -> list[Violation]:
         found += [
             Violation("rows missing", f"{task} ({final['status']}): step {place[1]} of {place[0]} has no row")
             for place in history.ledger.stored.get(task, ())
-            if place not in have and not (place[0] == "r" and place[1] in history.carried.get(task, ()))
+            if place not in have and not (place[0] == "r" and place[1] in history.clients.carried.get(task, ()))
         ]
     return found
 
@@ -197,11 +195,11 @@ def _keys(history: History, held: Snapshot) -> list[Violation]:
             if row["kind"] == "agent" and row["status"] == "completed" and row.get("key") and not row.get("step"):
                 completed.setdefault(task, {})[row["run"]] = f"{row['name']}/{row['key']}"
     expected: dict[str, list[str]] = {}
-    chains = _chains(history)
+    chains, redriven = _chains(history), history.clients.redriven
     for task, runs in completed.items():
         # A reopened caller begins with the instance's state of that moment.
         failed_caller = any(
-            other in history.redriven or run not in completed.get(other, {}) for other, run in chains.get(task, ())
+            other in redriven or run not in completed.get(other, {}) for other, run in chains.get(task, ())
         )
         for run, instance in runs.items():
             if failed_caller or _undone_with(task, run, instance, runs, history, held):
@@ -238,7 +236,7 @@ def _messages(history: History, held: Snapshot) -> list[Violation]:
     violations = [Violation("task twice", f"{task} is in {bases}") for task, bases in places.items() if len(bases) > 1]
     wanted = [
         (task, f"{id} on {topic}")
-        for id, topic, source in history.published
+        for id, topic, source in history.clients.published
         for task in _heard(history, id, topic, source, "")
     ]
     for task, rows in _recorded(history, held).items():
@@ -273,7 +271,7 @@ def _heard(history: History, id: str, topic: str, source: str, sender: str) -> I
     agents = [
         each.agent for each in SUBSCRIPTIONS if (topic.startswith(each.topic) if each.prefix else topic == each.topic)
     ]
-    if topic == UNHEARD and history.heard:
+    if topic == UNHEARD and history.clients.heard:
         agents.append(LATE)
     for agent in agents:
         if f"{agent}/{source}" != sender:
@@ -299,7 +297,7 @@ def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
 
 def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], history: History, held: Snapshot) -> bool:
     """Whether a run was nested in a run of its instance that did not complete, which undid its change."""
-    if "/" in run and task in history.redriven:
+    if "/" in run and task in history.clients.redriven:
         return True  # a reopened run begins with the instance's state of that moment
     parent = run
     while "/" in parent:
@@ -312,128 +310,21 @@ def _undone_with(task: str, run: str, instance: str, runs: dict[str, str], histo
 def _instance_of(history: History, task: str, run: str) -> str | None:
     """Return what an incomplete run was, if that can be determined."""
     if run == "r":
-        for known in (*history.tasks, *history.forks):
+        for known in (*history.tasks, *history.clients.forks):
             if known.id == task:
                 return f"{known.agent}/{known.key}" if known.key else ""
     return None
 
 
 def _order(history: History, instance: str, log: list[str]) -> list[Violation]:
-    found = []
+    found, redriven = [], history.clients.redriven
     for client in range(2):
         mine = [
             f"{task.id}/r"
             for task in history.tasks
-            if task.client == client and f"{task.agent}/{task.key}" == instance and task.id not in history.redriven
+            if task.client == client and f"{task.agent}/{task.key}" == instance and task.id not in redriven
         ]
         seen = [run for run in log if run in mine]
         if seen != [run for run in mine if run in seen]:
             found.append(Violation("order", f"{instance} handled {seen}, client {client} sent {mine}"))
     return found
-
-
-def stuck(history: History) -> list[Violation]:
-    """Return the tasks that wait although no work is left: for whom, and whether in a circle."""
-    held = Snapshot(history)
-    waits: dict[str, list[str]] = {}
-    told = []
-    for base in history.scheduler.bases:
-        for name, fields in held.hashes.items():
-            if not name.startswith(base) or "cur" not in fields or fields.get("status") in ENDED:
-                continue
-            kind, _, rest = name[len(base) :].partition(":")
-            if kind not in ("task", "run"):
-                continue
-            ref = f"{rest}|r" if kind == "task" else "|".join(rest.split("/", 1))
-            told.append(f"{ref} {fields['cur']} missing {[f[2:] for f in fields if f.startswith('m:')]}")
-            for f in fields:
-                if f.startswith("m:"):
-                    waits.setdefault(ref, []).append(f"{ref}/{f[2:]}")
-            agent_key = fields["h"].split("\n")[1:3] if "h" in fields else ["", ""]
-            if fields["cur"] in ("mail", "nest"):
-                busy = held.hashes.get(f"{base}inst:{agent_key[0]}/{agent_key[1]}", {}).get("busy", "")
-                waits.setdefault(ref, []).extend(line for line in busy.split("\n") if line)
-    circle = _circle(waits)
-    opened = [
-        name.partition(":task:")[2]
-        for name, f in held.hashes.items()
-        if ":task:" in name and f.get("status") not in ENDED
-    ]
-    held_by = {name: f["busy"] for name, f in held.hashes.items() if ":inst:" in name and "busy" in f}
-    if circle:
-        return [Violation("wait cycle", " -> ".join(circle) + f"; open: {opened}")]
-    return [Violation("stuck", f"open: {opened}; {'; '.join(told)}; busy: {held_by}")]
-
-
-def _circle(waits: dict[str, list[str]]) -> list[str]:
-    def walk(ref: str, path: list[str]) -> list[str]:
-        if ref in path:
-            return [*path[path.index(ref) :], ref]
-        for other in waits.get(ref, ()):
-            if found := walk(other, [*path, ref]):
-                return found
-        return []
-
-    for ref in waits:
-        if found := walk(ref, []):
-            return found
-    return []
-
-
-def unsettled(history: History) -> list[Violation]:
-    """Work is left after a long time."""
-    held = Snapshot(history)
-    told = []
-    for base in history.scheduler.bases:
-        for stream in (*history.streams, "asks", "replies"):
-            told += [f"{stream} {entry} {fields}" for entry, fields in held.streams.get(base + stream, [])]
-        told.append(f"timers {history.server.execute('ZRANGE', base + 'timers', 0, -1, 'WITHSCORES')!r}")
-        for stream in history.streams:
-            pending = history.server.pipeline([("XPENDING", base + stream, group_of(stream))])
-            told.append(f"pending {stream} {pending[0]!r}")
-    return [Violation("unsettled", "; ".join(told)[:1500])]
-
-
-# -- the story ---------------------------------------------------------------------------------------------------------
-
-
-def story(history: History) -> list[str]:
-    """Return the history's events, one per line, without heartbeats and polls that did nothing."""
-    lines = []
-    for now, who, what, reply in history.scheduler.log:
-        if isinstance(what, str):
-            lines.append(f"{now:8.3f} -- {what}")
-            continue
-        told = _command(what)
-        answer = _short(reply)
-        if told.startswith(("beat", "promote", "adopt", "XPENDING", "XGROUP", "TIME")) and _nothing(told, answer):
-            continue
-        lines.append(f"{now:8.3f} {who:>10} {told} => {answer}")
-    return lines
-
-
-def _nothing(told: str, answer: str) -> bool:
-    if told.startswith("promote"):
-        return answer.startswith("[0")
-    if told.startswith("adopt"):
-        return answer in ("[OK 0]", "[OK]")
-    if told.startswith("beat"):
-        return answer.startswith("[OK") and answer.endswith(" 0]")
-    return not answer.startswith("[[")
-
-
-def _command(args: tuple[Any, ...]) -> str:
-    if args[0] == b"FCALL":
-        name = args[1].decode().partition("_")[2].partition("_")[2]
-        return f"{name} {' '.join(_short(arg) for arg in args[4:])}"[:260]
-    return " ".join(_short(arg) for arg in args)[:200]
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, list | tuple):
-        return "[" + " ".join(_short(item) for item in value)[:200] + "]"
-    text = str(value).replace("\n", "·")
-    text = re.sub(r"\b1900\d{6}(\d{3})\b", r"…\1", text)
-    return text if len(text) <= 90 else text[:80] + "…"

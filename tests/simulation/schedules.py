@@ -175,7 +175,7 @@ def _overlaps(history: History, version: _Version, tasks: dict[int, dict[str, st
     found = []
     for before, after in zip(version.started, version.started[1:], strict=False):
         one, two = tasks[before], tasks[after]
-        if f"{ID}-{before}" in history.redriven or one.get("status") not in ENDED or "ended" not in one:
+        if f"{ID}-{before}" in history.clients.redriven or one.get("status") not in ENDED or "ended" not in one:
             continue
         created = int(two["h"].split("\n")[4])
         if int(one["ended"]) > created:
