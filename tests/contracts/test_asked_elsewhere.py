@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import Broker, ask, complete, suspend
+from tests.contracts.broker import Broker, ask, complete, send, suspend
 
 
 async def asked(broker: Broker, bus: EventBus) -> None:
@@ -40,3 +40,14 @@ async def test_an_answer_to_an_ended_task_is_dropped(broker: Broker, bus: EventB
     before = await broker.snapshot()
     assert not await bus.answer_request("t", "r", "1", b"K", b'"late"', "writer", "there")
     assert await broker.snapshot() == before
+
+
+async def test_a_message_leaves_by_the_stream_of_asks(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await complete(bus, await broker.take(bus), send("note", "@1:editor", key="e", data=b'"news"'))
+    (entry,) = await broker.entries("asks")
+    assert (entry["place"], entry["agent"], entry["key"], entry["d"], entry["back"]) == (
+        "@1:note", "editor", "e", '"news"', "",
+    )  # fmt: skip
+    assert await broker.task("note") == {}
+    await broker.nothing(bus)

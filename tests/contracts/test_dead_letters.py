@@ -240,3 +240,12 @@ async def test_adopting_a_cut_entry_forgets_it(broker: Broker, bus: EventBus, ot
     pending = await broker.call("XPENDING", broker.keys.stream("agent"), "agent-handler")
     assert isinstance(pending, list)
     assert pending[0] == 0
+
+
+@pytest.mark.parametrize("outcome", ["given up", "tried again"])
+async def test_a_failed_turn_whose_entry_was_cut_is_forgotten(broker: Broker, bus: EventBus, outcome: str) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await broker.call("XDEL", broker.keys.stream("agent"), turn.entry)
+    assert not (await bury(bus, turn) if outcome == "given up" else await bus.retry(turn, 0, b""))
+    assert await bus.own_pending("agent") == {}

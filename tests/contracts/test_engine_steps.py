@@ -103,6 +103,11 @@ async def test_a_step_that_may_not_wait_fails_at_once(broker: Broker, bus: Event
     await broker.idle()
 
 
+async def test_a_stream_that_a_gateway_has_served_is_known(broker: Broker, bus: EventBus) -> None:
+    await gateway(broker, "ray:gpu")
+    assert await broker.hash("engines") == {"ray:gpu": "ray:gpu"}
+
+
 async def test_a_step_that_may_not_wait_runs_where_a_gateway_serves(broker: Broker, bus: EventBus) -> None:
     there = await gateway(broker)
     await asked(broker, bus, context=b'{"engine_wait_seconds":0}')

@@ -391,6 +391,7 @@ async def test_repair_starts_a_task_that_no_refill_comes_to(broker: Broker, bus:
     assert await bus.call("repair", *repair) == b"OK"
     assert task in await on_stream(broker)
     assert (await broker.task(task))["cur"] != "queue"
+    assert "queued" not in await broker.hash("meta")
 
 
 @pytest.mark.parametrize("damaged", ["agent", "agent:pool"])

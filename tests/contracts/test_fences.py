@@ -7,7 +7,7 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
-from tests.contracts.broker import DIGEST, Broker, ask, complete, now, question, suspend
+from tests.contracts.broker import DIGEST, Broker, ask, bury, complete, now, question, suspend
 
 VALUE = DIGEST.encode() + b"K1700000000000null"
 
@@ -168,6 +168,20 @@ async def test_a_running_task_is_not_erased(broker: Broker, bus: EventBus) -> No
     before = await broker.snapshot()
     assert await bus.erase("t") == "accepted"
     assert await broker.snapshot() == before
+
+
+async def test_an_erased_task_leaves_nothing(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", streamed=1)
+    assert await bury(bus, await broker.take(bus))
+    output = broker.keys.base + "out:t"
+    assert await broker.call("EXISTS", output) == 1
+    assert await bus.erase("t") == "OK"
+    for key in ("task:t", "out:t", "letters", "index"):
+        assert await broker.call("EXISTS", broker.keys.base + key) == 0, key
+    assert await broker.entries("dead") == []
+    await broker.call("XADD", output, "*", "type", "of a task that has expired")
+    assert await bus.erase("t") == "OK"
+    assert await bus.erase("t") == "unknown"
 
 
 async def test_nothing_is_withdrawn_from_an_ended_task(broker: Broker, bus: EventBus) -> None:

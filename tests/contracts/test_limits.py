@@ -66,6 +66,7 @@ async def test_a_full_mailbox_refuses_a_message(broker: Broker, bus: EventBus) -
     error = final["error"]
     assert isinstance(error, dict)
     assert error["type"] == "MailboxFull"
+    assert await broker.call("ZSCORE", broker.keys.base + "index", "note") is not None
 
 
 async def test_a_full_work_stream_refuses_submits(broker: Broker, bus: EventBus) -> None:

@@ -84,6 +84,13 @@ async def test_an_unknown_name_is_answered_at_once(broker: Broker, bus: EventBus
     assert found is not None
     assert found["c1"][0][8:9] == b"E"
     assert json.loads(found["c1"][0][22:])["type"] == "UnknownName"
+    task = await broker.task("t")
+    assert (task["j:c1"], task["steps"]) == (found["c1"][0].decode(), "1")
+    (entry,) = await broker.entries("record")
+    (row,) = json.loads(entry["d"])
+    assert (row["kind"], row["name"], row["status"], row["error"]["type"]) == (
+        "agent", "nobody", "failed", "UnknownName",
+    )  # fmt: skip
 
 
 async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker, bus: EventBus) -> None:

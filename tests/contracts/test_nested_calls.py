@@ -114,6 +114,12 @@ async def test_a_nested_turn_sees_and_writes_the_holders_state(broker: Broker, b
     seen = await bus.load(resumed)
     assert seen is not None
     assert (seen.state, seen.overrides) == (b"", {"1": b'2 {"n":2}'})
+    assert await suspend(bus, resumed, ask("2"))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    resumed = await broker.take(bus)
+    seen = await bus.load(resumed)
+    assert seen is not None
+    assert seen.overrides == {"1": b'2 {"n":2}'}, "a later result comes with no change"
     await complete(bus, resumed, state=b'{"n":3}')
     assert await broker.hash("inst:writer/k") == {"state": '{"n":3}'}
     await broker.idle()

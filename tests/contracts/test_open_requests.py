@@ -201,6 +201,18 @@ async def test_a_request_that_the_relay_still_has_is_not_repeated(pair: Pair) ->
     assert len(await pair.here.broker.entries("asks")) == 1
 
 
+async def test_a_repeated_request_waits_for_the_relay_too(pair: Pair) -> None:
+    await asked(pair)
+    await pair.here.broker.call("XTRIM", pair.here.bus.keys.base + "asks", "MAXLEN", 0)
+    for outcome in ("OK", "QUEUED", "QUEUED"):
+        await pair.here.broker.pass_time(61_000)
+        _, (request,) = await pair.here.bus.due_requests(10)
+        assert await pair.here.bus.repeat_request(request) == outcome
+    assert len(await pair.here.broker.entries("asks")) == 1
+    await pair.here.bus.cancel("t", "enough")
+    assert await pair.here.bus.repeat_request(request) == "DONE"
+
+
 async def test_a_look_is_bounded(pair: Pair) -> None:
     for number in range(5):
         await pair.here.broker.submit(pair.here.bus, f"t{number}")
@@ -275,6 +287,7 @@ async def test_a_cancel_that_is_lost_is_repeated(pair: Pair) -> None:
     await pair.look()
     assert await pair.there.broker.status(THERE) == "cancelled"
     assert await pair.here.broker.call("ZCARD", pair.here.bus.keys.requests) == 1, "once more, whether it lasts"
+    assert await pair.here.bus.due_requests(10) == (0, []), "but not at once"
     await complete(pair.there.bus, await pair.there.broker.take(pair.there.bus))
     await assert_nothing_left(pair)
 
@@ -303,7 +316,9 @@ async def test_a_request_ends_at_its_time_limit(pair: Pair, limit: str, stored: 
     await pair.here.broker.nothing(pair.here.bus)
     await pair.look(1000)
     assert await pair.here.broker.call("ZRANGE", pair.here.bus.keys.requests, 0, -1) == [f"@1:{THERE}|t".encode()]
-    assert not [name for name in await pair.here.broker.task("t") if name[:2] in ("r:", "k:")]
+    task = await pair.here.broker.task("t")
+    assert not [name for name in task if name[:2] in ("r:", "k:")]
+    assert task["steps"] == "1"
     error = await error_of(pair)
     assert error["type"] == "RequestTimeout"
     for part in ("editor/e", "partition 1", f"within {seconds} s", THERE, "WEFT_REQUEST_TIMEOUT_SECONDS"):

@@ -34,6 +34,7 @@ async def test_progress_fills_half_of_the_output(broker: Broker, bus: EventBus) 
     await broker.call("HSET", broker.keys.meta, "output_max", 2_400_000)
     call = await broker.take(bus, "tool")
     assert [await bus.progress(call, HALF) for _ in range(4)] == [True, True, False, False]
+    assert [entry["type"] for entry in await broker.entries("out:t")] == ["weft.output.delta"] * 2
 
 
 async def test_progress_of_a_step_fills_half_of_the_output(broker: Broker, bus: EventBus) -> None:

@@ -50,6 +50,14 @@ async def test_the_second_of_two_answers_is_refused(broker: Broker, bus: EventBu
     assert await results(broker) == {"1": 'K"yes"'}
 
 
+async def test_an_answer_removes_the_timer_of_its_question(broker: Broker, bus: EventBus) -> None:
+    await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS), question("2", timeout_ms=DEADLINE_MS))
+    assert await bus.signal("t", "r:1", b"true") == ["ok"]
+    assert await broker.call("ZRANGE", broker.keys.timers, 0, -1) == [b"s|t|r|2"]
+    assert list(await broker.hash("delayed")) == ["s|t|r|2"]
+    assert [name for name in await broker.task("t") if name[:2] == "z:"] == ["z:s|t|r|2"]
+
+
 async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
     answers = await asyncio.gather(bus.signal("t", "r:1", b"1"), other.signal("t", "r:1", b"2"))

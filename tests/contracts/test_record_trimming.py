@@ -23,6 +23,10 @@ async def left(broker: Broker) -> list[str]:
     return [entry["id"] for entry in await broker.entries("record")]
 
 
+async def test_without_a_record_nothing_is_trimmed(broker: Broker, bus: EventBus) -> None:
+    assert await bus.trim_record() == (0, 0)
+
+
 async def test_the_slower_group_counts(broker: Broker, bus: EventBus) -> None:
     entries = await finished(broker, bus, 5)
     assert await bus.trim_record() == (0, 0)

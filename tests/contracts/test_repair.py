@@ -119,3 +119,34 @@ async def test_nothing_of_an_ended_task_is_repaired(broker: Broker, bus: EventBu
     assert not await repair(bus, "call", "t", "r/1", "")
     assert not await repair(bus, "call", "never", "r/1", "")
     assert await broker.snapshot() == before
+
+
+async def test_a_child_run_whose_entry_was_cut_out_fails_its_step(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    part = ask("1", "editor", stream="agent", key="e", context=b'{"session_id":"s"}')
+    await suspend(bus, await broker.take(bus), part)
+    child = await broker.take(bus)
+    await broker.call("XDEL", broker.keys.stream("agent"), child.entry)
+    assert await repair(bus, "run", "t", "r/1", child.entry.decode())
+    assert "busy" not in await broker.hash("inst:editor/e")
+    await its_step_has_failed(broker, bus, name="editor", x='{"session_id":"s"}')
+
+
+async def test_a_call_whose_entry_was_cut_out_fails_its_step(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    await broker.call("XTRIM", broker.keys.stream("tool"), "MAXLEN", 0)
+    assert await repair(bus, "call", "t", "r/1", "")
+    await its_step_has_failed(broker, bus, name="1")
+
+
+async def its_step_has_failed(broker: Broker, bus: EventBus, **letter: str) -> None:
+    """Its task goes on with the error, and is kept for a redrive of the dead letter."""
+    (found,) = await broker.entries("dead")
+    assert (found["runid"], found["reason"]) == ("r/1", "lost")
+    assert letter.items() <= found.items()
+    resumed = await broker.take(bus)
+    assert (resumed.run, resumed.step, resumed.data[8:9]) == ("r", "1", b"E")
+    assert await complete(bus, resumed)
+    assert await broker.call("TTL", broker.keys.task("t")) == -1
+    assert await broker.call("ZRANGE", broker.keys.base + "letters", 0, -1) == [f"t|{found['id']}".encode()]

@@ -240,6 +240,7 @@ async def test_one_that_was_removed_starts_nothing(world: World) -> None:
     assert await world.pass_time(MINUTE) == []
     with pytest.raises(InvalidInput, match="no schedule 's'"):
         await world.schedules.get("s")
+    assert await world.broker.call("ZCARD", world.broker.keys.base + "scheduled") == 0
 
 
 async def test_setting_an_equal_one_changes_nothing_and_another_one_replaces_it(world: World) -> None:

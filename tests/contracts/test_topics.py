@@ -102,6 +102,20 @@ async def test_unsubscribed_agents_hear_nothing(broker: Broker, bus: EventBus) -
     assert await heard(broker, bus) == ["editor/k"]
 
 
+async def test_a_message_that_nobody_hears_waits_for_a_subscription_by_prefix(broker: Broker, bus: EventBus) -> None:
+    await bus.publish("m", "newspaper", "k", b"1")
+    await bus.publish("m2", "weather", "k", b"2")
+    await bus.subscribe(ALL_NEWS)
+    assert await heard(broker, bus) == ["writer/k"]
+
+
+async def test_an_agent_that_exists_subscribes_to_nothing(broker: Broker, bus: EventBus) -> None:
+    await bus.publish("m", "news", "k", b"1")
+    await bus.note_agent("writer")
+    assert await bus.subscriptions() == []
+    await broker.nothing(bus)
+
+
 async def test_a_message_that_nobody_hears_waits_for_an_agent_that_comes_later(broker: Broker, bus: EventBus) -> None:
     assert await bus.publish("m", "news", "k", b'"early"', b'{"topic":"news"}') == 0
     await bus.subscribe(NEWS)

@@ -726,4 +726,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "a call that a human has approved counts once among repeated calls",
         "unit/llm:conversation",
     ),
+    lua(
+        "journal",
+        "override_once",
+        "redis.call('HDEL', rk, RUN.override)",
+        "",
+        "a change of the state by a nested run belongs to one step",
+        "contracts:nested_calls",
+    ),
+    lua(
+        "ask",
+        "refused_kept",
+        "redis.call('HSET', rk, RUN.result .. step, value)",
+        "",
+        "a request in mid-turn that nobody takes has its error in the journal",
+        "contracts:mid_turn_asks",
+    ),
+    lua(
+        "ask",
+        "refused_row",
+        "record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)",
+        "",
+        "a request in mid-turn that nobody takes has a row",
+        "contracts:mid_turn_asks",
+    ),
 )

@@ -155,4 +155,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "a step of the broker's clock does not fire timers",
         "contracts:timers",
     ),
+    lua(
+        "signal",
+        "default_removed",
+        "redis.call('HDEL', base .. 'delayed', member)",
+        "",
+        "an answered question leaves no default",
+        "contracts:questions",
+    ),
+    lua(
+        "schedule",
+        "unlisted",
+        "redis.call('HDEL', kept, args[1])\n    redis.call('ZREM', times, args[1])",
+        "redis.call('HDEL', kept, args[1])",
+        "a removed schedule has no next time",
+        "contracts:schedules",
+    ),
 )

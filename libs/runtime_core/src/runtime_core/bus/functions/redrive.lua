@@ -110,10 +110,9 @@ local function redrive(keys, args)
   local task, run, stream = head[3], head[4], named.stream
   local key = base .. 'task:' .. task
   local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.own_row, RUN.context, RUN.current, RUN.header, RUN.input)
-  if not v[1] then return {'gone', task} end
   local ended, flags = ENDED[v[1]], v[2] or ''
   if ended and args[2] ~= '1' then return {'ended', task, v[1]} end
-  -- Without `cur` the journal was dropped with the task's end: there is nothing to continue from.
+  -- Without `cur` the task is gone, or its journal was dropped with its end: there is nothing to continue from.
   if not v[5] or not v[6] then return {'gone', task} end
   local is_turn = is_agent_stream(stream)
   local waiting, step = run, nil
