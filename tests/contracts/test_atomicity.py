@@ -207,6 +207,29 @@ async def a_publication_in_mid_turn_that_nobody_hears(stage: Stage) -> Act:
 
 
 @case
+async def a_request_in_mid_turn_that_nobody_takes(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "alone")
+    turn = await stage.broker.take(stage.bus)
+    part = ask("1", "nobody", stream="?agent")
+    return lambda: stage.bus.ask(turn, 1_700_000_000_000, "reply:c", b"", part, 1)
+
+
+@case
+async def a_turn_that_sends_to_another_partition(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "alone")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, ask("0"), send("note", "@1:editor", key="e", step="2"))
+
+
+@case
+async def a_turn_that_publishes_to_all_partitions(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "alone")
+    turn = await stage.broker.take(stage.bus)
+    message: list[Argument] = ["p", "m", "@news", "k", b'"hello"', b"", "", "1", DIGEST]
+    return lambda: suspend(stage.bus, turn, ask("0"), message)
+
+
+@case
 async def a_turn_that_waits_for_everything(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)
@@ -558,6 +581,24 @@ async def cancel_of_an_unknown_task(stage: Stage) -> Act:
 async def withdraw_of_a_waiting_task(stage: Stage) -> Act:
     await busy(stage)
     return lambda: stage.bus.withdraw_request("t")
+
+
+@case
+async def a_signal_with_an_id(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    await suspend(stage.bus, await stage.broker.take(stage.bus), question("1"))
+    return lambda: stage.bus.signal("t", "r:1", b"true", "source\nid")
+
+
+@case
+async def a_schedule_that_is_set(stage: Stage) -> Act:
+    return lambda: stage.bus.schedule("s", "", b"{}", 1000, 10)
+
+
+@case
+async def a_schedule_that_is_removed(stage: Stage) -> Act:
+    await stage.bus.schedule("s", "", b"{}", 1000, 10)
+    return lambda: stage.bus.schedule("s", b"{}", b"", None)
 
 
 @case

@@ -388,6 +388,8 @@ async def test_a_task_that_went_on_expires(broker: Broker, bus: EventBus) -> Non
     assert await answer(bus, await broker.take(bus, "tool"))
     assert await complete(bus, await broker.take(bus))
     assert await expires(broker, "t")
+    ends = [entry.get("g", "") for entry in await broker.entries("record") if "e" in entry]
+    assert ends == ["", "1"], "the record tells a second end from the first"
 
 
 async def test_a_task_is_pinned_by_its_last_letter(broker: Broker, bus: EventBus) -> None:

@@ -52,6 +52,7 @@ async def ask_again(broker: Broker, bus: EventBus, *, digest: str = DIGEST, key:
     call = await broker.take(bus, "tool")
     assert call.run == "r/2"
     assert await answer(bus, call)
+    assert "c:r/1" not in await broker.task("t"), "its journal is kept no longer"
     return await broker.take(bus)
 
 

@@ -1026,4 +1026,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "an entry that was cut out does not stay pending",
         "contracts:dead_letters",
     ),
+    lua(
+        "ends",
+        "reopened_told",
+        "    ended[#ended + 1] = RECORD.reopened\n    ended[#ended + 1] = '1'\n",
+        "",
+        "the record tells a second end from the first",
+        "contracts:redrive",
+    ),
+    lua(
+        "reopening",
+        "taken_once",
+        "redis.call('HDEL', key, field)\n  if kept == digest",
+        "if kept == digest",
+        "a child run that goes on is kept no longer",
+        "contracts:reopened_children",
+    ),
 )
