@@ -19,24 +19,24 @@ AUDIT := $(VENV)-audit
 # Files by name: mypy is told not to look into these folders where AutoGen is not installed.
 AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen libs/runtime_core/src/weft/autogen.py \
 	tests/autogen examples/autogen_team -name '*.py')
-# --only-binary: a package without a wheel fails here, in one line, and not later in a compiler.
+# --only-binary: a package without a wheel fails here in one line, not later in a compiler.
 INSTALL = $(RUN) pip --disable-pip-version-check --no-input install --quiet
 LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
-# Without isolation, since an isolated build would fetch its backend past the hashes of the lock.
+# Without isolation: an isolated build would fetch its backend without the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-# Three files of tests at a time, since tests wait more than they compute: with the second lane they fill two cores.
-# A file as a whole, as it was written to run.
+# Three test files at a time, since tests wait more than they compute: with the second lane they use two cores fully.
+# A file stays in one process, as it was written to run.
 TOGETHER = --numprocesses=3 --dist=loadfile
 
 COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
 
-# Folders that hold Python, of those that may: the checkers refuse a folder without any.
+# The folders that contain Python: the checkers refuse a folder without any.
 CODE = $(shell for folder in libs services tests examples benchmarks docs deploy; do \
 	[ -n "$$(find $$folder -name '*.py' 2>/dev/null | head -n 1)" ] && echo $$folder; done)
 
-# Raw values, so that `$$`, quotes and spaces in them reach the program as they were typed.
+# Raw values, so that `$$`, quotes and spaces in them reach the program unchanged.
 export RUN_DOCS := $(value DOCS)
 export RUN_TOPIC := $(value TOPIC)
 unexport DOCS TOPIC
@@ -50,15 +50,15 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.setup ## Make .venv with everything that development needs (nothing to do: no work)
+setup: $(VENV)/.setup ## Create .venv with everything that development needs (a second call does nothing)
 
 setup-run: $(VENV)/.setup-run
 
-lock: setup ## Write requirements/*.txt again from pyproject.toml (ARGS=--upgrade for newer versions)
+lock: setup ## Regenerate requirements/*.txt from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group audit --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/audit.txt $(ARGS)
-	@# AutoGen takes no protobuf of today; in its own environment nothing else needs one.
+	@# AutoGen needs an older protobuf; in its own environment nothing else needs protobuf.
 	sed '/^protobuf==/,/[^\\]$$/d' requirements/dev.txt >$(VENV)/constraints.txt
 	$(COMPILE) --extra autogen --group autogen --constraint $(VENV)/constraints.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
@@ -76,7 +76,7 @@ lock: setup ## Write requirements/*.txt again from pyproject.toml (ARGS=--upgrad
 			--no-annotate --output-file $${system%.in}.txt $(ARGS) || exit; done
 	cd benchmarks/comparison/restate && npm install --package-lock-only --omit-lockfile-registry-resolved --silent
 
-format: setup ## Format the code, fix what can be fixed by itself, write generated documents again
+format: setup ## Format the code, apply automatic fixes, regenerate documents
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
 	$(RUN) docs.generate_events
@@ -91,22 +91,22 @@ check: setup ## Check format, lint, types and the import rule
 	$(RUN) mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
-# Every environment is made first: an installation beside the tests would slow them down.
-test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests, on one server (ARGS for pytest)
+# Every environment is created first: an installation during the tests would slow them down.
+test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
 	@$(MAKE) --no-print-directory test-simulation
 	$(RUN) tests.lanes test-main -- test-engines test-autogen
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-# Alone: it computes all the time, and the tests beside it would make it take twice as long.
-test-simulation: setup ## Run the simulated histories that continuous integration runs
+# Alone: it computes all the time, so parallel tests would double its time.
+test-simulation: setup ## Run the simulated histories of continuous integration
 	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
 
-test-main: setup ## Run all tests but those of AutoGen, the engines and the simulation (ARGS for pytest)
+test-main: setup ## Run all tests except those of AutoGen, the engines and the simulation (ARGS for pytest)
 	$(RUN) tests.rerun_failed $(TOGETHER) $(ARGS)
 
-test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and ours that need it (ARGS for pytest)
+test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and our tests that need AutoGen (ARGS for pytest)
 	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
 	$(AUTOGEN)/bin/python -m tests.rerun_failed tests/autogen $(ARGS)
 
@@ -116,19 +116,19 @@ test-engines: $(ENGINES)/.setup ## Run the tests that need Ray and Spark (ARGS f
 test-matrix: ## Run what `test` runs on every server of the matrix and in memory (ARGS for pytest)
 	WEFT_TEST_SERVERS=all $(MAKE) --no-print-directory test
 
-run: setup-run ## Run the example (DOCS=folder, TOPIC="what to research"); ends by itself
+run: setup-run ## Run the example until it ends (DOCS=folder, TOPIC="what to research")
 	@set -- ; \
 	if [ -n "$$RUN_DOCS" ]; then set -- "$$@" --docs "$$RUN_DOCS"; fi; \
 	if [ -n "$$RUN_TOPIC" ]; then set -- "$$@" --topic "$$RUN_TOPIC"; fi; \
 	exec $(RUN) examples.research_desk "$$@"
 
-bench: setup ## Measure, beside other systems (ARGS for the benchmarks)
+bench: setup ## Run the benchmarks, in comparison with other systems (ARGS for the benchmarks)
 	$(RUN) benchmarks $(ARGS)
 
-ledger: setup ## Count what one task costs, beside its bounds (ARGS=agent_handler lists what that process calls)
+ledger: setup ## Count the cost of one task and compare it with its bounds (ARGS=agent_handler lists what that process calls)
 	$(RUN) benchmarks.cost_ledger $(ARGS)
 
-chaos: setup ## Kill, stop and replace processes at random, for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
+chaos: setup ## Kill, stop and replace processes at random for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
 	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \
 		WEFT_CHAOS_CONVERSATIONS=$(WEFT_CHAOS_CONVERSATIONS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
 
@@ -139,21 +139,21 @@ simulate: setup ## Simulate histories by seed (MINUTES, HISTORIES), or replay on
 model: setup ## Search the explicit-state model, with up to DEPTH faults in each history (2)
 	$(RUN) tests.model --depth $(DEPTH) $(ARGS)
 
-mutants: setup ## Remove guards one at a time and run the tests that must notice (ONLY=id,… for some)
+mutants: setup ## Remove guards one at a time and run the tests that must fail (ONLY=id,… for some)
 	$(RUN) tests.mutants --only "$(ONLY)" $(ARGS)
 
-audit: ## Look up known vulnerabilities of all locked packages; what cannot be looked up is said and fails nothing
+audit: ## Look up known vulnerabilities of all locked packages; a package that cannot be looked up is listed and fails nothing
 	@$(MAKE) --no-print-directory $(AUDIT)/.setup || echo "NOT AUDITED: pip-audit cannot be installed here"
 	@if [ -e $(AUDIT)/.setup ]; then $(AUDIT)/bin/python -m tests.dependency_audit $(ARGS); fi
 
-ci: ## What continuous integration runs
+ci: ## Run what continuous integration runs
 	./.ci/run
 
-clean: ## Remove what these targets made: .venv, caches and fetched servers
+clean: ## Remove everything that these targets create: .venv, caches and fetched servers
 	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) $(AUDIT) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Each stamp is newer than what it was made from, so that a second call has nothing to do.
+# Each stamp is newer than its sources, so that a second call has nothing to do.
 $(VENV)/.setup: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
 	@echo "Installing what development needs into $(VENV) …"
 	@$(LOCKED) requirements/dev.txt

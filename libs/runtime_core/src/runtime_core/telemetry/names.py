@@ -245,7 +245,7 @@ ENGINE_DRIVER_MEMORY = _gauge(
 
 RECORDED_ENTRIES = _counter(
     "weft_recorded_entries_total", "Record entries that were copied into the trajectory store.", ("partition",),
-    RECORDER, "it stands still while `weft_stream_lag_events` of `record` grows",
+    RECORDER, "it does not increase while `weft_stream_lag_events` of `record` grows",
 )  # fmt: skip
 RECORDER_COMMIT_SECONDS = _seconds(
     "weft_recorder_commit_seconds", "Duration of one transaction of the trajectory store.", ("partition",), RECORDER,
@@ -380,7 +380,7 @@ BROKER_PING = _gauge(
 )  # fmt: skip
 MEASURED_AT = _gauge(
     "weft_measured_timestamp_seconds", "When the leader last measured the partition (Unix time).", ("partition",),
-    LEADER, "it stands still: the other metrics of the partition are stale", "seconds since 1970",
+    LEADER, "it does not advance: the other metrics of the partition are stale", "seconds since 1970",
 )  # fmt: skip
 
 ALL = tuple(value for value in vars().values() if isinstance(value, MetricName))

@@ -1,4 +1,4 @@
--- Cancels a task: it ends now. Work in flight learns of it by its heartbeat and is settled when it comes in.
+-- Cancels a task: it ends now. Running work learns of it from its heartbeat, and its commit only settles the entry.
 -- KEYS 1 base · ARGV 1 task · 2 reason
 -- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered, so that a later submit of this id is refused
 local function cancel(keys, args)
