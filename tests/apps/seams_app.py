@@ -81,6 +81,16 @@ async def flaky(ctx: AgentContext, wanted: Wanted) -> str:
     return "mended"
 
 
+@app.agent("spreads")
+async def spreads(ctx: AgentContext, wanted: Wanted) -> None:
+    """Charges several times at once, in this run and in another one, and stays in its turn."""
+    if wanted["below"]:
+        await paid(ctx, wanted["path"], 0)
+        await ctx.agent("spreads", {**wanted, "below": False})
+    await ctx.gather(*(paid(ctx, wanted["path"], number) for number in range(1, 4)))
+    await ctx.step(asyncio.sleep, 600)
+
+
 @app.agent("asks")
 async def asks(ctx: AgentContext, wanted: Wanted) -> int:
     """Has a key and calls the next agent of its chain, which may be an instance that calls this one."""
