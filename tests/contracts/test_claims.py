@@ -18,7 +18,7 @@ from runtime_core.bus.tasks import Misplaced, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
-from tests.contracts.broker import Broker, complete
+from tests.contracts.broker import Broker, PassingTransport, complete
 from tests.contracts.two_partitions import Pair, two_partitions
 
 BOTH = (0, 1)
@@ -76,12 +76,14 @@ class Crashed(Exception):
 def interrupted(buses: list[EventBus], before: Callable[[str], None]) -> list[EventBus]:
     """The same partitions for a submitter that is interrupted before a call."""
 
-    class Interrupted(EventBus):
-        async def call(self, function: str, *args: Argument) -> Reply:
-            before(function)
-            return await super().call(function, *args)
+    class Interrupted(PassingTransport):
+        async def call(self, *args: Argument) -> Reply:
+            if args[0] == b"FCALL":
+                before(names[cast(bytes, args[1])])
+            return await super().call(*args)
 
-    return [Interrupted(bus.transport, bus.keys, bus.owner) for bus in buses]
+    names = {called: name for name, called in buses[0]._functions.items()}
+    return [EventBus(Interrupted(bus.transport), bus.keys, bus.owner) for bus in buses]
 
 
 async def crash(submit: Submit, buses: list[EventBus], calls: int) -> bool:

@@ -997,7 +997,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "erase",
         "index",
-        "redis.call('ZREM', base .. 'index', task)",
+        "if redis.call('ZREM', base .. 'index', task) == 1 then redis.call('HINCRBY', base .. 'meta', 'swept', 1) end",
         "",
         "an erased task is not listed",
         "contracts:fences",

@@ -85,24 +85,15 @@ class JsonRedaction:
     def __init__(self, search: SecretSearch) -> None:
         self._search = search
 
-    def data(self, data: bytes) -> bytes:
-        """Return JSON without secrets in its strings, else byte for byte as it was; the same object where it has none.
-
-        JSON inside of a string, as the arguments of a tool call are written, is gone through too.
-        """
-        first = self._search.look.search(data)
-        if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
-            return data
+    def data(self, data: bytes, first: re2._Match | None) -> bytes:
+        """As `Redactor.data`, with the first place that the look has found."""
         try:
             return self._json(data, _Allowance(), 0, first)
         except _TooManyPlaces:
             return self._coarsely(data.strip(), _Allowance())
 
-    def rows(self, data: bytes) -> bytes:
-        """Rows of the trajectory, a JSON array, without secrets: however many they are, each stays a row."""
-        first = self._search.look.search(data)
-        if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
-            return data
+    def rows(self, data: bytes, first: re2._Match | None) -> bytes:
+        """As `Redactor.rows`, with the first place that the look has found."""
         try:
             return self._json(data, _Allowance(), 0, first)
         except _TooManyPlaces:

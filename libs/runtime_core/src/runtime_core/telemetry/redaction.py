@@ -82,11 +82,17 @@ class Redactor:
 
         JSON inside of a string, as the arguments of a tool call are written, is gone through too.
         """
-        return self._json.data(data)
+        first = self._search.look.search(data)
+        if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
+            return data
+        return self._json.data(data, first)
 
     def rows(self, data: bytes) -> bytes:
         """Rows of the trajectory, a JSON array, without secrets: however many they are, each stays a row."""
-        return self._json.rows(data)
+        first = self._search.look.search(data)
+        if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
+            return data
+        return self._json.rows(data, first)
 
     def attributes(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
         """Attributes of a span or a row without secrets."""
