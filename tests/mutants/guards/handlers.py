@@ -50,8 +50,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         TURNS,
         "not_committed",
-        'warm.run.drop()\n            return "repeated"\n        warm.turn += 1',
-        "warm.run.drop()\n        warm.turn += 1",
+        'warm.run.drop()\n            return "repeated"\n',
+        "warm.run.drop()\n",
         "a run whose commit did not count is not kept",
         "contracts:warm_runs",
         "contracts:finished_steps",

@@ -48,7 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/run.py",
         "usage_at_end",
-        "journaled=[step for step in self.journaled if step.usage],",
+        "journaled=[step for step in self.journaled if step.usage] if self.journaled else [],",
         "journaled=[],",
         "the commit that ends a run makes sure that the task has the turn's usage",
         "contracts:kept_turns",

@@ -57,7 +57,7 @@ def parts_of(
     effects: list[Effect] = [*result.sends, *result.spends]
     if isinstance(result, Suspended):
         effects += result.requests
-    names = [each.step for each in result.journaled]
+    names = [each.step for each in result.journaled] if result.journaled else []
     if told and isinstance(result, Suspended):
         names.append(told)
     written = parts(effects, delivery, app, partitions) if effects else []
@@ -77,7 +77,10 @@ def parts_of(
 def parts(effects: Sequence[Effect], delivery: Delivery, app: DeclaredApp, partitions: int = 1) -> list[Argument]:
     """Return the parts of a commit for these effects, in this order."""
     turn = _Turn(delivery, app, partitions)
-    return [argument for effect in effects for argument in effect.part(turn)]
+    written: list[Argument] = []
+    for effect in effects:
+        written += effect.part(turn)
+    return written
 
 
 class _Turn(NamedTuple):

@@ -315,7 +315,7 @@ class Run:
                     self._warn_of_unawaited()
                 return Completed(
                     output, answer, sends=self.sends, spends=self.spends, steps=self.rows.collected, state=state,
-                    journaled=[step for step in self.journaled if step.usage],
+                    journaled=[step for step in self.journaled if step.usage] if self.journaled else [],
                 )  # fmt: skip
         return self._with_effects(failed)
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from itertools import product
 from typing import cast
 
@@ -20,7 +19,7 @@ from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResu
 from runtime_core.consumer.failure import give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, TurnTaken
-from runtime_core.record.step import ENCODER, Step, StepError, total_usage
+from runtime_core.record.step import ENCODER, StepError, total_usage
 from runtime_core.runs.commit import (
     PROCESS_BYTES,
     HandedBack,
@@ -153,7 +152,11 @@ class TurnHandler:
                         result = await _flushed(warm.port, result)
                 finally:
                     self._running.pop(delivery, None)
-                return await self._settle(delivery, definition, warm, result)
+                if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):
+                    result = await _stored_again(warm, result)
+                if isinstance(result, Failed):
+                    return await self._fail(delivery, definition, result, warm)
+                return await self._commit(delivery, definition, warm, result)
             except BaseException as error:
                 warm.run.drop()
                 replayed = await self._replay_after(error, delivery, definition)
@@ -327,64 +330,45 @@ class TurnHandler:
 
     # -- ends of a turn ----------------------------------------------------------------------------------------
 
-    async def _settle(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: TurnResult) -> str:
-        """Write what the turn has led to. Return its outcome. Raises JournalMoved if it must be replayed first."""
-        if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):
-            # The server may have lost its last writes, and the next attempt or a redrive must not repeat them.
-            over = await warm.port.store_again(result.journaled, warm.run.journal.values)
-            result = _over_limit(LimitExceeded(over), result) if over else result
-        match result:
-            case Suspended():
-                return await self._suspend(delivery, definition, warm, result)
-            case Completed():
-                return await self._complete(delivery, definition, warm, result)
-            case Failed():
-                return await self._fail(delivery, definition, result, warm)
-
     async def _commit(
-        self,
-        delivery: Delivery,
-        warm: _Warm,
-        result: Suspended | Completed,
-        mode: str,
-        now: int,
-        steps: Sequence[Step],
-        body: bytes,
-        state: bytes,
-    ) -> bool:
-        """Commit the turn. Store steps again that the broker has lost meanwhile. Return False if it does not count."""
-        parts, count = parts_of(result, delivery, self._app, self._partitions, warm.port.told)
+        self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended | Completed
+    ) -> str:
+        """Commit the turn, and keep a run that waits. Return its outcome."""
+        now, steps = time.time_ns() // 1_000_000, result.steps
+        if isinstance(result, Suspended):
+            mode, body, state = "w", result.working_state or b"", b""
+        else:
+            mode, body, state = "c", result.answer or result.output, result.state or b""
+            row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
+            row.input, row.output = msgspec.Raw(warm.input), msgspec.Raw(result.output)
+            steps = [row, *steps]
         record = ENCODER.encode(steps) if steps else b""
-        if result.journaled and not warm.port.begun:
-            await warm.port.begin(warm.run.journal.values)  # all of these steps are another process's
-        sent_at = time.perf_counter()
-        while True:
-            try:
-                committed = await self._bus.commit_turn(
-                    delivery, mode, now, record, len(steps), body, state, parts, count
-                )
-                break
-            except JournalLost as lost:
-                # A replay would run the steps again, and go another way with other results.
-                logger.warning("%s: storing it again", lost)
-                if over := await warm.port.store_again(result.journaled, warm.run.journal.values):
-                    raise LimitExceeded(over) from None
+        parts, count = parts_of(result, delivery, self._app, self._partitions, warm.port.told)
+        try:
+            if result.journaled and not warm.port.begun:
+                await warm.port.begin(warm.run.journal.values)  # all of these steps are another process's
+            sent_at = time.perf_counter()
+            while True:
+                try:
+                    committed = await self._bus.commit_turn(
+                        delivery, mode, now, record, len(steps), body, state, parts, count
+                    )
+                    break
+                except JournalLost as lost:
+                    # A replay would run the steps again, and go another way with other results.
+                    logger.warning("%s: storing it again", lost)
+                    if over := await warm.port.store_again(result.journaled, warm.run.journal.values):
+                        raise LimitExceeded(over) from None
+        except LimitExceeded as error:
+            return await self._fail(delivery, definition, _over_limit(error, result), warm)
         self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
         if not committed:
             self._metrics.duplicates_suppressed.inc()
             delivery.span.set({DUPLICATE: True})
-        return committed
-
-    async def _suspend(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Suspended) -> str:
-        try:
-            committed = await self._commit(
-                delivery, warm, result, "w", time.time_ns() // 1_000_000, result.steps, result.working_state or b"", b""
-            )
-        except LimitExceeded as error:
-            return await self._fail(delivery, definition, _over_limit(error, result), warm)
-        if not committed:
             warm.run.drop()
             return "repeated"
+        if mode == "c":
+            return "completed"
         warm.turn += 1
         place = (delivery.task, delivery.run)
         other = self._warm.pop(place, None)
@@ -396,20 +380,6 @@ class TurnHandler:
         if len(self._warm) > self._warm_limit:
             self._warm.popitem(last=False)[1].run.drop()
         return "suspended"
-
-    async def _complete(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm, result: Completed) -> str:
-        now = time.time_ns() // 1_000_000
-        row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
-        row.input = msgspec.Raw(warm.input)
-        row.output = msgspec.Raw(result.output)
-        try:
-            committed = await self._commit(
-                delivery, warm, result, "c", now, [row, *result.steps], result.answer or result.output,
-                result.state or b"",
-            )  # fmt: skip
-        except LimitExceeded as error:
-            return await self._fail(delivery, definition, _over_limit(error, result), warm)
-        return "completed" if committed else "repeated"
 
     async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> str:
         warm.run.drop()
@@ -446,6 +416,15 @@ def _over_limit(error: LimitExceeded, result: TurnResult) -> Failed:
         "LimitExceeded", str(error), retryable=False, rejected=True, ends_task=True, spends=result.spends,
         steps=result.steps, journaled=result.journaled,
     )  # fmt: skip
+
+
+async def _stored_again(warm: _Warm, result: TurnResult) -> TurnResult:
+    """Store the turn's steps again: the server may have lost its last writes, and no later attempt may repeat them.
+
+    Raises JournalMoved if the turn must be replayed first.
+    """
+    over = await warm.port.store_again(result.journaled, warm.run.journal.values)
+    return _over_limit(LimitExceeded(over), result) if over else result
 
 
 async def _flushed(port: TurnPort, result: TurnResult) -> TurnResult:
