@@ -6,9 +6,11 @@ import pytest
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import task_of_message
+from runtime_core.bus.topics import Topics, task_of_message
 from runtime_core.errors import Rejected
+from runtime_core.ids import instance_address, partition_of
 from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
+from tests.contracts.two_partitions import two_partitions
 
 NEWS = TopicSubscription("news", "writer")
 NEWS_OF_EDITOR = TopicSubscription("news", "editor")
@@ -245,3 +247,26 @@ async def test_undelivered_messages_of_an_older_release_are_counted_out(broker: 
         await bus.publish(f"large-{number}", "news", "k", b'"' + b"x" * (1024 * 1024) + b'"')
     kept = [entry["id"] for entry in await broker.entries("undelivered")]
     assert kept == [f"large-{number}" for number in range(1, 16)]
+
+
+@pytest.mark.parametrize("source", ["a", "b", "c", "d"])
+async def test_an_agent_that_subscribes_during_a_publish_gets_one_task_in_its_partition(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    async with two_partitions(broker) as pair:
+        topics, home = Topics(pair.buses), pair.here.bus
+        look = home.subscriptions
+
+        async def subscribe_after_the_look() -> list[TopicSubscription]:
+            found = await look()
+            monkeypatch.undo()
+            await topics.subscribe(NEWS)
+            return found
+
+        monkeypatch.setattr(home, "subscriptions", subscribe_after_the_look)
+        for _ in range(2):
+            assert await topics.publish("m", "news", source, b'"hello"') == 1
+        task = task_of_message("m", "writer", source)
+        there = [bool(await side.broker.task(task)) for side in pair.sides]
+        assert there.count(True) == 1
+        assert there[partition_of(instance_address("writer", source), 2)]

@@ -157,6 +157,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "publish",
+        "heard",
+        "if heard then return {'heard'} end",
+        "",
+        "with several partitions the home partition starts no task of a message",
+        "contracts:topics",
+    ),
+    python(
+        "bus/topics.py",
+        "heard",
+        "            if await self._buses[0].keep_undelivered(message, topic, source, data, context, sender):\n",
+        "            if await self._buses[0].keep_undelivered(message, topic, source, data, context, sender) or True:\n",
+        "a message reaches an agent that subscribes while it is published",
+        "contracts:topics",
+    ),
+    lua(
+        "publish",
         "check",
         "check_publish(base, args[2], args[3], args[6])",
         "",

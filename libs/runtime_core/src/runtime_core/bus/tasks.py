@@ -249,10 +249,25 @@ class TopicVerbs(DurabilityVerbs):
         `sender` an instance that does not get it. Raises `Rejected` if the broker is full, `NotDurable` as `submit`
         does.
         """
+        found = await self._publish(message, topic, key, data, context, sender, "")
+        assert found is not None
+        return found
+
+    async def keep_undelivered(
+        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
+    ) -> bool:
+        """Keep a message without a subscriber. Return False if the topic has one by now. Raises as `publish`."""
+        return await self._publish(message, topic, key, data, context, sender, "1") is not None
+
+    async def _publish(
+        self, message: str, topic: str, key: str, data: bytes, context: bytes, sender: str, keep: str
+    ) -> int | None:
         connection = self.transport.reconnects
-        reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender))
+        reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender, keep))
         if reply[0] == b"overloaded":
             raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
+        if reply[0] == b"heard":
+            return None
         await self.make_durable(connection, wrote=False)  # the reply does not tell whether it wrote anything
         return cast(int, reply[1])
 

@@ -93,17 +93,21 @@ class Topics:
         checked_topic(topic)
         if len(self._buses) == 1:
             return await self._buses[0].publish(message, topic, source, data, context, sender)
-        agents = [
-            wanted.agent
-            for wanted in await self._buses[0].subscriptions()
-            if (topic.startswith(wanted.topic) if wanted.prefix else topic == wanted.topic)
-        ]
-        if not agents:
-            return await self._buses[0].publish(message, topic, source, data, context, sender)
+        # An agent may subscribe after the look: the home partition keeps a message only if it has no subscriber.
+        while not (agents := await self._subscribers(topic)):
+            if await self._buses[0].keep_undelivered(message, topic, source, data, context, sender):
+                return 0
         recipients = [agent for agent in dict.fromkeys(agents) if instance_address(agent, source) != sender]
         for agent in recipients:
             await self._start(message, agent, source, data, context)
         return len(recipients)
+
+    async def _subscribers(self, topic: str) -> list[str]:
+        return [
+            wanted.agent
+            for wanted in await self._buses[0].subscriptions()
+            if (topic.startswith(wanted.topic) if wanted.prefix else topic == wanted.topic)
+        ]
 
     async def idle(self) -> bool:
         """Return whether no partition has work to do. Runs that wait for a timer or a person do not count."""
