@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -116,7 +117,7 @@ def look(history: History, held: Snapshot) -> list[Violation]:
         else:
             version.started.append(time_ms)
     for version in versions:
-        found += _missed(history, version) + _overlaps(history, version, tasks)
+        found += _missed(history, version, tasks) + _overlaps(history, version, tasks)
     return found
 
 
@@ -155,10 +156,11 @@ def _command(schedule: Schedule) -> tuple[int, str]:
     return schedule.set_ms, schedule.digest
 
 
-def _missed(history: History, version: _Version) -> list[Violation]:
+def _missed(history: History, version: _Version, tasks: Container[int]) -> list[Violation]:
     schedule, end_ms = version.schedule, version.end_ms
     if schedule.once:
-        wanted = [schedule.next_ms] if end_ms is None else []
+        # Any task of that time: the same schedule may have been set, deleted and set again within its millisecond.
+        wanted = [schedule.next_ms] if end_ms is None and schedule.next_ms not in tasks else []
     elif history.planned or schedule.overlap == "skip":
         wanted = []  # a leader that comes late starts the last of the times that it finds
     else:
