@@ -34,7 +34,7 @@ def judge(copy: Scratch, mutant: Mutant, names: tuple[str, ...]) -> Verdict:
     with copy.without(mutant):
         for name in names:
             arguments = command(name, copy.root)
-            if arguments is not None and not copy.passes(arguments):
+            if arguments is not None and not copy.passes(arguments, imported=mutant.file.endswith(".lua")):
                 return Verdict(name, time.monotonic() - started)
     return Verdict("", time.monotonic() - started)
 

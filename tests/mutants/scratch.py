@@ -16,7 +16,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from tests.mutants.commands import SECONDS
-from tests.mutants.forked import Hangs, run_pytest
+from tests.mutants.forked import Hangs, import_contracts, run_pytest
 from tests.mutants.mutant import Mutant
 from tests.servers.matrix import ALL, SELECTION
 
@@ -48,8 +48,10 @@ class Scratch:
         # Bytecode is recognised by the second and the size of its source, which a mutant may not change.
         Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
-    def passes(self, arguments: tuple[str, ...]) -> bool:
+    def passes(self, arguments: tuple[str, ...], *, imported: bool = False) -> bool:
         """Run a command on the copy; whether it succeeded. One that hangs has failed.
+
+        `imported`: no Python file of the copy has changed since this process imported it (`scratch`).
 
         Raises:
             RuntimeError: the tests could not run at all.
@@ -60,7 +62,7 @@ class Scratch:
             elif not self.forks:
                 status, output = self._run_python(("-m", "pytest", *arguments))
             else:
-                status, output = run_pytest(arguments, self.root, ROOT, SECONDS)
+                status, output = run_pytest(arguments, self.root, ROOT, SECONDS, imported=imported)
         except (Hangs, subprocess.TimeoutExpired):
             return False
         # 3: an error got out of pytest, which takes a test that fails. Others: nothing was tested.
@@ -102,6 +104,8 @@ def scratch(*, forks: bool) -> Iterator[Scratch]:
             target = copy.root / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, target)
+        if forks:
+            import_contracts(copy.root, ROOT)
         yield copy
 
 
