@@ -498,6 +498,21 @@ async def test_a_stream_that_was_ended_by_its_last_id_is_made_anew(world: World)
     assert "lies in the future" in letter["error"]
 
 
+async def test_a_stream_that_was_ended_is_kept_until_all_its_entries_are_handled(world: World) -> None:
+    stream = IngressStream(world.broker.admin, world.broker.keys.namespace, "shop")
+    for entry in ("*", LAST_ID):
+        await world.send("shop", "task.submit", submit("t"), entry=entry)
+    first, last = await stream.read(b"", 10, 10_000)
+    await stream.remove(first.id)
+    assert await stream.read(last.id, 10, 10_000) == []
+    assert [entry.id for entry in await stream.read(b"", 10, 10_000)] == [LAST_ID.encode()]
+    await stream.remove(last.id)
+    assert await stream.read(last.id, 10, 10_000) == []
+    assert await world.broker.call("EXISTS", stream.key) == 1, "only a reader that starts over finds it empty"
+    assert await stream.read(b"", 10, 10_000) == []
+    assert await world.broker.call("EXISTS", stream.key) == 0
+
+
 async def test_a_schedule_does_not_take_its_time_from_an_id_in_the_future(world: World) -> None:
     data = {"schedule_id": "s", "agent": "writer", "input": 1, "every_seconds": 60}
     await world.send("shop", "schedule.set", data, entry="18446744073709551615-0")

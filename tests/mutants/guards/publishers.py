@@ -331,4 +331,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "a schedule without a place among the times changes nothing",
         "contracts:atomicity",
     ),
+    lua(
+        "read_ingress",
+        "spent_empty",
+        "if #found == 0 and start == '-' and is_spent",
+        "if start == '-' and is_spent",
+        "a stream that was ended keeps the entries that nobody has handled",
+        "contracts:publishers",
+    ),
+    lua(
+        "read_ingress",
+        "spent_start",
+        "if #found == 0 and start == '-' and is_spent",
+        "if #found == 0 and is_spent",
+        "a reader with entries in hand does not take the stream for empty",
+        "contracts:publishers",
+    ),
 )
