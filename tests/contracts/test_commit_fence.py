@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
 from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, send, suspend
@@ -141,3 +145,44 @@ async def test_of_two_who_hold_an_entry_one_takes_effect(broker: Broker, bus: Ev
     assert not await other.retry(second, 0, b"")
     assert not await bury(other, second)
     assert await broker.snapshot() == before
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_an_owner_that_only_the_server_remembers_takes_no_effect_twice(
+    broker: Broker, bus: EventBus, other: EventBus, late: bool
+) -> None:
+    """A server that was a replica for a while, or another release's functions, did not see who was declared dead.
+
+    The state of the run and of the step decides then: of two commits, the first one counts.
+    """
+    await broker.submit(bus, "first", key="k")
+    assert await complete(other, await broker.take(other))
+    for task in ("t", "next"):
+        await broker.submit(bus, task, key="k")
+
+    async def commit_both(stale: Delivery, adopted: Delivery, commit: Callable[..., Awaitable[bool]]) -> None:
+        pairs = [(other, stale), (bus, adopted)]
+        outcomes = []
+        for owner, delivery in reversed(pairs) if late else pairs:
+            with suppress(Fenced):
+                outcomes.append(await commit(owner, delivery))
+        assert outcomes.count(True) == 1
+
+    async def lose(stream: str) -> tuple[Delivery, Delivery]:
+        taken = await broker.take(other, stream)
+        await broker.call("ZREM", broker.keys.base + "alive", other.owner)
+        (adopted,) = (await bus.adopt(stream, 10, False)).deliveries
+        return taken, adopted
+
+    async def wait(owner: EventBus, turn: Delivery) -> bool:
+        return await suspend(owner, turn, ask("1"))
+
+    await commit_both(*await lose("agent"), wait)
+    await other.beat(3000, True, "")
+    await commit_both(*await lose("tool"), answer)
+    await other.beat(3000, True, "")
+    await commit_both(*await lose("agent"), complete)
+    following = await broker.take(bus)
+    assert following.task == "next"
+    assert await complete(bus, following)
+    await broker.idle()
