@@ -45,6 +45,11 @@ from runtime_core.runs.model_step import ModelCall
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """The header of OpenAI's and other clients."""
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Limit of one answer of a provider, as it is sent."""
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""Limit of a line of it: one event of a stream, or an answer that is not streamed."""
+
 BATCH_SECONDS = 0.04
 """How long text waits for more."""
 BATCH_CHARACTERS = 200
@@ -184,7 +189,43 @@ def _named(name: str, settings: ModelSettings) -> OpenModel:
 
 
 def _http(settings: ModelSettings) -> httpx2.AsyncClient:
-    return create_async_httpx2_client(timeout=httpx2.Timeout(settings.call_seconds, connect=settings.connect_seconds))
+    timeout = httpx2.Timeout(settings.call_seconds, connect=settings.connect_seconds)
+    client = create_async_httpx2_client(timeout=timeout)
+    # A few compressed bytes may hold gigabytes.
+    client.headers["Accept-Encoding"] = "identity"
+    client.event_hooks["response"].append(_bound)
+    return client
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Limit the size of a response whose body is still to be read."""
+    if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+        await response.aclose()
+        raise httpx2.DecodingError(f"the answer is compressed ({encoding[:40]!r}) although that was not asked for")
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _BoundedStream(response.stream)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """The bytes of a response. Raises ReadError if they or one of their lines exceed the limits."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        line = size = 0
+        async for part in self._stream:
+            size += len(part)
+            end = part.rfind(b"\n")
+            line = line + len(part) if end < 0 else len(part) - end - 1
+            if size > MAX_ANSWER_BYTES:
+                raise httpx2.ReadError(f"the answer has over {MAX_ANSWER_BYTES} bytes")
+            if line > MAX_LINE_BYTES:
+                raise httpx2.ReadError(f"a line of the answer has over {MAX_LINE_BYTES} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def shown_url(url: str | None) -> str:

@@ -230,7 +230,8 @@ def error_from(error: Exception) -> Error:
 def first_lines(error: BaseException) -> str:
     """Return the message of a Spark error without the server's stack trace."""
     text = str(error).partition("\n\nJVM stacktrace:")[0].strip()
-    return kept(re.split(r"\n\s+at (?:org|java|scala)\.", text, maxsplit=1)[0], LONGEST_MESSAGE)
+    # Within a line: white space over many lines would be read again from each of them.
+    return kept(re.split(r"\n[^\S\n]+at (?:org|java|scala)\.", text, maxsplit=1)[0].rstrip(), LONGEST_MESSAGE)
 
 
 def tag_of(key: str) -> str:
