@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,7 +16,7 @@ from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import JournalMoved, ServerError
 from runtime_core.runs.commit import TurnPort
 from runtime_core.runs.model_step import ModelCall
-from runtime_core.runs.turn import TurnHandler
+from runtime_core.runs.turn import SETTLE_SECONDS, TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, answer, ask, bury, now
 from weft import AgentContext, App, Reject
@@ -227,6 +228,29 @@ async def test_a_turn_checks_who_is_in_it_after_a_reconnect(broker: Broker, bus:
     with pytest.raises(asyncio.CancelledError, match="another process works on the turn"):
         await handler(bus, app).handle(await broker.take(bus))
     assert done == []
+
+
+async def test_a_turn_that_another_process_left_by_a_lost_commit_is_taken_over(
+    broker: Broker, bus: EventBus, other: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker still names that process, which lives, and would keep all others out forever."""
+    app, done, later = App("left"), list[str](), [0.0]
+
+    @app.agent("writer", timeout_seconds=30)
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(lambda: done.append("paid"), name="pay")
+
+    await broker.submit(bus, "t")
+    assert await other.begin_turn(await broker.take(other)) is not None
+    await broker.lose_group()
+    turn, handles, clock = await broker.take(bus), handler(bus, app), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + later[0])
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError, match="another process works on the turn"):
+            await handles.handle(turn)
+    later[0] = 30 + SETTLE_SECONDS
+    await handles.handle(turn)
+    assert (await broker.status("t"), done) == ("completed", ["paid"])
 
 
 async def test_steps_of_a_failed_attempt_are_stored_again_after_a_reconnect(broker: Broker, bus: EventBus) -> None:

@@ -22,6 +22,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
+        "runs/turn.py",
+        "taken_over",
+        "        port.anyway = taken_at is not None and time.monotonic() >= taken_at + limit\n",
+        "",
+        "a turn is taken over from a process that cannot be in it any more",
+        "contracts:kept_turns",
+    ),
+    python(
         "runs/commit.py",
         "other_result",
         "            if stored != value:\n",
@@ -175,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "begin_turn",
         "one_process",
-        "if begun == entry and not is_mine and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end",
+        "if begun == entry and not is_mine and args[5] ~= '1' and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end",
         "",
         "two living processes are never in one turn",
         "contracts:finished_steps",

@@ -331,13 +331,15 @@ class TakingVerbs(Partition):
                 fields.pending[name[2:]] = value[:8].decode()
         return fields
 
-    async def begin_turn(self, delivery: Delivery) -> Journaled | None:
+    async def begin_turn(self, delivery: Delivery, *, anyway: bool = False) -> Journaled | None:
         """Begin the part of a turn that this process executes. Return the journal since the last committed turn.
 
         Returns None if the turn is no longer this delivery's. Raises Fenced, and TurnTaken if another live owner works
-        on this turn.
+        on this turn, except with `anyway`.
         """
-        reply = await self.call("begin_turn", self.owner, delivery.entry, delivery.task, delivery.run)
+        reply = await self.call(
+            "begin_turn", self.owner, delivery.entry, delivery.task, delivery.run, "1" if anyway else ""
+        )
         self._fence(reply)
         if reply == b"BUSY":
             raise TurnTaken(f"another process works on the turn of {delivery!r}")

@@ -186,6 +186,7 @@ class TurnPort:
         "_tell_again",
         "_told_bytes",
         "_writes",
+        "anyway",
         "delivery",
         "told",
         "wrote",
@@ -230,6 +231,8 @@ class TurnPort:
         """The step of this turn's last delta or note."""
         self._tell_again: list[Callable[[], Coroutine[None, None, object]]] = []
         self._told_bytes = 0
+        self.anyway = False
+        """Begin the turn although another live owner is in it, by the broker's word."""
         self.wrote = False
         """Whether `flush` has anything to wait for."""
 
@@ -261,7 +264,7 @@ class TurnPort:
     async def begin(self, known: Container[str]) -> None:
         """Tell the broker that this process is in the turn. Raises as `confirm`."""
         reconnects = self._bus.transport.reconnects
-        found = await self._bus.begin_turn(self.delivery)
+        found = await self._bus.begin_turn(self.delivery, anyway=self.anyway)
         if found is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if (found.called and not self._asked) or any(step not in known for step in found.steps):

@@ -44,6 +44,10 @@ from runtime_core.telemetry.trace_context import Ids
 
 logger = logging.getLogger(__name__)
 
+SETTLE_SECONDS = 60.0
+"""How much longer than its agent's limit a turn may take until it is committed."""
+TAKEN_MAX = 1000
+"""How many turns of other processes are remembered."""
 WARM_RUNS = 20_000
 """How many waiting runs stay in memory. A run that was dropped is replayed."""
 
@@ -102,6 +106,8 @@ class TurnHandler:
         self._partitions = partitions
         self._running: dict[Delivery, Run] = {}
         self._draining = asyncio.Event()
+        self._taken: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        """When this process first found another one in the turn of an entry (`time.monotonic`)."""
         for place in product(app.agents, SHOWN_OUTCOMES):
             metrics.agent_turns[place]  # shown as 0 from the start
 
@@ -178,6 +184,10 @@ class TurnHandler:
                 logger.info("%s: replaying it", error)
                 return await self._replay(delivery, definition)
             case HandedBack() | TurnTaken():
+                if isinstance(error, TurnTaken):
+                    self._taken.setdefault((delivery.stream, delivery.entry), time.monotonic())
+                    if len(self._taken) > TAKEN_MAX:
+                        self._taken.popitem(last=False)
                 # The delivery stays pending: another process adopts it, or this one finds it again.
                 raise asyncio.CancelledError(str(error)) from None
             case TurnGone():
@@ -304,6 +314,10 @@ class TurnHandler:
             self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
             loaded=loaded, draining=self._draining, process=self._outflow,
         )  # fmt: skip
+        taken_at = self._taken.get((delivery.stream, delivery.entry)) if self._taken else None
+        # The other one may have left the turn long ago, by a commit that the server has lost: no turn lasts that long.
+        limit = definition.timeout_seconds + SETTLE_SECONDS
+        port.anyway = taken_at is not None and time.monotonic() >= taken_at + limit
         meta = _meta(delivery.context) if delivery.context else NO_META
         attempt = Attempt(delivery.task, delivery.run, delivery.key, delivery.attempt, self._bus.owner)
         run = definition.run_type(definition, attempt, fields, port, self._workplace, meta)

@@ -1,7 +1,7 @@
 -- Begins the part of a turn that an owner executes itself, before its first step there. Returns the journaled steps of
 -- the run, and keeps other live owners out: a recreated group delivers an entry that another process still works on.
 -- KEYS 1 base
--- ARGV 1 owner · 2 entry · 3 task · 4 run
+-- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 '1' to begin although another live owner is in this turn, else ''
 -- RETURNS {steps journaled since the last committed turn (the run's field `w`), '1' if the run has called in mid-turn}
 --         · 'FENCED' · 'DONE' if the turn is no longer this entry's · 'BUSY' if another live owner is in this turn
 local function begin_turn(keys, args)
@@ -13,7 +13,7 @@ local function begin_turn(keys, args)
   if lost then return lost end
   local begun, other = string.match(turn_owner or '', '^(%S+) (.*)$')
   local is_mine = begun == entry and other == owner
-  if begun == entry and not is_mine and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end
+  if begun == entry and not is_mine and args[5] ~= '1' and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end
   if not is_mine then redis.call('HSET', run_hash, RUN.turn_owner, entry .. ' ' .. owner) end
   return {unrecorded or '', has_asked and '1' or ''}
 end
