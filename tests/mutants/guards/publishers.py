@@ -278,7 +278,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "read_ingress",
         "spent",
-        "  if #found == 0 and start == '-' and is_spent(key, tonumber(args[5])) then redis.call('DEL', key) end\n",
+        "  if start == '-' and is_spent(key, tonumber(args[5])) then redis.call('DEL', key) end\n",
         "",
         "a stream that was ended is made again",
         TESTS,
@@ -333,17 +333,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "read_ingress",
-        "spent_empty",
-        "if #found == 0 and start == '-' and is_spent",
-        "if start == '-' and is_spent",
-        "a stream that was ended keeps the entries that nobody has handled",
-        "contracts:publishers",
-    ),
-    lua(
-        "read_ingress",
         "spent_start",
-        "if #found == 0 and start == '-' and is_spent",
-        "if #found == 0 and is_spent",
+        "if start == '-' and is_spent",
+        "if is_spent",
         "a reader with entries in hand does not take the stream for empty",
         "contracts:publishers",
     ),

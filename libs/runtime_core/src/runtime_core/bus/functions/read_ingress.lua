@@ -45,6 +45,7 @@ local function read_ingress(keys, args)
     else found[#found + 1] = {entry[1], 0, entry[2]} end
     start = '(' .. entry[1]
   end
-  if #found == 0 and start == '-' and is_spent(key, tonumber(args[5])) then redis.call('DEL', key) end
+  -- Still at the start: there was no entry.
+  if start == '-' and is_spent(key, tonumber(args[5])) then redis.call('DEL', key) end
   return found
 end
