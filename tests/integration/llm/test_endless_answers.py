@@ -18,6 +18,8 @@ from weft.testing import LocalApp
 
 MIB = 1024 * 1024
 MOST_GROWTH = 64 * MIB
+SENT = 16 * MIB
+"""What the server sends before it gives up: far more than the limits of these tests."""
 
 JSON, STREAM = "application/json", "text/event-stream"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n'
@@ -45,7 +47,7 @@ async def provider(kind: str, encoding: str, part: Callable[[], bytes]) -> Async
                 *([f"Content-Encoding: {encoding}"] if encoding else []),
             ]
             writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode())
-            while True:
+            for _ in range(SENT // len(sent) + 1):
                 writer.write(sent)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):

@@ -113,6 +113,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/llm:endless_answers",
     ),
     python(
+        "tools/mcp/transport.py",
+        "large_answer",
+        "            if len(body) > MAX_EVENT_BYTES:\n",
+        "            if False:\n",
+        "an MCP server's answer without an end is not read on",
+        "unit/tools/mcp:large_answers",
+    ),
+    python(
         "telemetry/tracing.py",
         "attribute_length",
         "longest = None if any(environ.get(name) for name in LENGTH_LIMITS) else LONGEST_ATTRIBUTE",

@@ -184,6 +184,9 @@ class _Client(httpx2.AsyncClient):
         ending = request.method == "DELETE"
         try:
             response = await super().send(request, **settings)
+            if response.headers.get("content-type", "").lower().startswith("application/json"):
+                # The SDK would read it whole, however large it is.
+                response = await _read(response)
         except httpx2.TransportError as error:
             not_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
             if not_sent:
@@ -198,6 +201,24 @@ class _Client(httpx2.AsyncClient):
                 return httpx2.Response(204, request=request)
             return _failure(request, "the server has dropped the session", not_sent=True)
         return response
+
+
+async def _read(response: httpx2.Response) -> httpx2.Response:
+    """Return the response with its body. Raises ReadError if that is too large."""
+    body = bytearray()
+    try:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MAX_EVENT_BYTES:
+                raise httpx2.ReadError(f"the server's answer has over {MAX_EVENT_BYTES} bytes")
+    finally:
+        await response.aclose()
+    headers = [
+        (name, value)
+        for name, value in response.headers.multi_items()
+        if name.lower() not in ("content-encoding", "content-length", "transfer-encoding")
+    ]
+    return httpx2.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
 
 
 def _failure(request: httpx2.Request, message: str, not_sent: bool) -> httpx2.Response:
