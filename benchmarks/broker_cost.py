@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from benchmarks.child import ROOT
 from benchmarks.figures import table
@@ -115,6 +116,43 @@ async def measure(tasks: int) -> tuple[dict[str, float], dict[str, dict[str, flo
     return {**spent, ALL: sum(spent.values())}, commands
 
 
+class _CountedServer(EmbeddedServer):
+    """A server under Valgrind, which counts the instructions that it executes."""
+
+    async def _spawn(self, binary: Path, port: int) -> None:
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={self.folder / 'counts'}", str(binary)]
+        counted = self.folder / "counted"
+        counted.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        counted.chmod(0o700)
+        await super()._spawn(counted, port)
+
+    def instructions(self) -> int:
+        found = re.search(r"^totals: (\d+)", (self.folder / "counts").read_text(), re.MULTILINE)
+        if found is None:
+            raise RuntimeError("Valgrind has counted nothing")
+        return int(found[1])
+
+
+async def count_instructions(tasks: int) -> float:
+    """Return how many instructions of user code the server executes per task. Other programs do not change it."""
+    counts = []
+    for rounds in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+            server = _CountedServer(Path(folder))
+            await server.start()
+            transport = await connect(server.url)
+            try:
+                bus = EventBus(transport, Keys("weft", 0))
+                await _prepare(bus, transport)
+                for number in range(rounds):
+                    await _round(Server(transport, bus), bus, str(number), tasks)
+            finally:
+                await transport.close()
+                await server.stop()
+            counts.append(server.instructions())
+    return (counts[1] - counts[0]) / tasks
+
+
 async def _prepare(bus: EventBus, transport: Transport) -> None:
     await bus.load_library()
     await bus.make_groups(["agent", "tool"])
@@ -181,7 +219,13 @@ Spent = dict[str, dict[str, list[float]]]
 Commands = dict[str, dict[str, float]]
 
 
-def _in_turn(tasks: int, rounds: int, against: str) -> tuple[Spent, dict[str, Commands]]:
+def _once(source: Path, tasks: int, *flags: str) -> Any:
+    command = [sys.executable, "-m", "benchmarks.broker_cost", "--once", "--tasks", str(tasks), *flags]
+    environ = {**os.environ, "PYTHONPATH": str(source)}
+    return json.loads(subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=True).stdout)
+
+
+def _in_turn(tasks: int, rounds: int, against: str, *, instructions: bool) -> tuple[Spent, dict[str, Commands]]:
     """Measure this tree, and another commit if one is named, each round in a separate process."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         sources = {"here": ROOT / "libs/runtime_core/src"}
@@ -189,14 +233,15 @@ def _in_turn(tasks: int, rounds: int, against: str) -> tuple[Spent, dict[str, Co
             archive = subprocess.run(["git", "archive", against, "libs"], cwd=ROOT, capture_output=True, check=True)
             subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
             sources = {against: Path(folder) / "libs/runtime_core/src", **sources}
+        if instructions:
+            for name, source in sources.items():
+                print(f"{name}: {_once(source, tasks, '--instructions'):,.0f} instructions per task")
+            return {}, {}
         spent: Spent = {name: {} for name in sources}
         commands: dict[str, Commands] = {}
         for _ in range(rounds):
             for name, source in sources.items():
-                command = [sys.executable, "-m", "benchmarks.broker_cost", "--once", "--tasks", str(tasks)]
-                environ = {**os.environ, "PYTHONPATH": str(source)}
-                done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=True)
-                times, commands[name] = json.loads(done.stdout)
+                times, commands[name] = _once(source, tasks)
                 for kind, microseconds in times.items():
                     spent[name].setdefault(kind, []).append(microseconds)
     return spent, commands
@@ -216,12 +261,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tasks", type=int, default=4000, help="tasks of one round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; medians are shown (default: %(default)s)")
     parser.add_argument("--against", default="", metavar="COMMIT", help="measure this commit too, in turn")
+    parser.add_argument(
+        "--instructions", action="store_true", help="count the server's instructions, which needs Valgrind"
+    )
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.once:
-        print(json.dumps(asyncio.run(measure(given.tasks))))
+        print(json.dumps(asyncio.run((count_instructions if given.instructions else measure)(given.tasks))))
         return 0
-    spent, commands = _in_turn(given.tasks, given.rounds, given.against)
+    spent, commands = _in_turn(given.tasks, given.rounds, given.against, instructions=given.instructions)
+    if given.instructions:
+        return 0
     medians = {name: {kind: statistics.median(each) for kind, each in kinds.items()} for name, kinds in spent.items()}
     rows = [[kind, *(medians[name][kind] for name in medians)] for kind in (*KINDS, ALL)]
     if given.against:
