@@ -78,6 +78,10 @@ def holder_of(path: Path) -> int | None:
         return None
 
 
+SMALL_HASHES = {"hash-max-listpack-entries": "24", "hash-max-listpack-value": "512"}
+"""A small task is one block of memory, and not a table with an allocation for each field."""
+
+
 class EmbeddedServer:
     """One Valkey for one data folder. Its state survives every stop and kill.
 
@@ -191,9 +195,7 @@ class EmbeddedServer:
             # A rewrite copies everything, on a core that the services need: not for each 64 MB of a busy minute.
             "auto-aof-rewrite-min-size": "256mb",
             "maxmemory-policy": "noeviction",
-            # A small task is one block of memory, and not a table with an allocation for each field.
-            "hash-max-listpack-entries": "24",
-            "hash-max-listpack-value": "512",
+            **SMALL_HASHES,
             "daemonize": "no",
             "loglevel": "warning",
         }

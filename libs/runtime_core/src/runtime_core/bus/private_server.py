@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
-from runtime_core.bus.embedded import exit_reason, find_binary, tuned
+from runtime_core.bus.embedded import SMALL_HASHES, exit_reason, find_binary, tuned
 from runtime_core.errors import ConfigurationError
 from runtime_core.lifeline import tied
 
@@ -108,6 +108,7 @@ class PrivateServer:
             "save": "",
             "appendonly": "no",
             "maxmemory-policy": "noeviction",
+            **SMALL_HASHES,
             "daemonize": "no",
             "loglevel": "warning",
         }
