@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -100,6 +101,28 @@ async def test_calls_of_a_cancelled_task_do_not_start(broker: Broker, bus: Event
         handler.go_on.set()
         await drained(broker, "tool")
         assert handler.began.empty()
+
+
+async def test_a_repeated_call_that_has_its_result_does_not_start(broker: Broker, bus: EventBus) -> None:
+    """A server that has lost its last writes promotes a call twice, and the process still answers the first copy."""
+    await backlog(broker, bus, calls=2)
+    assert await bus.retry(await broker.take(bus, "tool"), 0, b"{}")
+    await bus.promote(10)
+    other, call = await broker.take(bus, "tool"), await broker.take(bus, "tool")
+    assert (other.attempt, call.attempt) == (1, 2)
+    stored = cast(
+        list[list[list[bytes]]], await broker.call("XRANGE", broker.keys.stream("tool"), call.entry, call.entry)
+    )
+    assert await answer(bus, call)
+    await broker.call("XADD", broker.keys.stream("tool"), "*", *stored[0][1])
+    async with consuming(broker, "tool") as (handler, _):
+        await until(lambda: settled(broker, other))
+        assert handler.began.empty()
+
+
+async def settled(broker: Broker, but: Delivery) -> bool:
+    """Whether the stream of calls holds this delivery alone."""
+    return [entry["id"] for entry in await broker.entries("tool")] == [but.entry.decode()]
 
 
 async def test_turns_of_cancelled_tasks_do_not_start(broker: Broker, bus: EventBus) -> None:

@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "queued_settles",
-        "if may_be_over and await self._settle_if_over(delivery):",
+        "if (may_be_over or repeated_call) and await self._settle_if_over(delivery, repeated_call):",
         "if False:",
         "queued work of an ended task does not start",
         "contracts:queued_work",
@@ -348,6 +348,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         CONSUMER,
+        "repeated_call",
+        "if (may_be_over or repeated_call) and",
+        "if may_be_over and",
+        "a repeated call that has its result does not start",
+        "contracts:queued_work",
+    ),
+    python(
+        CONSUMER,
         "asks_of_old",
         "may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms",
         "may_be_over = delivery.task in ended.ended_ms",
@@ -357,8 +365,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "old_may_live",
-        "if delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task):",
-        "if False:",
+        "live = delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task)\n",
+        "live = False\n",
         "old work of a task that goes on starts",
         "contracts:queued_work",
         survives="work of a task that goes on is put back, under a newer entry",

@@ -352,6 +352,11 @@ class TakingVerbs(Partition):
         """Return whether the broker has the task, and it has not ended."""
         return await self.transport.call("HGET", self.keys.task(task), "status") in LIVE
 
+    async def is_awaited(self, call: Delivery) -> bool:
+        """Return whether the step of this call still lacks its result."""
+        run, _, step = call.run.rpartition("/")
+        return await self.transport.call("HEXISTS", self.keys.run(call.task, run), f"m:{step}") == 1
+
     async def results(self, task: str, run: str, steps: Sequence[str]) -> list[bytes | None]:
         """Return the journal values of these steps of a run; None for one without a result."""
         reply = await self.transport.call("HMGET", self.keys.run(task, run), *[f"j:{step}" for step in steps])

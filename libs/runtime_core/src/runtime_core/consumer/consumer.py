@@ -325,9 +325,11 @@ class Consumer:
         HANDLED.set(delivery)  # in this task's own context, so nothing restores it
         ended, entry_ms = self._ended, int(delivery.entry.partition(b"-")[0])
         try:
-            # Its task has ended early, or may have ended before this process kept track.
+            # Its task has ended early, or may have ended before this process kept track. A repeated call may be a copy:
+            # a server that has lost its last writes promotes it again, and its result may have come meanwhile.
             may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms
-            if may_be_over and await self._settle_if_over(delivery):
+            repeated_call = delivery.attempt > 1 and delivery.kind == "call"
+            if (may_be_over or repeated_call) and await self._settle_if_over(delivery, repeated_call):
                 outcome = "stopped"
             else:
                 await self._handler.handle(delivery)
@@ -362,9 +364,13 @@ class Consumer:
         self._metrics.handler_seconds.observe(time.perf_counter() - started)
         self._watch.progressed()
 
-    async def _settle_if_over(self, delivery: Delivery) -> bool:
-        """Settle a delivery whose task has ended, without running it. Return False if its task continues."""
-        if delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task):
+    async def _settle_if_over(self, delivery: Delivery, repeated_call: bool) -> bool:
+        """Settle, without running it, a delivery whose task has ended, or a repeated call that has its result.
+
+        Return False if it must be handled.
+        """
+        live = delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task)
+        if live and (not repeated_call or await self._bus.is_awaited(delivery)):
             return False
         await self._settle(delivery)
         return True
