@@ -32,9 +32,7 @@ PLACES = {
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
     "re2": (
         "telemetry.json_redaction",
-        "telemetry.json_strings",
         "telemetry.redaction",
-        "telemetry.secret_patterns",
         "telemetry.secret_search",
     ),
     "sqlalchemy": ("trajectory",),

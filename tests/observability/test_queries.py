@@ -18,6 +18,7 @@ import pytest
 
 from deploy.observability.dashboards.pages import FOLDER
 from runtime_core.client.client import Client
+from runtime_core.ingress.publishers import Publisher, Publishers
 from tests.conftest import OwnServer
 from tests.engine_backends.files import FOLDER as ENGINE_FOLDER
 from tests.engine_backends.files import Files
@@ -111,6 +112,7 @@ def addresses_of(fleet: Fleet) -> list[str]:
 async def loaded(client: Client, broker: Server, namespace: str) -> None:
     """Submit tasks of every kind, until it is cancelled."""
     number = 0
+    await Publishers(client.buses[0]).set(Publisher(name="shop", tenant="acme"))
     async with plain_redis(broker.port) as redis:
         while True:
             number += 1
@@ -128,6 +130,8 @@ async def loaded(client: Client, broker: Server, namespace: str) -> None:
                     "source": "/test", "data": body,
                 }  # fmt: skip
                 await redis.xadd(f"{namespace}:tasks", {"data": json.dumps(event)})
+                answered = json.dumps({**event, "replyto": "shop:answers"})
+                await redis.xadd(f"{namespace}:tasks:shop", {"data": answered})
             await cancelled.cancel()
             for task in started:
                 await task.result(timeout=WAIT)

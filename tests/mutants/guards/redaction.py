@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant, python
 REDACTION = "telemetry/redaction.py"
 SEARCH = "telemetry/secret_search.py"
 JSON = "telemetry/json_redaction.py"
-STRINGS = "telemetry/json_strings.py"
-PATTERNS = "telemetry/secret_patterns.py"
+STRINGS = "telemetry/json_redaction.py"
+PATTERNS = "telemetry/secret_search.py"
 COST = "unit/telemetry:redaction_cost"
 RESULTS = "unit/telemetry:redaction"
 

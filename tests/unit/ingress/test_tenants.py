@@ -8,7 +8,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.errors import InvalidInput
-from runtime_core.ingress.tenants import Tenant, remove_tenant, set_tenant, tenants
+from runtime_core.ingress.publishers import Tenant, remove_tenant, set_tenant, tenants
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings
+from runtime_core.host import service as endpoint_module
 from runtime_core.host.manager import StateManager
+from runtime_core.host.service import Endpoint, Response, plain
 from runtime_core.record.step import Step
-from runtime_core.telemetry import endpoint as endpoint_module
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
-from runtime_core.telemetry.endpoint import Endpoint, Response, plain
 from runtime_core.telemetry.metrics import (
     FRESH_SECONDS,
     MOST_TOOLS,

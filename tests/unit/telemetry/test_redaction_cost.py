@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_core.record.step import ENCODER, STEPS, Step, StepError
-from runtime_core.telemetry import json_redaction, json_strings
+from runtime_core.telemetry import json_redaction
 from runtime_core.telemetry.json_redaction import ESCAPES
 from runtime_core.telemetry.redaction import Redactor, patterns_of
-from runtime_core.telemetry.secret_patterns import RULE, look_for
-from runtime_core.telemetry.secret_search import PLACES
+from runtime_core.telemetry.secret_search import PLACES, RULE, look_for
 from tests.unit.telemetry.former_rules import secrets_in
 
 KNOWN = "a word that is known"
@@ -254,11 +253,11 @@ def test_strings_outside_of_ascii_are_read_and_written_as_json_says(text: str, s
     written = json.dumps(text, ensure_ascii=False).encode()
     if slashes:
         written = written.replace(b"/", b"\\/")
-    for escapes in (written.count(b"\\"), json_strings.FEW_ESCAPES + 1):
-        said, write = json_strings.unescaped(written, escapes)
+    for escapes in (written.count(b"\\"), json_redaction.FEW_ESCAPES + 1):
+        said, write = json_redaction.unescaped(written, escapes)
         assert said == text.encode()
         assert json.loads(write(said)) == text
-    assert json.loads(json_strings.escaped(text.encode())) == text
+    assert json.loads(json_redaction.escaped(text.encode())) == text
 
 
 def test_a_key_behind_more_places_than_are_looked_at_needs_no_decoding() -> None:
@@ -410,11 +409,11 @@ def test_strings_begin_and_end_as_json_says(texts: list[str]) -> None:
         bounds.append((at, at + len(json.dumps(text))))
         at = bounds[-1][1] + 2
     for start, end in bounds:
-        assert json_strings.string_end(data, start) == end
-        assert json_strings.string_end(data[: end - 1], start) == end - 1, "one that is cut off ends with the data"
+        assert json_redaction.string_end(data, start) == end
+        assert json_redaction.string_end(data[: end - 1], start) == end - 1, "one that is cut off ends with the data"
     for look in range(len(data) + 1):
         expected = next(((start, end) for start, end in bounds if start < look < end), None)
-        assert json_strings.string_around(data, 0, look) == expected
+        assert json_redaction.string_around(data, 0, look) == expected
 
 
 @settings(max_examples=100)

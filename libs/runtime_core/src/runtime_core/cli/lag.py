@@ -13,8 +13,7 @@ from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
 from runtime_core.cli.connection import Broker, Commands, broker
 from runtime_core.cli.output import Columns, Row, print_json, print_rows
 from runtime_core.errors import ServerError
-from runtime_core.ingress.publishers import Publishers
-from runtime_core.ingress.tenants import waiting_tasks
+from runtime_core.ingress.publishers import Publishers, waiting_tasks
 from runtime_core.maintenance.measures import groups_of, oldest_pending_of, work_streams
 from runtime_core.maintenance.stuck import mailboxes
 from runtime_core.text import duration

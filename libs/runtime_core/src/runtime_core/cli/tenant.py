@@ -10,7 +10,7 @@ from typer import Argument, Option
 from runtime_core.cli.connection import Commands, broker
 from runtime_core.cli.output import Json, Row, print_rows
 from runtime_core.errors import InvalidInput
-from runtime_core.ingress.tenants import (
+from runtime_core.ingress.publishers import (
     ALL_OTHERS,
     Tenant,
     open_tasks,

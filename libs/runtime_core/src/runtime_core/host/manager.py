@@ -21,10 +21,10 @@ from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.answers import AnswerBounds
 from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.maintenance.engines import CHECK_SECONDS, EngineWatch
 from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper
 from runtime_core.maintenance.measures import Measures
 from runtime_core.maintenance.record_follower import RecordFollower
+from runtime_core.maintenance.stuck import CHECK_SECONDS, EngineWatch
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
 

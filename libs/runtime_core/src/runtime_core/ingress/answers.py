@@ -140,6 +140,7 @@ class KeptAnswers:
     async def _list(self, publisher: str, stream: str, entry: bytes, size: int) -> None:
         call, keys = self._bus.transport.call, self._bus.keys
         seconds = int(self._bounds.retention_seconds)
+        self._metrics.answers_trimmed[publisher]  # shown as 0 from the first answer
         # A stream that gets no more answers goes as a whole, empty or not.
         await self._edge.call("EXPIRE", stream, seconds)
         until = cast(int, await call("HINCRBY", keys.answer_bytes, publisher, size))

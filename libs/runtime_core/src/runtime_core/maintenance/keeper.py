@@ -16,7 +16,7 @@ from runtime_core.bus.namespace import server_memory
 from runtime_core.config.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.maintenance.dead_letters import trimmed_letters
-from runtime_core.maintenance.engines import EngineWatch
+from runtime_core.maintenance.stuck import EngineWatch
 
 logger = logging.getLogger(__name__)
 

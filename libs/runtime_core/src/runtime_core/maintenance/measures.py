@@ -16,8 +16,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
 from runtime_core.bus.namespace import server_info
 from runtime_core.errors import ServerError
-from runtime_core.ingress.publishers import Publishers
-from runtime_core.ingress.tenants import ALL_OTHERS, waiting_tasks
+from runtime_core.ingress.publishers import ALL_OTHERS, Publishers, waiting_tasks
 from runtime_core.maintenance.dead_letters import letter_bytes, trimmed_letters
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics, Sample

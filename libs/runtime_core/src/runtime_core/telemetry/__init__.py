@@ -1,8 +1,8 @@
 """Metrics, logs and traces of a process.
 
-1. `names` defines each metric, `metrics` holds their values, and `endpoint` serves them with the health checks.
+1. `names` defines each metric, and `metrics` holds their values.
 2. `logs` writes log lines.
 3. `tracing` configures OpenTelemetry's SDK, `spans` makes spans, `trace_context` carries their context, and
    `attributes` has the names of their attributes. `gen_ai` describes model calls.
-4. `redaction` removes secrets from all of these, by `secret_patterns`.
+4. `redaction` removes secrets from all of these, by the rules of `secret_search`.
 """

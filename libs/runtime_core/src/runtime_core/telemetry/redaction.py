@@ -9,7 +9,7 @@ What is taken out, `***` stands in its place:
 - what the user's own patterns match (`WEFT_REDACT`).
 
 Text is hostile: whatever it holds, the time is linear in its bytes and about that of a few searches. RE2 takes one look
-at everything (`secret_patterns.py`). Only places that it finds are looked at closely, a bounded number of each payload.
+at everything (`secret_search.py`). Only places that it finds are looked at closely, a bounded number of each payload.
 After those, the rest of the text is hidden (`secret_search.py`), and of JSON every value that may hold a secret
 (`json_redaction.py`).
 """
