@@ -11,7 +11,7 @@ Read in this order:
     client_process.py    the driver on Weft's client
     comparison/          the same task on other systems: systems.py lists them, drivers/ holds what they run
     ledger.py            what must hold afterwards: no work left, every trajectory complete
-    throughput.py latency.py growth.py recovery.py memory.py profiler.py (with profiled_service.py)
+    throughput.py latency.py load.py growth.py recovery.py memory.py profiler.py (with profiled_service.py)
     cost_ledger.py       what one task costs in counts, beside the bounds in cost_ledger.toml (with counted_process.py)
     broker_cost.py       the broker's CPU time by function, beside another commit
     figures.py machine.py results.py    medians and tables; where it was measured; the file it is kept in

@@ -13,6 +13,7 @@ from benchmarks.comparison.page import publish
 from benchmarks.growth import growth
 from benchmarks.latency import latency
 from benchmarks.ledger import Broken
+from benchmarks.load import load, overload
 from benchmarks.machine import check, commit
 from benchmarks.memory import memory
 from benchmarks.profiler import profile
@@ -29,6 +30,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
     "latency": lambda given: latency(given.tasks),
     "recovery": lambda given: recovery(given.rounds),
     "memory": lambda given: memory(given.tasks),
+    "load": lambda given: load(given.seconds),
+    "overload": lambda given: overload(given.seconds, given.stream_max),
     "growth": lambda given: growth(given.tasks, given.block, given.in_flight),
 }
 IN_ALL = ("throughput", "latency", "recovery", "memory")

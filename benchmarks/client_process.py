@@ -11,16 +11,22 @@ import sys
 
 import uvloop
 
-from benchmarks.driver import serve
+from benchmarks.driver import Refused, serve
 from runtime_core.client.client import Client
+from runtime_core.errors import Rejected
 
 
 async def main() -> None:
     async with Client.connect() as client:
 
         async def ask(text: str) -> object:
-            handle = await client.submit("asker", text)
-            return (await handle.result(timeout=60)).value()
+            try:
+                handle = await client.submit("asker", text)
+            except Rejected as rejected:
+                if rejected.retry_after_seconds is None:
+                    raise
+                raise Refused from rejected
+            return (await handle.result(timeout=600)).value()
 
         await serve(ask)
 

@@ -10,6 +10,7 @@ import re
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,7 +22,7 @@ from benchmarks.child import ROOT, Child, cpu_seconds, session
 from benchmarks.comparison.environment import LOCKS
 from benchmarks.comparison.page import PAGE, PICTURE, picture, published, section, with_section
 from benchmarks.comparison.systems import DRIVERS, SYSTEMS, System
-from benchmarks.driver import Drive, Order, drive
+from benchmarks.driver import Drive, Order, Refused, drive
 from benchmarks.figures import percentile, shown, table
 from benchmarks.question import LENGTH, answer, found, question
 from benchmarks.throughput import PROCESSES, AutogenRound, WeftRound, report, summary
@@ -151,6 +152,39 @@ def test_cpu_time_of_a_process_grows_while_it_works() -> None:
     while cpu_seconds(os.getpid()) == before:
         sum(range(10_000))
     assert cpu_seconds(os.getpid()) > before
+
+
+async def test_at_a_rate_a_task_counts_from_when_it_was_due() -> None:
+    """A driver that is late makes the task look slow: a closed loop would hide that."""
+    started: list[float] = []
+
+    async def ask(text: str) -> object:
+        if not started:
+            started.append(time.perf_counter())
+            time.sleep(0.1)  # the driver's own thread is busy
+        return found(text)
+
+    done = await drive(ask, Order(0, 20, 0, per_second=200.0))
+    assert done.tasks == 20
+    assert done.p50_ms > 20
+
+
+async def test_refusals_at_a_rate_are_counted_and_have_no_time() -> None:
+    async def ask(text: str) -> object:
+        if int(text[:9]) % 2:
+            raise Refused
+        return found(text)
+
+    done = await drive(ask, Order(0, 10, 0, per_second=10_000.0))
+    assert (done.tasks, done.refused) == (5, 5)
+
+
+async def test_a_refusal_in_a_closed_loop_fails_the_order() -> None:
+    async def ask(_: str) -> object:
+        raise Refused
+
+    with pytest.raises(ExceptionGroup):
+        await drive(ask, Order(0, 10, 2))
 
 
 def test_the_page_shows_the_published_comparison() -> None:
