@@ -70,6 +70,12 @@ async def driver() -> None:
         answered = await runtime.send_message(Text(text), asker)
         return answered.text
 
+    while True:  # a request to an agent that is not registered yet is never answered
+        try:
+            await asyncio.wait_for(ask("are you there?"), 2)
+            break
+        except Exception:
+            await asyncio.sleep(0.1)
     await serve(ask)
     await runtime.stop()
 
