@@ -18,6 +18,7 @@ from benchmarks.figures import percentile
 from benchmarks.question import answer, question
 
 Ask = Callable[[str], Awaitable[object]]
+PROBE_SECONDS = 2.0
 
 
 class Refused(Exception):
@@ -109,6 +110,17 @@ async def _at_rate(order: Order, ask_one: AskOne) -> None:
             group.create_task(ask_one(order.first + place, due))
             if place % 16 == 15:
                 await asyncio.sleep(0)  # a driver that is late still reads answers
+
+
+async def until_answered(ask: Ask) -> None:
+    """Wait until a system's workers are there: some systems never answer what is asked before."""
+    while True:
+        try:
+            await asyncio.wait_for(ask("Is anybody there?"), PROBE_SECONDS)
+        except Exception:
+            await asyncio.sleep(0.1)
+        else:
+            return
 
 
 async def serve(ask: Ask) -> None:

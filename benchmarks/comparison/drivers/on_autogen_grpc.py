@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from autogen_core import AgentId, MessageContext, RoutedAgent, message_handler, try_get_known_serializers_for_type
 from autogen_ext.runtimes.grpc import GrpcWorkerAgentRuntime, GrpcWorkerAgentRuntimeHost
 
-from benchmarks.driver import serve
+from benchmarks.driver import serve, until_answered
 from benchmarks.question import found
 
 ADDRESS = os.environ["WEFT_BENCH_ADDRESS"]
@@ -70,12 +70,7 @@ async def driver() -> None:
         answered = await runtime.send_message(Text(text), asker)
         return answered.text
 
-    while True:  # a request to an agent that is not registered yet is never answered
-        try:
-            await asyncio.wait_for(ask("are you there?"), 2)
-            break
-        except Exception:
-            await asyncio.sleep(0.1)
+    await until_answered(ask)
     await serve(ask)
     await runtime.stop()
 

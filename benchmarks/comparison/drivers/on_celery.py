@@ -11,7 +11,7 @@ import os
 
 from celery import Celery, chain
 
-from benchmarks.driver import serve
+from benchmarks.driver import serve, until_answered
 from benchmarks.question import found
 
 URL = os.environ["WEFT_BENCH_REDIS_URL"]
@@ -55,6 +55,7 @@ async def main() -> None:
         async def ask(text: str) -> object:
             return await loop.run_in_executor(threads, carried_out, text)
 
+        await until_answered(ask)
         await serve(ask)
 
 

@@ -15,7 +15,7 @@ import uvloop
 from faststream import FastStream
 from faststream.redis import RedisBroker, StreamSub
 
-from benchmarks.driver import serve
+from benchmarks.driver import serve, until_answered
 from benchmarks.question import found
 
 READ = 50
@@ -60,7 +60,9 @@ async def driver() -> None:
 
     @broker.subscriber(stream=stream("answers"))  # type: ignore[untyped-decorator]
     async def on_answer(message: dict[str, str]) -> None:
-        waiting.pop(message["id"]).set_result(message["text"])
+        answered = waiting.pop(message["id"])
+        if not answered.done():
+            answered.set_result(message["text"])
 
     async def ask(text: str) -> object:
         name = uuid.uuid4().hex
@@ -70,6 +72,7 @@ async def driver() -> None:
 
     async with broker:
         await broker.start()
+        await until_answered(ask)
         await serve(ask)
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import restate
 import uvloop
 
-from benchmarks.driver import serve
+from benchmarks.driver import serve, until_answered
 from benchmarks.question import found
 
 tools = restate.Service("tools")
@@ -44,6 +44,7 @@ async def main() -> None:
                 answered.raise_for_status()
                 return await answered.json()
 
+        await until_answered(ask)
         await serve(ask)
 
 

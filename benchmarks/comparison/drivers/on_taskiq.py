@@ -10,7 +10,7 @@ import os
 import uvloop
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
-from benchmarks.driver import serve
+from benchmarks.driver import serve, until_answered
 from benchmarks.question import found
 
 URL = os.environ["WEFT_BENCH_REDIS_URL"]
@@ -47,6 +47,7 @@ async def main() -> None:
         result = await task.wait_result(check_interval=CHECK_SECONDS)
         return result.return_value
 
+    await until_answered(ask)
     await serve(ask)
     await agents.shutdown()
 
