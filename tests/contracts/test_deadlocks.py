@@ -177,6 +177,17 @@ async def test_a_request_that_nobody_waits_for_any_more_closes_no_circle(broker:
     assert await refusal(broker, bus, "two") == ""
 
 
+async def test_a_late_copy_of_a_waiting_run_does_not_hide_a_circle(broker: Broker, bus: EventBus) -> None:
+    """A process had the run in hand when the server lost its last writes, and commits it while it waits again."""
+    one = await start(broker, bus, "one", "writer", "k")
+    two = await start(broker, bus, "two", "editor", "k")
+    await suspend(bus, one, ask_agent("1", "editor", "k"))
+    late = Delivery(0, "agent", b"1-1", [b"h", b"1\nstart\none\nr/1\neditor\nk\n1\n0"])
+    assert not await complete(bus, late)
+    await suspend(bus, two, ask_agent("1", "writer", "k"))
+    assert "which waits for editor/k (task two)" in await refusal(broker, bus, "two")
+
+
 @pytest.mark.parametrize("end", ["cancel", "complete"])
 async def test_a_task_that_ended_leaves_the_line(broker: Broker, bus: EventBus, end: str) -> None:
     one = await start(broker, bus, "one", "writer", "k")

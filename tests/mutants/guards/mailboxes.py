@@ -15,6 +15,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "mailbox",
+        "late_copy",
+        "    if not held then return end\n",
+        "",
+        "a late copy of a run that waits does not take it out of the line",
+        "contracts:deadlocks",
+    ),
+    lua(
+        "mailbox",
         "takes_instance",
         "    redis.call('HSET', ik, INSTANCE.holders, ref)\n    return append_start(",
         "    return append_start(",

@@ -126,12 +126,14 @@ local function release(base, inst, task, run)
   if not busy then return end
   local ref = task .. '|' .. run
   if top_of(busy) ~= ref then
-    -- An ended run in the middle of the stack: only its own place is removed.
-    leave_line(base, task, run)
-    local kept = {}
+    -- An ended run in the middle of the stack: only its own place is removed. One that does not hold the instance stays
+    -- where it is: a late copy of its delivery is settled while it waits in the mailbox, where `circle` must find it.
+    local kept, held = {}, false
     for _, line in ipairs(lines(busy)) do
-      if line ~= ref then kept[#kept + 1] = line end
+      if line == ref then held = true else kept[#kept + 1] = line end
     end
+    if not held then return end
+    leave_line(base, task, run)
     redis.call('HSET', key, INSTANCE.holders, table.concat(kept, '\n'))
     return
   end
