@@ -164,7 +164,7 @@ async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
 async def test_a_step_that_another_process_has_done_anew_after_a_loss_counts(
     broker: Broker, bus: EventBus, other: EventBus, lives: bool
 ) -> None:
-    """The server lost the step and the delivery, and another process began the turn anew, with another result."""
+    """The server lost the step and the delivery, and another process restarted the turn, with another result."""
     app, charged = App("anew"), []
 
     @app.tool
@@ -209,7 +209,7 @@ async def test_a_step_that_another_process_has_done_anew_after_a_loss_counts(
 
 
 async def test_a_turn_checks_who_is_in_it_after_a_reconnect(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    """The server may have lost the turn with its last writes, and another process may have begun it anew."""
+    """The server may have lost the turn with its last writes, and another process may have restarted it."""
     app, done = App("again"), list[str]()
 
     async def lose() -> None:

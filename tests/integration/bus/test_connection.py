@@ -271,7 +271,7 @@ async def test_a_stop_ends_what_buries_an_entry(valkey: Server, namespace: str) 
 
 
 async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namespace: str) -> None:
-    """Somebody pulls a cable: neither side is told. Calls continue over the next connection."""
+    """A cable is pulled, and neither side notices. Calls continue over the next connection."""
     async with Proxy(valkey.url) as proxy, client(proxy.url, silence_seconds=1.0) as transport:
         proxy.freeze()
         call = asyncio.ensure_future(transport.call("SET", f"{namespace}:x", "1"))

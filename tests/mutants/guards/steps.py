@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "journaled_by_another",
         "turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] or ",
         "",
-        "a turn that another process has begun anew is not committed before its steps were compared",
+        "a turn that another process has restarted is not committed before its steps were compared",
         "contracts:kept_turns",
     ),
     python(

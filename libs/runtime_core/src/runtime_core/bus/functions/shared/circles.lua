@@ -19,7 +19,8 @@ local function waits_through(base, holder, context)
 end
 
 -- Child runs that wait in a mailbox, or for a run that is nested on them in their instance, are listed by task in
--- `line:<task>` (run to instance), so that `circle` can follow who waits for whom. pcall: if another program stores something else there, only that is lost.
+-- `line:<task>` (run to instance), so that `circle` can follow who waits for whom.
+-- pcall: if another program stores something else there, only that is lost.
 local function enter_line(base, task, run, inst)
   if run ~= FIRST_RUN then redis.pcall('HSET', base .. 'line:' .. task, run, inst) end
 end
