@@ -8,6 +8,7 @@ from typing import Any
 from runtime_core.app.app import App
 from runtime_core.aworld.runner import Runner, TaskRunner
 from runtime_core.aworld.swarm import Loopable, Swarm
+from runtime_core.errors import ToolError
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.policy import ActionModel, Observation
 from runtime_core.tools.tool import ToolContext
@@ -75,6 +76,23 @@ def worker(name: str) -> None:
 
 for each in ("first", "left", "right"):
     worker(each)
+
+
+@app.tool
+async def secret(path: str) -> str:
+    note(path, "tool secret")
+    return "the secret"
+
+
+@app.agent("pries")
+async def pries(ctx: AgentContext, seen: dict[str, Any]) -> str:  # Any: JSON
+    """Works, then calls a tool that its task may not allow."""
+    await ctx.step(busy, seen["path"], 7, name="busy")
+    await ctx.tool(effect, path=seen["path"], name="allowed")
+    try:
+        return str(await ctx.tool(secret, path=seen["path"]))
+    except ToolError as error:
+        return error.type
 
 
 @app.agent("joins")

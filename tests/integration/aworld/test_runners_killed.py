@@ -83,6 +83,23 @@ async def test_a_swarm_outlives_kills_of_its_handler(valkey: Server, namespace: 
         assert found == {"agent first": 1, "agent left": 1, "agent right": 1}
 
 
+async def test_the_limits_of_a_tasks_tools_outlive_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    path = tmp_path / "effects"
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, app=APP) as fleet,
+        Client.connect(valkey.url, namespace=namespace) as client,
+    ):
+        swarm = Swarm("first", "pries")
+        running = asyncio.create_task(
+            Runners.run({"path": str(path), "way": []}, swarm=swarm, tool_names=["effect"], client=client)
+        )
+        await noted(path, "busy 7")
+        fleet.kill("agent-handler-1")
+        assert (await running).value() == "NotAllowed"
+        assert "tool secret" not in lines(path)
+        assert sum(line.startswith("tool allowed") for line in lines(path)) == 1
+
+
 async def test_the_attributes_of_an_object_outlive_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "effects"
     async with (

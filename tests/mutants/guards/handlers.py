@@ -534,4 +534,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "a missing MCP SDK is named with the extra that installs it",
         "unit/host:app_services",
     ),
+    python(
+        "tools/handler.py",
+        "tool_limits",
+        "if members.tools and not is_allowed(members.tools, delivery.name):",
+        "if False:",
+        "a task calls only the tools that it allows",
+        "integration/aworld:tool_limits",
+    ),
+    python(
+        "runs/run.py",
+        "limits_carried",
+        "            self.narrowed = True\n",
+        "",
+        "agents that a limited run calls are limited, too",
+        "integration/aworld:tool_limits",
+    ),
+    python(
+        "runs/run.py",
+        "own_tools",
+        "        return [*self.tool_limits, [str(each) for each in own]]",
+        "        return self.tool_limits",
+        "an agent calls only the tools of its own list",
+        "integration/aworld:tool_limits",
+    ),
 )

@@ -48,6 +48,7 @@ class Program:
         self.code = code
         self.name = "agent-under-test"
         self.timeout_seconds = timeout_seconds
+        self.own_tools: Sequence[object] = ()
 
     def decode_input(self, data: bytes, /) -> object:
         return json.loads(data)

@@ -13,7 +13,7 @@ from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook, HookTable
 from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
-from runtime_core.tools.tool import StepTool, Tool, ToolSettings
+from runtime_core.tools.tool import StepTool, Tool, ToolSettings, is_pattern
 
 if TYPE_CHECKING:
     from runtime_core.llm.agent import LLMAgent, ModelAgent
@@ -396,7 +396,7 @@ class App:
             agent.check()
             for named in agent.tools:
                 from_server = isinstance(named, str) and self.functions.mcp_server_of(named) is not None
-                if self.functions.tool(named) is None and not from_server:
+                if self.functions.tool(named) is None and not (from_server or is_pattern(named)):
                     raise ConfigurationError(
                         f"{agent.what} ({agent.place}) names the unknown tool {shown(named)}: "
                         f"{_suggestion(named, self.tools)}"

@@ -44,6 +44,7 @@ from runtime_core.runs.policy import (
     takes_observation,
     with_info,
 )
+from runtime_core.tools.tool import is_allowed, is_pattern
 
 if TYPE_CHECKING:
     from runtime_core.runs.calls import RequestStep
@@ -152,8 +153,10 @@ class RunScope:
         return given.bound(self.agent)
 
     def tools(self, names: Sequence[str]) -> Tools:
-        """Return the handles of these tools; without names, those of all tools of the app."""
-        return Tools(self, names or self._known_tools)
+        """Return the handles of these tools, given by name or pattern; without names, those of all tools of the app."""
+        plain = [name for name in names if not is_pattern(name)]
+        found = [name for name in self._known_tools if is_allowed(self.ctx.tool_limits, name)]
+        return Tools(self, [*dict.fromkeys((*plain, *found))])
 
 
 @dataclass(frozen=True, slots=True)

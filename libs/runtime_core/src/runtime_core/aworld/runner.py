@@ -359,6 +359,8 @@ class RunnerDefinition(AgentDefinition):
     async def _try(self, ctx: AgentContext, found: Description) -> object:
         task = task_of(found, ctx.task_id, ctx.session_id)
         said: dict[str, object] | None = {"max_steps": task.config.max_steps} if "max_steps" in found.conf else None
+        if task.tool_names:
+            ctx.allow_tools(*task.tool_names)
         task.scope = RunScope(ctx, _tools(ctx), said)
         response = await self.runner(task).run()
         if response.success:

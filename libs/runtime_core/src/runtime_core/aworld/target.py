@@ -32,6 +32,7 @@ from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.runs.definition import Agent
 from runtime_core.runs.policy import PolicyDefinition, has_policy
+from runtime_core.tools.tool import is_allowed, is_pattern
 from runtime_core.wire.commands import SubmitOptions
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskResponse
 
@@ -455,3 +456,17 @@ class RunTarget:
                 known = ", ".join(sorted(each for each in offered if not each.startswith(TASK_AGENT))) or "none"
                 field = "agent" if found.swarm is None else "swarm"
                 raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
+        await self._check_tools(found.tool_names)
+
+    async def _check_tools(self, names: Sequence[str]) -> None:
+        """Raise InvalidInput that names a tool that no app offers. Tools of MCP servers may appear later."""
+        plain = [(place, name) for place, name in enumerate(names) if not is_pattern(name)]
+        if not plain:
+            return
+        bus = self._client.buses[0]
+        offered = [name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.tools))]
+        for place, name in plain:
+            later = self._app is not None and self._app.functions.mcp_server_of(name) is not None
+            if not later and not any(is_allowed([[name]], each) for each in offered):
+                known = ", ".join(sorted(offered)) or "none"
+                raise InvalidInput(f"tool_names.{place}", f"no tool is named {name!r}; known are {known}")

@@ -353,6 +353,11 @@ class ModelAgent(AgentDefinition):
         self._built: tuple[object, Any, Any] | None = None
         self._toolset: tuple[object, Toolset] | None = None
 
+    @property
+    def own_tools(self) -> Sequence[object]:
+        """None: the model is only offered its own tools, and a function of the instructions may use others."""
+        return ()
+
     def decode_input(self, data: bytes) -> AgentInput:
         try:
             given = from_json(data)
@@ -388,12 +393,21 @@ class ModelAgent(AgentDefinition):
         """Return a final answer as JSON."""
         return cast(object, self._output.dump_python(output, mode="json"))
 
-    def toolset(self, functions: Functions, manifests: Sequence[Manifest] | None, asked: AgentInput) -> Toolset:
-        """Return the tools that the model may call for this input. Raises ToolsMissing, ConfigurationError."""
+    def toolset(
+        self,
+        functions: Functions,
+        manifests: Sequence[Manifest] | None,
+        asked: AgentInput,
+        limits: Sequence[Sequence[str]] = (),
+    ) -> Toolset:
+        """Return the tools that the model may call for this input, within the `limits` of the task.
+
+        Raises ToolsMissing, ConfigurationError.
+        """
         members = [*self._named(functions, "members"), *asked.names("team")]
         targets = [*self._named(functions, "handoffs"), *asked.names("handoffs")]
         # The manifests stay the same object until something changes.
-        key = (id(manifests), members, targets)
+        key = (id(manifests), members, targets, limits)
         if self._toolset is None or self._toolset[0] != (key, manifests):
             made = toolset_of(
                 self.what,
@@ -404,7 +418,7 @@ class ModelAgent(AgentDefinition):
                 functions,
                 manifests,
             )
-            self._toolset = ((key, manifests), made)
+            self._toolset = ((key, manifests), made.within(limits) if limits else made)
         return self._toolset[1]
 
     def _named(self, functions: Functions, member: str) -> list[str]:

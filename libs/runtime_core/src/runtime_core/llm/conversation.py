@@ -246,7 +246,8 @@ class Conversation(RequestHooks):
 
     async def prepared(self, params: ModelRequestParams) -> ModelRequestParams:
         functions = self._ctx.functions
-        self._toolset = self._definition.toolset(functions, await self._ctx.manifests(), self._asked)
+        manifests, limits = await self._ctx.manifests(), self._ctx.tool_limits
+        self._toolset = self._definition.toolset(functions, manifests, self._asked, limits)
         self.decide = partial(decide, toolset=self._toolset, approvals=self._definition.agent.approval)
         tools = [
             ToolDefinition(name=spec.name, description=spec.description, parameters_json_schema=spec.arguments)

@@ -15,7 +15,7 @@ from runtime_core.errors import NotReady, WeftError
 from runtime_core.ingress.admission import SchemaCheck
 from runtime_core.llm.input import is_conversation
 from runtime_core.text import LONGEST_MESSAGE, shortened, text_of_error
-from runtime_core.tools.tool import StepTool
+from runtime_core.tools.tool import StepTool, is_allowed, is_pattern
 
 if TYPE_CHECKING:
     from runtime_core.runs.ports import Functions
@@ -78,10 +78,17 @@ class Toolset:
 
     def __init__(self, offered: Sequence[Offered], output: str = "") -> None:
         self.output = output
+        self._offered = offered
         wanted = [(each.kind, each.wanted) for each in offered]
         names = edge_names([*wanted, ("output", output)] if output else wanted)
         self._by_edge = {names[each.kind, each.wanted]: each for each in offered}
         self.specs = [ToolSpec(edge, each.description, each.arguments) for edge, each in self._by_edge.items()]
+
+    def within(self, limits: Sequence[Sequence[str]]) -> Toolset:
+        """Return the toolset without the tools that these lists do not allow."""
+        return Toolset(
+            [each for each in self._offered if each.kind != "tool" or is_allowed(limits, each.name)], self.output
+        )
 
     def find(self, edge: str) -> Offered | None:
         """Return what the model called by this name, or None."""
@@ -163,7 +170,7 @@ class _Tools:
 
     def take(self, named: object, into: list[Offered]) -> bool:
         """Add the tools of a function, name or pattern, once each. Return False if one is unknown."""
-        if isinstance(named, str) and any(char in named for char in "*?["):
+        if isinstance(named, str) and is_pattern(named):
             names: Iterable[str] = sorted(name for name in self._names() if fnmatchcase(name, named))
         else:
             known = self._functions.tool(named)

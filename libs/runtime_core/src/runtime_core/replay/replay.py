@@ -67,6 +67,7 @@ class _Handlers:
 
     name = "replay"
     timeout_seconds = 86_400.0 * 365
+    own_tools: Sequence[object] = ()
 
     def __init__(self, table: HandlerTable, messages: Sequence[Message], pace: Pace) -> None:
         self._table = table

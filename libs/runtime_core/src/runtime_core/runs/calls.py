@@ -22,7 +22,7 @@ from runtime_core.ids import fingerprint, instance_address, partition_of, task_o
 from runtime_core.record.step import Usage
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.scheduler import Wait
-from runtime_core.runs.sharing import snapshot_of, with_snapshot, without_snapshot
+from runtime_core.runs.sharing import snapshot_of, with_snapshot, with_tools, without_snapshot
 from runtime_core.runs.step import Step, T, result_of
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.envelope import rfc3339
@@ -57,6 +57,8 @@ class Call:
     """The context of the calling branch (JSON); empty if the code has not used it."""
     timeout_ms: int = 0
     """The time limit of a request to another partition; 0: the namespace's default."""
+    limits: Sequence[Sequence[str]] = ()
+    """The tools that the task and the calling agent allow, if the agent has a list of its own."""
 
     def part(self, turn: CommittedTurn) -> Sequence[Argument]:
         delivery = turn.delivery
@@ -66,6 +68,8 @@ class Call:
         elif context and self.kind != "agent":
             # Only agents get the snapshot of the calling run's context.
             context = without_snapshot(context)
+        if self.limits:
+            context = with_tools(context, self.limits)
         return (
             "c", self._target(turn), self.step, self.name, self.key, self.digest, self.wait, self.data, context,
         )  # fmt: skip
@@ -238,7 +242,8 @@ def call(
     `step_class` is the class of the step; None: `RequestStep`.
     """
     step: RequestStep[Any] = (step_class or RequestStep)(run, branch, kind, name, key, data)
-    step.request = Call(kind, step.id, name, data, step.digest, key=key, pool=pool)
+    limits = run.limits_of_tools() if kind == "tool" and run.own_tools else ()
+    step.request = Call(kind, step.id, name, data, step.digest, key=key, pool=pool, limits=limits)
     return step
 
 

@@ -165,6 +165,19 @@ class AgentContext:
         """
         return Session(self)
 
+    @property
+    def tool_limits(self) -> Sequence[Sequence[str]]:
+        """The lists of tools (names or patterns) that must all allow a call of this run; empty: all are allowed."""
+        return self._run.limits_of_tools()
+
+    def allow_tools(self, *names: str) -> None:
+        """Limit this run, and all that it calls or sends from now on, to these tools: names, or patterns as `files.*`.
+
+        Limits only add up. A call of any other tool raises ToolError of type `NotAllowed`. Call it with the same names
+        in each replay.
+        """
+        self._here("ctx.allow_tools")[0].allow_tools([_text(name, "name of ctx.allow_tools") for name in names])
+
     # ---- asking others -----------------------------------------------------------------------------------
 
     def tool(self, tool: object, /, **arguments: object) -> Awaitable[Any]:  # Any: the tool's own JSON

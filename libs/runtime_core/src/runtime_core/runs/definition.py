@@ -88,7 +88,7 @@ class AgentSettings(TypedDict, total=False):
     timeout_seconds: float
     """The limit of one turn, without the waits between turns; 600 by default."""
     tools: Sequence[str | Callable[..., object]]
-    """The tools that it may offer to a model."""
+    """The only tools that its runs may call, or that it offers to a model; empty: all that its task allows."""
     topics: Sequence[str]
     """The topics that it subscribes to; `name*` matches all topics with that prefix."""
     interleave: bool
@@ -136,6 +136,11 @@ class AgentDefinition(ABC):
         self.interleave = interleave
         self.internal = internal
         self.description = description
+
+    @property
+    def own_tools(self) -> Sequence[object]:
+        """The only tools that its runs may call, as names, patterns or declared functions; empty: all."""
+        return self.tools
 
     @abstractmethod
     def decode_input(self, data: bytes) -> object:

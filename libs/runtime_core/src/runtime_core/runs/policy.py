@@ -328,6 +328,10 @@ class PolicyDefinition(ObservingAgent):
             )
         self.agent = agent
         self.max_steps = max_steps
+        named = getattr(agent, "tool_names", None) or ()
+        if not isinstance(named, list | tuple) or not all(isinstance(each, str) for each in named):
+            raise ConfigurationError(f"{self.what} ({place}) has tool_names={named!r}: give a list of tools' names")
+        self.tools = (*self.tools, *named)
 
     async def observe(self, ctx: AgentContext, observation: Observation) -> object:
         agent = self._instance()

@@ -120,6 +120,11 @@ class Definition(Protocol):
         """The limit of one turn. The time between turns does not count."""
         ...
 
+    @property
+    def own_tools(self) -> Sequence[object]:
+        """The only tools that its runs may call, as names, patterns or declared functions; empty: all."""
+        ...
+
     def decode_input(self, data: bytes, /) -> object:
         """Decode the input of the agent's function. Raises InvalidInput."""
         ...
@@ -311,6 +316,8 @@ class Meta(TypedDict, total=False):
     """The publisher, as `agent/key`."""
     asked: bool
     """Whether the task answers a step of a task in another partition."""
+    tools: Sequence[Sequence[str]]
+    """The lists that must all allow a tool; absent: all tools are allowed."""
     engine: str
     """The engine of `ctx.engine()`; absent: `local`."""
     hooks: Mapping[str, Sequence[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,7 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import Branch, Flow, Wait
-from runtime_core.runs.sharing import answer_of
+from runtime_core.runs.sharing import answer_of, with_tools
 from runtime_core.runs.step import Step
 
 if TYPE_CHECKING:
@@ -128,6 +128,12 @@ class Run:
         self.results = workplace.results
         self.carried = stored.context
         """The context of the event that began the run."""
+        self.tool_limits: Sequence[Sequence[str]] = meta.get("tools", ())
+        """The lists of tools that this run and all that it calls are limited to."""
+        self.own_tools = definition.own_tools
+        """The tools that the agent itself is limited to; empty: no such list."""
+        self.narrowed = False
+        """Whether the code has changed `tool_limits`, and so `carried`."""
         self.branch = Branch("", stored.started_ms)
         self.cancelled = False
         self.journal = Journal(stored.journal, stored.pending)
@@ -190,6 +196,21 @@ class Run:
             if self.journal.size > MAX_JOURNAL_BYTES:
                 self.flow.abort(_too_large())
             self.flow.deliver(step)
+
+    def allow_tools(self, names: Sequence[str]) -> None:
+        """Limit this run, and all that it calls and sends from now on, to these tools, too."""
+        wanted = list(dict.fromkeys(names))
+        if wanted not in self.tool_limits:
+            self.tool_limits = [*self.tool_limits, wanted]
+            self.carried = with_tools(self.carried, self.tool_limits)
+            self.narrowed = True
+
+    def limits_of_tools(self) -> Sequence[Sequence[str]]:
+        """Return the lists for a call of a tool by this run."""
+        if not self.own_tools:
+            return self.tool_limits
+        own = [named if (known := self.functions.tool(named)) is None else known.name for named in self.own_tools]
+        return [*self.tool_limits, [str(each) for each in own]]
 
     @property
     def awaited(self) -> frozenset[str]:

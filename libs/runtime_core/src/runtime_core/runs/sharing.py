@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -48,6 +49,13 @@ def without_snapshot(x: bytes) -> bytes:
     members = _members(x)
     members.pop(_MEMBER, None)
     return msgspec.json.encode(members) if members else b""
+
+
+def with_tools(x: bytes, limits: Sequence[Sequence[str]]) -> bytes:
+    """Return the event's context with these lists of allowed tools."""
+    members = _members(x) if x else {}
+    members["tools"] = msgspec.Raw(msgspec.json.encode(limits))
+    return msgspec.json.encode(members)
 
 
 def snapshot_in(x: bytes) -> bytes:

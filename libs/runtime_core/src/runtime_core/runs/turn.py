@@ -151,6 +151,8 @@ class TurnHandler:
                         result = await self._advance_traced(delivery, warm)
                     else:
                         result = await warm.run.advance()
+                    if warm.run.narrowed:
+                        delivery.context = warm.context = warm.run.carried
                     # Counted before the commit: the calls were made even if it fails.
                     if result.steps:
                         count_model_calls(self._metrics, result.steps)
@@ -459,7 +461,7 @@ _LIVE = ("accepted", "running", "waiting")
 _META = msgspec.json.Decoder(dict[str, object])
 
 
-_KNOWN = ("session_id", "metadata", "tenant", "deadline", "topic", "sender", "hooks", "engine")
+_KNOWN = ("session_id", "metadata", "tenant", "deadline", "topic", "sender", "hooks", "engine", "tools")
 
 
 def _meta(context: bytes) -> Meta:

@@ -15,19 +15,31 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
 from runtime_core.consumer.calls import Calls
-from runtime_core.consumer.failure import failed_from
+from runtime_core.consumer.effects import Failed
+from runtime_core.consumer.failure import NOTHING_USED, failed_from
 from runtime_core.errors import NotReady
 from runtime_core.record.step import StepError
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import tracing
-from runtime_core.tools.tool import AbandonedThreads, Away, CallableTool, Tool, ToolContext, ToolSource
+from runtime_core.tools.tool import (
+    AbandonedThreads,
+    Away,
+    CallableTool,
+    Tool,
+    ToolContext,
+    ToolSource,
+    is_allowed,
+    not_allowed,
+)
 
 logger = logging.getLogger(__name__)
 
 # How long a call waits if its tool was not ready.
 NOT_READY_SECONDS = 0.5
+NOT_ALLOWED = "NotAllowed"
+"""The type of the ToolError of a call that the task, or the calling agent, does not allow."""
 
 
 class _Context(msgspec.Struct):
@@ -36,6 +48,8 @@ class _Context(msgspec.Struct):
     deadline: float | None = None
     traceparent: str = ""
     tracestate: str = ""
+    tools: list[list[str]] = []
+    """The lists that must all allow a tool; see `is_allowed`."""
 
 
 _CONTEXT = msgspec.json.Decoder(_Context)
@@ -99,6 +113,12 @@ class CallHandler:
     async def _call(self, delivery: Delivery, tool: CallableTool) -> str:
         """Make one attempt and settle it. Return its outcome, one of `CALL_OUTCOMES`."""
         started = time.time() * 1000
+        members = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
+        # Before anything is marked as started: every call of a task passes here, whoever made it.
+        if members.tools and not is_allowed(members.tools, delivery.name):
+            refused = Failed(NOT_ALLOWED, not_allowed(members.tools, delivery.name), retryable=False, rejected=True)
+            await self._calls.fail(delivery, tool.retry, refused, started, NOTHING_USED)
+            return "failed"
         if not tool.repeatable:
             marked = await self._bus.mark_started(delivery)
             if marked is None:
@@ -107,7 +127,6 @@ class CallHandler:
             if not marked:
                 await self._end_unknown(delivery, started)
                 return "failed"
-        members = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
         context = ToolContext(
             task_id=delivery.task,
             run_id=delivery.run,

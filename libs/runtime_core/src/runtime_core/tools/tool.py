@@ -7,9 +7,10 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Protocol, cast
 
 from runtime_core.consumer.failure import NOTHING_USED
@@ -121,6 +122,29 @@ class ToolContext:
     def used(self) -> Usage:
         """The usage reported so far."""
         return total_usage(list(self._spent)) if self._spent else NOTHING_USED
+
+
+def is_allowed(limits: Sequence[Sequence[str]], name: str) -> bool:
+    """Whether each of these lists allows the tool `name`.
+
+    An entry is a name, a pattern such as `files.*`, or the common part of the names `part__action`.
+    """
+    return all(any(_matches(each, name) for each in names) for names in limits)
+
+
+def is_pattern(name: object) -> bool:
+    """Whether this is a pattern of tools' names."""
+    return isinstance(name, str) and any(char in name for char in "*?[")
+
+
+def _matches(allowed: str, name: str) -> bool:
+    return allowed == name or name.startswith(f"{allowed}__") or fnmatchcase(name, allowed)
+
+
+def not_allowed(limits: Sequence[Sequence[str]], name: str) -> str:
+    """Return the message about a call of a tool that these lists do not allow."""
+    known = [", ".join(names) or "none" for names in limits if not is_allowed([names], name)]
+    return f"tool {name!r} is not allowed here, only {known[0]}: add it to tool_names of the task or the agent"
 
 
 class AbandonedThreads:
