@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import TaskHandle
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.host.local import LocalApp
+from runtime_core.runs.model_step import ModelCall
 from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, SubmitOptions, ToolContext
 from weft.aworld import StreamingMode
 from weft.errors import InvalidInput
@@ -47,6 +49,21 @@ async def worker(ctx: AgentContext, texts: list[str]) -> dict[str, float]:
     await ctx.sleep(0.001)
     await ctx.emit({"done": True})
     return used.amounts
+
+
+@app.agent("shows")
+async def shows(ctx: AgentContext) -> None:
+    """Causes each kind of event."""
+
+    async def answer(request: object, call: ModelCall) -> str:
+        call.stream("mod")
+        return "model"
+
+    await ctx.model("m", "hi", answer)
+    await ctx.emit("pie", chunk=True)
+    await ctx.emit("whole")
+    await ctx.tool(translate, text="once")
+    await ctx.human("go on?")
 
 
 @app.agent("waits")
@@ -135,27 +152,70 @@ async def test_what_is_no_amount_is_refused() -> None:
     assert not context.used()
 
 
-MODES = {
-    StreamingMode.CORE: {"weft.step.recorded"},
-    StreamingMode.CHUNK: {"half", "translating", "done"},
-    StreamingMode.OUTPUT: {"half", "done"},
-    StreamingMode.CHUNK_OUTPUT: {"half", "translating", "done"},
-    StreamingMode.ALL: {"weft.step.recorded", "half", "translating", "done"},
+SHOWN = {
+    "a committed step": "weft.step.recorded",
+    "a piece of a model's answer": "mod",
+    "`ctx.emit(piece, chunk=True)`": "pie",
+    "`ctx.emit(value)`": "whole",
+    "progress of a call": "translating",
+    "a question to a human": "weft.human.requested",
+    "the final event": "weft.task.completed",
 }
+"""Rows of the table in docs/runners.md, and how the events of the agent `shows` are recognized."""
 
 
-@pytest.mark.parametrize("mode", StreamingMode)
-async def test_each_mode_shows_its_part_and_the_end(client: Client, mode: StreamingMode) -> None:
-    task = await client.submit("worker", ["once"], stream=mode)
-    events = await events_of(task, mode)
-    seen = {event.text or ("done" if "value" in event.data else event.type) for event in events[:-1]}
-    assert seen == MODES[mode]
-    assert events[-1].type == "weft.task.completed"
-    if mode.steps:
-        recorded = [event for event in events if event.type == "weft.step.recorded"]
-        kinds = [row["kind"] for event in recorded for row in event.data["steps"]]
-        assert kinds.count("agent") == 2
-        assert {"tool", "timer", "emit", "usage"} <= set(kinds)
+def cells() -> list[tuple[str, str, bool]]:
+    """The table in docs/runners.md: an event's row, a mode, and whether the mode shows the event."""
+    lines = Path("docs/runners.md").read_text().partition("## Streaming modes")[2].partition("\n## ")[0].splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    head, _, *rows = table
+    return [
+        (row[0], mode.strip("`"), shown == "yes") for row in rows for mode, shown in zip(head[1:], row[1:], strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, list[StreamEvent]]:
+    """What a reader in each mode gets, from a task of its own."""
+
+    async def read() -> dict[str, list[StreamEvent]]:
+        found: dict[str, list[StreamEvent]] = {}
+        async with LocalApp(app) as client, asyncio.timeout(60):
+            for mode in StreamingMode:
+                task = await client.submit("shows", stream=mode)
+                found[mode.name] = events = []
+                async for event in task.stream(mode=mode):
+                    events.append(event)
+                    if event.type == "weft.human.requested":
+                        await task.signal(event.data["request_id"], "yes")
+        return found
+
+    return asyncio.run(read())
+
+
+def test_the_table_of_modes_is_complete() -> None:
+    assert {row for row, _, _ in cells()} == set(SHOWN)
+    assert {mode for _, mode, _ in cells()} == {mode.name for mode in StreamingMode}
+    shown = {mode.name: frozenset(row for row, at, yes in cells() if yes and at == mode.name) for mode in StreamingMode}
+    assert len(set(shown.values())) == 5, "no two modes are the same"
+
+
+@pytest.mark.parametrize(("row", "mode", "shown"), cells())
+def test_each_mode_shows_what_the_table_says(
+    seen: dict[str, list[StreamEvent]], row: str, mode: str, shown: bool
+) -> None:
+    events = [event for event in seen[mode] if SHOWN[row] in (event.text, event.type)]
+    assert bool(events) is shown
+    assert seen[mode][-1].response is not None
+
+
+@pytest.mark.parametrize("mode", [StreamingMode.CORE, StreamingMode.ALL])
+async def test_steps_of_all_kinds_are_shown(client: Client, mode: StreamingMode) -> None:
+    events = await events_of(await client.submit("worker", ["once"], stream=mode), mode)
+    recorded = [event for event in events if event.type == "weft.step.recorded"]
+    kinds = [row["kind"] for event in recorded for row in event.data["steps"]]
+    assert kinds.count("agent") == 2
+    assert {"tool", "timer", "emit", "usage"} <= set(kinds)
 
 
 async def test_another_client_goes_on_from_an_entry(client: Client) -> None:

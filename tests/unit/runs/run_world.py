@@ -162,7 +162,7 @@ class World:
     async def manifests(self) -> Sequence[Manifest]:
         return self.offers
 
-    def emit(self, step: str, digest: str, data: bytes) -> None:
+    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
         self._dies(before=True)
         if step not in self.journal:
             self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")

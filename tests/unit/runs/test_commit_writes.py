@@ -30,7 +30,7 @@ class SlowBus:
         self.written: list[bytes] = []
         self.error: Exception | None = None
 
-    async def emit(self, delivery: object, step: str, value: bytes, data: bytes) -> bool:
+    async def emit(self, delivery: object, step: str, value: bytes, data: bytes, name: str = "emit") -> bool:
         self.written.append(data)
         await self.taken.wait()
         if self.error is not None:

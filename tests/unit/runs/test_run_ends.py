@@ -593,7 +593,7 @@ async def test_a_fenced_owner_gets_no_result() -> None:
         ) -> bytes:
             raise errors.Fenced("dead")
 
-        def emit(self, step: str, digest: str, data: bytes) -> None:
+        def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
             raise errors.Fenced("dead")
 
     for code in (with_record, with_emit):

@@ -246,8 +246,11 @@ class CommitVerbs(Partition):
             _within_output(reply)
         return reply == b"OK"
 
-    async def emit(self, delivery: Delivery, step: str, value: bytes, data: bytes) -> bool:
-        """Append a delta to the task's output, once per step. Raises `LimitExceeded` over the limit of the output."""
+    async def emit(self, delivery: Delivery, step: str, value: bytes, data: bytes, name: str = "emit") -> bool:
+        """Append a delta to the task's output, once per step. Raises `LimitExceeded` over the limit of the output.
+
+        `name` is `emit`, or `chunk` for a piece of a longer output.
+        """
         reply = await self.call(
             "emit",
             self.owner,
@@ -258,6 +261,7 @@ class CommitVerbs(Partition):
             value,
             delivery.attempt,
             data,
+            name,
         )
         self._fence(reply)
         _within_output(reply)

@@ -173,15 +173,15 @@ class RunHooks:
         result = await ModelStep(run, here, name, request, function, identity=identity, reserve=reserve)
         return await self._fire(HookPoint.AFTER_LLM_CALL, name, result, input=changed)
 
-    def emit(self, branch: Branch, data: bytes) -> Guarded[None] | None:
+    def emit(self, branch: Branch, data: bytes, name: str) -> Guarded[None] | None:
         if not self._pipeline.selection.at(HookPoint.OUTPUT_PROCESS):
             return None
-        return Guarded(self._run, branch, "emit", self._emit(data))
+        return Guarded(self._run, branch, name, self._emit(data, name))
 
-    async def _emit(self, data: bytes) -> None:
+    async def _emit(self, data: bytes, name: str) -> None:
         run = self._run
-        value = await self._fire(HookPoint.OUTPUT_PROCESS, "emit", from_json(data))
-        await Emit(run, run.flow.branch_here("ctx.emit"), encode(value, "value of ctx.emit"))
+        value = await self._fire(HookPoint.OUTPUT_PROCESS, name, from_json(data))
+        await Emit(run, run.flow.branch_here("ctx.emit"), encode(value, "value of ctx.emit"), name)
 
     def human(
         self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None

@@ -72,7 +72,7 @@ class _NoBroker:
     async def manifests(self) -> None:
         return None
 
-    def emit(self, step: str, digest: str, data: bytes) -> None:
+    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
         raise AssertionError(f"a replay must not emit step {step}")
 
     def room(self) -> None:

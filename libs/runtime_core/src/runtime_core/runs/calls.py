@@ -371,16 +371,16 @@ def room(run: Run) -> Generator[Any, None, None]:  # Any: asyncio's protocol
 
 
 class Emit(Outgoing[None]):
-    """A delta (text or any JSON value) to the client."""
+    """A delta (text or any JSON value) to the client. Its name is `emit`, or `chunk` for a piece of a longer output."""
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, data: bytes) -> None:
-        super().__init__(run, branch, "emit", "emit", "", data)
+    def __init__(self, run: Run, branch: Branch, data: bytes, name: str = "emit") -> None:
+        super().__init__(run, branch, "emit", name, "", data)
 
     def go(self) -> None:
         try:
-            self.run.port.emit(self.id, self.digest, self.data)
+            self.run.port.emit(self.id, self.digest, self.data, self.name)
         except Exception as error:
             raise self.run.flow.abandon(error) from error
         self.run.rows.add(self, output=self.data)

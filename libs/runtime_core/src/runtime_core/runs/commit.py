@@ -356,15 +356,15 @@ class TurnPort:
         if not self._outflow.full:  # otherwise drop it: a later report supersedes it
             self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
 
-    def emit(self, step: str, digest: str, data: bytes) -> None:
+    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
         value, self.told = packed_now(digest), step
         self._told_bytes += len(data)
         if self._told_bytes <= RUN_BYTES:
-            self._tell_again.append(partial(self._bus.emit, self.delivery, step, value, data))
+            self._tell_again.append(partial(self._bus.emit, self.delivery, step, value, data, name))
         else:
             # Its data is not kept: only the step is stored again, so that no replay sends the delta out of its order.
-            self._tell_again.append(partial(self._bus.record, self.delivery, step, value, "emit", "emit"))
-        self._write(self._bus.emit(self.delivery, step, value, data), len(data))
+            self._tell_again.append(partial(self._bus.record, self.delivery, step, value, "emit", name))
+        self._write(self._bus.emit(self.delivery, step, value, data, name), len(data))
 
     def room(self) -> Awaitable[None] | None:
         if self._over is None and not self._outflow.full and not self._process.full:

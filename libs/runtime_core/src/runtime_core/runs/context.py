@@ -324,13 +324,16 @@ class AgentContext:
         data = encode(payload, "payload of ctx.hook")
         return Ready(from_json(data)) if run.hooks is None else run.hooks.at(branch, known, name, data)
 
-    def emit(self, value: object) -> Awaitable[None]:
-        """Send a delta (text or any JSON value) to the client's stream, immediately when awaited."""
+    def emit(self, value: object, *, chunk: bool = False) -> Awaitable[None]:
+        """Send output (text or any JSON value) to the client's stream, immediately when awaited.
+
+        With `chunk`, it is a piece of a longer output: readers in the mode OUTPUT do not get it.
+        """
         run, branch = self._here("ctx.emit")
-        data = encode(value, "value of ctx.emit")
-        if run.hooks is not None and (guarded := run.hooks.emit(branch, data)) is not None:
+        data, name = encode(value, "value of ctx.emit"), "chunk" if chunk else "emit"
+        if run.hooks is not None and (guarded := run.hooks.emit(branch, data, name)) is not None:
             return guarded
-        return Emit(run, branch, data)
+        return Emit(run, branch, data, name)
 
     def send(self, agent: object, input: object = None, /, *, key: str = "") -> SendStep:
         """Send a message to an agent without waiting for an answer. This turn's commit sends it.

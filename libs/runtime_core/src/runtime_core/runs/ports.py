@@ -82,8 +82,8 @@ class RunPort(Protocol):
         """
         ...
 
-    def emit(self, step: str, digest: str, data: bytes) -> None:
-        """Journal a delta (JSON) and send it to the client, once, without waiting."""
+    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
+        """Journal a delta (JSON) and send it to the client, once, without waiting. `name`: `emit` or `chunk`."""
         ...
 
     def room(self) -> Awaitable[None] | None:
@@ -242,7 +242,7 @@ class RunHooks(Protocol):
         /,
     ) -> Awaitable[Any] | None: ...
 
-    def emit(self, branch: Branch, data: bytes, /) -> Awaitable[None] | None: ...
+    def emit(self, branch: Branch, data: bytes, name: str, /) -> Awaitable[None] | None: ...
 
     def human(
         self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None, /

@@ -110,11 +110,17 @@ def output_delta(
     text: str | None = None,
     value: bytes | None = None,
     progress: bool = False,
+    chunk: bool = False,
 ) -> Envelope:
-    """Return a `weft.output.delta`: a piece of output, `text` or `value` (JSON); with `progress`, a call's progress."""
+    """Return a `weft.output.delta`: output of an agent, `text` or `value` (JSON).
+
+    With `chunk`, it is a piece of an answer that is being written; with `progress`, a call's progress.
+    """
     data: dict[str, object] = {"task_id": task_id, "run_id": run_id, "attempt": attempt, "seq": seq}
     if progress:
         data["progress"] = True
+    elif chunk:
+        data["chunk"] = True
     if text is not None:
         data["text"] = text
     else:
@@ -184,13 +190,13 @@ class StreamingMode(Enum):
     CORE = "core"
     """Steps of agents, tools, tasks and groups, as they are committed."""
     CHUNK = "chunk"
-    """Pieces of output as they come: text that agents emit, and the progress of calls."""
+    """Pieces as they come: of a model's answer, of `ctx.emit(…, chunk=True)`, and the progress of calls."""
     OUTPUT = "output"
-    """Output of agents (`ctx.emit`), without the progress of calls."""
+    """What a user reads: each `ctx.emit`, whole."""
     CHUNK_OUTPUT = "chunk_output"
-    """All pieces of output."""
+    """Both of these."""
     ALL = "all"
-    """Steps and all pieces of output."""
+    """Steps, pieces and output."""
 
     @property
     def steps(self) -> bool:
@@ -201,8 +207,10 @@ class StreamingMode(Enum):
         """Return whether the mode includes an event of the stream."""
         if type == STEP_RECORDED:
             return self.steps
-        if type == OUTPUT_DELTA:
-            return self is not StreamingMode.CORE and not (self is StreamingMode.OUTPUT and data.get("progress"))
+        if type == OUTPUT_DELTA and self is not StreamingMode.ALL:
+            piece = data.get("chunk") or data.get("progress")
+            own = StreamingMode.CHUNK if piece else StreamingMode.OUTPUT
+            return self in (own, StreamingMode.CHUNK_OUTPUT)
         return True
 
 

@@ -144,10 +144,10 @@ class DefaultMemoryHandler(Handler):
 
 
 class DefaultOutputHandler(Handler):
-    """Appends the payload (text or any JSON) to the client's stream."""
+    """Appends the payload (text or any JSON) to the client's stream; that of a `chunk` as a piece of output."""
 
     async def handle(self, message: Message) -> AsyncIterator[Message]:
-        await self.ctx.emit(message.payload)
+        await self.ctx.emit(message.payload, chunk=message.category == Constants.CHUNK)
         for following in NOTHING:
             yield following
 

@@ -13,6 +13,6 @@ local function progress(keys, args)
   if not missing then return 'DONE' end
   local size, most = output_with(base, written, args[5], 0.5)
   if not size then return 'LIMIT ' .. most end
-  add_chunk(base, task, run, args[4], seq, args[5], true, size, flags)
+  add_chunk(base, task, run, args[4], seq, args[5], 'progress', size, flags)
   return 'OK'
 end

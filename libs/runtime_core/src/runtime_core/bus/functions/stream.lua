@@ -14,6 +14,6 @@ local function stream(keys, args)
   if not progress and attempt ~= args[6] then return 'DONE' end
   local size, most = output_with(base, written, args[7], progress and 0.5)
   if not size then return 'LIMIT ' .. most end
-  add_chunk(base, task, run .. '/' .. args[5], args[6], seq, args[7], progress, size, flags)
+  add_chunk(base, task, run .. '/' .. args[5], args[6], seq, args[7], progress and 'progress' or 'chunk', size, flags)
   return 'OK'
 end

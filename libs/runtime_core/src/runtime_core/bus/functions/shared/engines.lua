@@ -38,7 +38,7 @@ local function start_engine_step(base, task, child, stream, header, data, contex
   redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.data, data, ENTRY.context, context)
   if away then
     publish_delta(base, task, child, '1', redis.call('HINCRBY', base .. 'task:' .. task, 'seq', 1),
-      '{"waiting":' .. quote(engine) .. ',"reason":' .. quote(no_gateway(stream)) .. '}', true)
+      '{"waiting":' .. quote(engine) .. ',"reason":' .. quote(no_gateway(stream)) .. '}', 'progress')
   end
   return nil, away
 end

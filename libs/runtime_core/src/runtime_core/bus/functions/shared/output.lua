@@ -18,11 +18,12 @@ end
 
 local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', cancelled = 'weft.task.cancelled'}
 
--- `progress`: a call's progress report, and not output of an agent. `seq`: the delta's number, a text.
-local function publish_delta(base, task, run, attempt, seq, value, progress)
+-- `mark`: `progress` of a call's progress report, `chunk` of a piece of an answer that is being written, nil of an
+-- agent's whole output. `seq`: the delta's number, a text.
+local function publish_delta(base, task, run, attempt, seq, value, mark)
   local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
   publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
-    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (progress and ',"progress":true,"' or ',"') .. name .. '":' .. value .. '}')
+    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (mark and ',"' .. mark .. '":true,"' or ',"') .. name .. '":' .. value .. '}')
 end
 
 -- The task's output so far, and this value with it. Returns nil and the limit if that exceeds it; `share` is the usable
@@ -41,9 +42,9 @@ local function next_seq(seq) return text(tonumber(seq or '0') + 1) end
 
 -- Appends a chunk that is not journaled. `seq`: the number of the last one; `size`: of the output with this one. The
 -- stream comes first: a write that fails has changed nothing.
-local function add_chunk(base, task, run, attempt, seq, value, progress, size, flags)
+local function add_chunk(base, task, run, attempt, seq, value, mark, size, flags)
   seq = next_seq(seq)
-  publish_delta(base, task, run, attempt, seq, value, progress)
+  publish_delta(base, task, run, attempt, seq, value, mark)
   redis.call('HSET', base .. 'task:' .. task, 'seq', seq, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
 end
 
