@@ -17,6 +17,8 @@ PINNED = ROOT / "tests" / "architecture" / "public_names.txt"
 FACE = CORE / "weft"
 ELSEWHERE = ("weft.autogen",)
 """Modules whose library is not in this environment; `tests/autogen` imports them."""
+ALIASES = "weft.aworld."
+"""Modules with the import names of AWorld, whose names have another module too."""
 OLD_NAMES = ("Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles")
 """Names that `runtime_core` itself promises."""
 HEAVY = ("lupa", "mcp", "openai", "opentelemetry", "pandas", "pyarrow", "pydantic_ai", "pyspark", "ray", "sqlalchemy")
@@ -25,11 +27,12 @@ HEAVY = ("lupa", "mcp", "openai", "opentelemetry", "pandas", "pyarrow", "pydanti
 def modules() -> dict[str, list[str]]:
     """The modules of `weft` and the names in their `__all__`, without importing them."""
     found = {}
-    for path in sorted(FACE.glob("*.py")):
-        module = "weft" if path.stem == "__init__" else f"weft.{path.stem}"
+    for path in sorted(FACE.rglob("*.py")):
+        module = ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
         assignments = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.Assign)]
-        [names] = [ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
-        found[module] = names
+        names = [ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
+        if names or not module.startswith(ALIASES):  # a package of aliases may have no names
+            [found[module]] = names
     return found
 
 
@@ -47,7 +50,8 @@ def test_the_public_names_are_those_of_the_list() -> None:
 
 def test_a_name_has_one_module() -> None:
     # weft.errors lists all errors, those of `weft` too.
-    places = Counter(name for module, names in modules().items() if module != "weft.errors" for name in names)
+    own = {module: names for module, names in modules().items() if module != "weft.errors" and ALIASES not in module}
+    places = Counter(name for names in own.values() for name in names)
     assert [name for name, count in places.items() if count > 1] == []
 
 
@@ -64,7 +68,8 @@ def test_every_public_name_can_be_imported(module: str) -> None:
 @pytest.mark.parametrize("module", [module for module in modules() if module not in ELSEWHERE])
 def test_type_checkers_see_every_public_name_where_it_is(module: str) -> None:
     loaded = importlib.import_module(module)
-    path = FACE / ("__init__.py" if module == "weft" else f"{module.removeprefix('weft.')}.py")
+    path = CORE.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     imported = {found.imported for found in imports_of(path, CORE)}
     places: dict[str, str] = getattr(loaded, "_PLACES", {})
     if places:

@@ -1,0 +1,1 @@
+"""Settings, by the import names of AWorld."""

@@ -1,0 +1,1 @@
+"""Tasks, agents and messages, by the import names of AWorld."""

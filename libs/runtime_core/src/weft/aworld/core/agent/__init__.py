@@ -1,0 +1,1 @@
+"""Agents, by the import names of AWorld."""

@@ -1,0 +1,1 @@
+"""The context, by the import names of AWorld."""

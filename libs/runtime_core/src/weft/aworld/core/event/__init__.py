@@ -1,0 +1,1 @@
+"""Messages, by the import names of AWorld."""

@@ -1,0 +1,1 @@
+"""The event manager, by the import names of AWorld."""

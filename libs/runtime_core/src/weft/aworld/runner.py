@@ -1,0 +1,7 @@
+"""Runners, where AWorld has them."""
+
+from __future__ import annotations
+
+from runtime_core.aworld.runners import Runners
+
+__all__ = ["Runners"]

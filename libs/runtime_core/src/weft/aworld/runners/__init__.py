@@ -1,0 +1,7 @@
+"""Runners, where the documents of AWorld have them."""
+
+from __future__ import annotations
+
+from runtime_core.aworld.runners import Runners
+
+__all__ = ["Runners"]

@@ -1,0 +1,7 @@
+"""The runner of agents and swarms, where AWorld has it."""
+
+from __future__ import annotations
+
+from runtime_core.aworld.runner import TaskRunner
+
+__all__ = ["TaskRunner"]
