@@ -43,7 +43,7 @@ BATCHED = ("state_manager", "trajectory_recorder")
 """Stopped while tasks run: how much they read at once would depend on the time."""
 SETTINGS = {"WEFT_LEASE_SECONDS": "60"}
 """Long enough to stand still for, and that heartbeats are rare."""
-WARM, TASKS, ROUNDS, WATCHED = 30, 40, 3, 10
+WARM, TASKS, ROUNDS, WATCHED = 30, 40, 5, 10
 IDLE_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.005
@@ -167,9 +167,12 @@ async def _round(
 
 
 def _usual(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the calls of each task, in whole numbers: anything that happens now and then is left out."""
+    """Return the calls of each task, in whole numbers: anything that happens now and then is left out.
+
+    A busy machine only adds calls, such as second reads of a socket, so the lowest count of all rounds is the task's.
+    """
     names = {name for calls in rounds for name in calls}
-    usual = {name: statistics.median(calls.get(name, 0) for calls in rounds) for name in names}
+    usual = {name: min(calls.get(name, 0) for calls in rounds) for name in names}
     return {name: float(round(calls)) for name, calls in usual.items() if round(calls) > 0}
 
 
