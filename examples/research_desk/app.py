@@ -99,7 +99,7 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
         looked_for = " ".join([job.topic, *plan["words"]])
     words = topic_words(looked_for)
     documents = await ctx.tool(list_documents, folder=job.folder, suffixes=list(job.suffixes))
-    paths: list[str] = documents["paths"]
+    paths = documents.paths
     if not paths:
         raise Reject(f"there are no text documents in {job.folder or 'the default folder'}")
     wanted = ENGINE_SHARDS if job.on_engine else SHARDS
@@ -107,27 +107,26 @@ async def researcher(ctx: AgentContext, job: Job | str) -> Report:
     await ctx.emit(
         {
             "documents": len(paths),
-            "skipped": documents["skipped"],
-            "more": documents["more"],
+            "skipped": documents.skipped,
+            "more": documents.more,
             "shards": len(shards),
         }
     )
 
-    async def searched(number: int, shard: list[str]) -> dict[str, object]:
-        found: dict[str, object] = await ctx.tool(
-            search, folder=documents["folder"], paths=shard, words=words, pause_seconds=job.pause_seconds
+    async def searched(number: int, shard: list[str]) -> Finding:
+        found = await ctx.tool(
+            search, folder=documents.folder, paths=shard, words=words, pause_seconds=job.pause_seconds
         )
-        await ctx.emit({"shard": number, "passages": found["passages"], "matching": found["matching"]})
+        await ctx.emit({"shard": number, "passages": found.passages, "matching": found.matching})
         return found
 
     if job.on_engine:
-        findings = await ctx.engine().map(find_in_shard, shards, folder=documents["folder"], words=words)
+        findings = await ctx.engine().map(find_in_shard, shards, folder=documents.folder, words=words)
     else:
         findings = await ctx.gather(*(searched(number, shard) for number, shard in enumerate(shards, start=1)))
     best = await ctx.engine("local").call(rank, words=words, findings=findings)
-    facts = {"topic": job.topic, "ranking": best, "looked_for": looked_for, "with_model": job.with_model}
-    report: Report = await ctx.agent(writer, facts)
-    return report
+    facts = Facts(job.topic, best, looked_for, job.with_model)
+    return await ctx.agent(writer, facts)
 
 
 @app.agent("writer")

@@ -12,7 +12,7 @@ app.include(publishers_app.app)
 
 
 @app.tool(retry=RetryPolicy(attempts=3, base_seconds=0.05))
-async def third_time(word: str, ctx: ToolContext) -> str:
+async def third_time(ctx: ToolContext, word: str) -> str:
     if ctx.attempt < 3:
         raise ValueError("not yet")
     return word

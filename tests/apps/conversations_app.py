@@ -17,7 +17,7 @@ ASKED_BY = {"extra_headers": {"x-asked-by": str(os.getpid())}}
 
 
 @app.tool
-def mark(path: str, name: str, ctx: ToolContext) -> str:
+def mark(ctx: ToolContext, path: str, name: str) -> str:
     """An external effect, identified by its idempotency key."""
     note(path, f"{name} {ctx.idempotency_key}")
     return name

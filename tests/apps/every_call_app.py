@@ -12,7 +12,7 @@ app.add_sessions()
 
 
 @app.tool
-async def effect(path: str, name: str, ctx: ToolContext) -> str:
+async def effect(ctx: ToolContext, path: str, name: str) -> str:
     """An external effect, identified by its idempotency key."""
     note(path, f"{name} {ctx.idempotency_key}")
     return name

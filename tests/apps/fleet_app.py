@@ -27,7 +27,7 @@ def note(path: str, line: str) -> None:
 
 
 @app.tool
-async def effect(path: str, name: str, ctx: ToolContext, seconds: float = 0.0) -> str:
+async def effect(ctx: ToolContext, path: str, name: str, seconds: float = 0.0) -> str:
     """An external effect, identified by its idempotency key. A kill before it returns repeats it."""
     note(path, f"{name} {ctx.idempotency_key}")
     await asyncio.sleep(seconds)
@@ -41,7 +41,7 @@ async def slow(seconds: float) -> float:
 
 
 @app.tool(retry=PATIENT)
-def raises(path: str, ctx: ToolContext) -> None:
+def raises(ctx: ToolContext, path: str) -> None:
     note(path, f"{ctx.attempt} {time.time():.3f}")
     raise ValueError(f"attempt {ctx.attempt} went wrong")
 

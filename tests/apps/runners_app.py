@@ -19,7 +19,7 @@ app = App("runners")
 
 
 @app.tool
-async def effect(path: str, name: str, ctx: ToolContext, seconds: float = 0.0) -> str:
+async def effect(ctx: ToolContext, path: str, name: str, seconds: float = 0.0) -> str:
     """An external effect, identified by its idempotency key."""
     note(path, f"tool {name} {ctx.idempotency_key}")
     await asyncio.sleep(seconds)

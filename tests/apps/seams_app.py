@@ -36,7 +36,7 @@ async def paid(ctx: AgentContext, path: str, number: int) -> None:
 
 
 @app.tool(repeatable=False)
-async def once(path: str, seconds: float, ctx: ToolContext) -> str:
+async def once(ctx: ToolContext, path: str, seconds: float) -> str:
     note(path, f"once {ctx.idempotency_key} {os.getpid()}")
     await asyncio.sleep(seconds)
     return "done"

@@ -30,14 +30,14 @@ async def opening(folder: str) -> None:
 
 
 @app.tool
-async def waits(folder: str, ctx: ToolContext) -> str:
+async def waits(ctx: ToolContext, folder: str) -> str:
     begun(folder, "waits", ctx.attempt)
     await opening(folder)
     return "waited"
 
 
 @app.tool
-def holds_a_thread(folder: str, ctx: ToolContext) -> str:
+def holds_a_thread(ctx: ToolContext, folder: str) -> str:
     begun(folder, "holds_a_thread", ctx.attempt)
     while not opened(folder):
         time.sleep(0.02)
@@ -45,7 +45,7 @@ def holds_a_thread(folder: str, ctx: ToolContext) -> str:
 
 
 @app.tool
-async def stubborn(folder: str, ctx: ToolContext) -> str:
+async def stubborn(ctx: ToolContext, folder: str) -> str:
     """Does not end when it is cancelled."""
     begun(folder, "stubborn", ctx.attempt)
     while not opened(folder):
@@ -57,7 +57,7 @@ async def stubborn(folder: str, ctx: ToolContext) -> str:
 
 
 @app.tool(repeatable=False)
-async def once(folder: str, ctx: ToolContext) -> str:
+async def once(ctx: ToolContext, folder: str) -> str:
     begun(folder, "once", ctx.attempt)
     await opening(folder)
     return "never"

@@ -16,7 +16,7 @@ logger = logging.getLogger("traces_app")
 
 
 @app.tool
-def look(q: str, context: ToolContext) -> str:
+def look(context: ToolContext, q: str) -> str:
     logger.info("looking for %s", q)
     return f"{q} under {context.traceparent}"
 

@@ -24,7 +24,7 @@ charged: list[str] = []
 
 
 @app.tool(repeatable=False)
-async def charge(fails: bool, ctx: ToolContext) -> str:
+async def charge(ctx: ToolContext, fails: bool) -> str:
     charged.append(ctx.idempotency_key)
     if fails:
         raise ValueError("the card was refused")

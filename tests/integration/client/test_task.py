@@ -22,7 +22,7 @@ app = App("meter")
 
 
 @app.tool(retry=RetryPolicy(attempts=2, base_seconds=0.001))
-async def translate(text: str, ctx: ToolContext) -> str:
+async def translate(ctx: ToolContext, text: str) -> str:
     ctx.spend(tokens=10, model="small")
     ctx.progress("translating")
     await asyncio.sleep(0)  # the report leaves with the loop's next tick

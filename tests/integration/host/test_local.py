@@ -18,7 +18,7 @@ app = App("local")
 
 
 @app.tool
-async def double(number: int, ctx: ToolContext) -> int:
+async def double(ctx: ToolContext, number: int) -> int:
     if ctx.attempt == 1 and number == 3:
         raise ValueError("not at the first attempt")
     return number * 2

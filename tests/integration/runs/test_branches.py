@@ -45,7 +45,7 @@ async def endless(name: str) -> None:
 
 
 @app.tool
-async def forever(name: str, ctx: ToolContext) -> None:
+async def forever(ctx: ToolContext, name: str) -> None:
     await endless(name)
 
 

@@ -30,7 +30,7 @@ app = App("redaction")
 
 
 @app.tool(retry=RetryPolicy(attempts=2, base_seconds=0.01))
-def charge(account: str, api_key: str, ctx: ToolContext) -> dict[str, str]:
+def charge(ctx: ToolContext, account: str, api_key: str) -> dict[str, str]:
     seen.append((account, api_key))
     if account.startswith("bad"):
         raise ValueError(f"no account {OWN} at postgresql://me:{PASSWORD}@db with {KEY} and {LEARNED}")

@@ -56,7 +56,7 @@ async def test_the_documented_app_can_be_declared_checked_and_described() -> Non
     app = App("desk", version="3")
 
     @app.tool
-    async def search(query: str, ctx: ToolContext) -> list[dict[str, object]]:
+    async def search(ctx: ToolContext, query: str) -> list[dict[str, object]]:
         return [{"query": query}]
 
     @app.tool(name="slow", timeout_seconds=5, retry=RetryPolicy(attempts=2), repeatable=False, pool="gpu")

@@ -57,7 +57,7 @@ class InvalidInput(WeftError):
 
 
 class InvalidResult(InvalidInput):
-    """A tool returned a value that JSON cannot hold: a defect of its code, whatever the arguments."""
+    """A function returned a value that JSON cannot hold, or that does not fit its return type: a defect of its code."""
 
 
 class ResultTooLarge(InvalidInput):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
 from runtime_core.declare.declaration import (
@@ -17,8 +17,8 @@ from runtime_core.declare.declaration import (
     checked_timeout,
     is_generator,
 )
-from runtime_core.declare.schema import Arguments, Schema, arguments_reader, result_schema
-from runtime_core.errors import ConfigurationError
+from runtime_core.declare.schema import Arguments, Reader, Schema, arguments_reader, result_reader, result_schema
+from runtime_core.errors import ConfigurationError, InvalidInput
 
 
 class FunctionSettings(TypedDict, total=False):
@@ -74,6 +74,17 @@ class DeclaredFunction:
     def result_schema(self) -> Schema | None:
         """The JSON schema of the result; None if it is not declared."""
         return result_schema(self.what, self.function, self.place)
+
+    @functools.cached_property
+    def result_reader(self) -> Reader | None:
+        """The reader of the results for a caller in this program; None if their JSON is enough."""
+        return result_reader(self.what, self.function, self.place)
+
+    def named(self, values: Sequence[object]) -> dict[str, object]:
+        """Return values that a caller gives by position under the names of the arguments. Raises InvalidInput."""
+        if len(values) > len(self._arguments):
+            raise InvalidInput("arguments", f"{self.what} takes {len(self._arguments)} arguments, not {len(values)}")
+        return {argument.name: value for argument, value in zip(self._arguments, values, strict=False)}
 
     def check(self) -> None:
         """Build the reader and the schema. Raises ConfigurationError."""

@@ -14,7 +14,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Annotated, Literal, NotRequired, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
 from uuid import UUID
 
 import msgspec
@@ -417,6 +417,41 @@ def result_schema(what: str, function: Callable[..., object], place: Place) -> S
         return adapter.json_schema(mode="serialization")
     except (ConfigurationError, PydanticUserError, TypeError, NameError):
         return None
+
+
+def result_reader(what: str, function: Callable[..., object], place: Place) -> Reader | None:
+    """Return the reader of a function's results, which turns their JSON into its return type.
+
+    None: the JSON itself has that type, or the type is unknown or cannot be read from JSON.
+    """
+    returned = inspect.signature(function).return_annotation
+    if returned is NO_DEFAULT:
+        return None
+    try:
+        hint = resolved(what, "return", returned, function, place)
+        if _is_json(hint):
+            return None
+        return Reader(TypeAdapter(hint))  # type: ignore[arg-type]  # a type known only at run time
+    except (ConfigurationError, PydanticUserError, TypeError, NameError):
+        return None
+
+
+_JSON_TYPES = (object, Any, None, type(None), bool, int, float, str, list, dict, Sequence, Mapping)
+
+
+def _is_json(hint: object) -> bool:
+    """Return whether decoded JSON already has this type."""
+    if any(hint is plain for plain in _JSON_TYPES):
+        return True
+    arguments = get_args(hint)
+    origin = get_origin(hint)
+    if origin is Literal:
+        return all(isinstance(argument, str | int | None) and not isinstance(argument, Enum) for argument in arguments)
+    if origin is dict or origin is Mapping:
+        return arguments[0] is str and _is_json(arguments[1])
+    if origin in (list, Sequence, Union, types.UnionType):
+        return all(_is_json(argument) for argument in arguments)
+    return False
 
 
 def tagged_schema(messages: Mapping[str, TypeAdapter[object]]) -> Schema:

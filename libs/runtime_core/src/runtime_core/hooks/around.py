@@ -13,12 +13,13 @@ from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.hooks.declared import settle
 from runtime_core.hooks.pipeline import Guarded, Moment, Pipeline
 from runtime_core.ids import ROOT_RUN
-from runtime_core.runs.calls import Approval, ApprovalQuestion, Emit, approval_of, call, question
+from runtime_core.runs.calls import Approval, ApprovalQuestion, Emit, approval_of, call, question, read_result
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
 
 if TYPE_CHECKING:
+    from runtime_core.declare.schema import Reader
     from runtime_core.hooks.declared import HookTable
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
@@ -126,13 +127,15 @@ class RunHooks:
     # ---- around what the agent does ------------------------------------------------------------------------
     # Each returns None if no hook runs around the step: the caller then takes the step itself.
 
-    def tool(self, branch: Branch, name: str, data: bytes, pool: str) -> Guarded[Any] | None:  # Any: the tool's JSON
+    def tool(
+        self, branch: Branch, name: str, data: bytes, pool: str, reader: Reader | None = None
+    ) -> Guarded[Any] | None:  # Any: the tool's own result
         selection = self._pipeline.selection
         if not selection.callbacks and not any(map(selection.at, _AROUND_TOOL)):
             return None
-        return Guarded(self._run, branch, f"tool {name}", self._tool(name, data, pool))
+        return Guarded(self._run, branch, f"tool {name}", self._tool(name, data, pool, reader))
 
-    async def _tool(self, name: str, data: bytes, pool: str) -> object:
+    async def _tool(self, name: str, data: bytes, pool: str, reader: Reader | None) -> object:
         run = self._run
         given = from_json(data)
         arguments = await self._fire(HookPoint.BEFORE_TOOL_CALL, name, given, objects=True)
@@ -146,7 +149,8 @@ class RunHooks:
             await self._pipeline.fire(moment, arguments)
             raise
         result = await self._pipeline.call_back(name, arguments, result)
-        return await self._fire(HookPoint.AFTER_TOOL_CALL, name, result, input=arguments)
+        result = await self._fire(HookPoint.AFTER_TOOL_CALL, name, result, input=arguments)
+        return result if reader is None else read_result(reader, "tool", name, encode(result, "result"))
 
     def model(
         self,

@@ -17,7 +17,7 @@ import msgspec
 from runtime_core import codec
 from runtime_core.bus.topics import published, sent
 from runtime_core.consumer.effects import COMPLETED, WAKE, StepRequest
-from runtime_core.errors import InvalidInput, LimitExceeded
+from runtime_core.errors import InvalidInput, InvalidResult, LimitExceeded
 from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.record.step import Usage
 from runtime_core.runs.journal import from_json
@@ -30,6 +30,7 @@ from runtime_core.wire.envelope import rfc3339
 if TYPE_CHECKING:
     from runtime_core.bus.connection import Argument
     from runtime_core.consumer.effects import CommittedTurn
+    from runtime_core.declare.schema import Reader
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
@@ -226,6 +227,29 @@ class RequestStep(Step[T]):
             request.snapshot = snapshot_of(self.run, branch)
 
 
+class TypedCall(RequestStep[T]):
+    """A call whose result is read into the return type of the called function."""
+
+    __slots__ = ("reader",)
+    reader: Reader
+
+    def read(self, payload: bytes) -> T:
+        result: T = read_result(self.reader, self.kind, self.name, payload)
+        return result
+
+
+def read_result(reader: Reader, kind: str, name: str, payload: bytes) -> Any:  # Any: the function's own result
+    """Return a result (JSON) as the return type of its function. Raises InvalidResult if it does not fit."""
+    try:
+        return reader.decode(payload or b"null", "result")
+    except InvalidInput as error:
+        raise InvalidResult(
+            error.field,
+            f"{error.message}; it does not fit the return type of {kind} {name!r}: "
+            "return a type that can be read from its own JSON, or call it by name to get the JSON",
+        ) from None
+
+
 def call(
     run: Run,
     branch: Branch,
@@ -236,12 +260,19 @@ def call(
     key: str = "",
     pool: str = "",
     step_class: type[RequestStep[Any]] | None = None,
-) -> RequestStep[Any]:  # Any: whatever JSON the called function returns
+    reader: Reader | None = None,
+) -> RequestStep[Any]:  # Any: whatever the called function returns
     """Return a call of a tool, an agent or a function on a remote engine. `kind` is the work stream's name.
 
-    `step_class` is the class of the step; None: `RequestStep`.
+    `step_class` is the class of the step; None: `RequestStep`. `reader` reads the result; None: it stays plain JSON.
     """
-    step: RequestStep[Any] = (step_class or RequestStep)(run, branch, kind, name, key, data)
+    step: RequestStep[Any]
+    if reader is None:
+        step = (step_class or RequestStep)(run, branch, kind, name, key, data)
+    else:
+        typed: TypedCall[Any] = TypedCall(run, branch, kind, name, key, data)
+        typed.reader = reader
+        step = typed
     limits = run.limits_of_tools() if kind == "tool" and run.own_tools else ()
     step.request = Call(kind, step.id, name, data, step.digest, key=key, pool=pool, limits=limits)
     return step

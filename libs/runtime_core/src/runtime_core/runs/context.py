@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -38,17 +38,29 @@ from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import ModelStep, Reserve
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.sharing import Session, context_of
-from runtime_core.runs.step import LocalStep, Ready, call_function, name_and_pool
+from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, name_and_pool
 from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 
 if TYPE_CHECKING:
     from runtime_core.declare.manifest import Manifest
-    from runtime_core.runs.ports import Functions
+    from runtime_core.runs.definition import Agent
+    from runtime_core.runs.ports import Functions, RegisteredTool
     from runtime_core.runs.run import Run
     from runtime_core.sharing.context import Context
+    from runtime_core.tools.tool import ToolContext
 
 # The namespace of `ctx.uuid()`. It may never change.
 _NAMESPACE = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Input = TypeVar("Input")
+
+
+class HasStep(Protocol):
+    """An object that `App.add_tool` declares as a tool."""
+
+    step: Callable[..., object]
 
 
 class AgentContext:
@@ -180,29 +192,79 @@ class AgentContext:
 
     # ---- asking others -----------------------------------------------------------------------------------
 
-    def tool(self, tool: object, /, **arguments: object) -> Awaitable[Any]:  # Any: the tool's own JSON
+    @overload
+    def tool(
+        self,
+        tool: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **arguments: P.kwargs,
+    ) -> Awaitable[R]: ...
+
+    @overload
+    def tool(
+        self, tool: Callable[Concatenate[ToolContext, P], R], /, *args: P.args, **arguments: P.kwargs
+    ) -> Awaitable[R]: ...
+
+    @overload
+    def tool(
+        self, tool: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **arguments: P.kwargs
+    ) -> Awaitable[R]: ...
+
+    @overload
+    def tool(self, tool: Callable[P, R], /, *args: P.args, **arguments: P.kwargs) -> Awaitable[R]: ...
+
+    @overload
+    def tool(self, tool: str | CallTarget | HasStep, /, **arguments: object) -> Awaitable[Any]: ...
+
+    def tool(self, tool: object, /, *args: object, **arguments: object) -> Awaitable[Any]:  # Any: the tool's own result
         """Call a tool, given its function or name.
 
-        When awaited, raises ToolError if it failed permanently, and Denied if a hook denied it.
+        The result of a function has its return type; the result of a name is JSON. When awaited, raises ToolError if
+        the tool failed permanently, Denied if a hook denied it, and InvalidResult if a result has another type.
         """
         run = self._run
         branch = run.flow.branch_here("ctx.tool")
-        name, pool = name_and_pool(run, "tool", run.functions.tool(tool), tool)
+        known = run.functions.tool(tool)
+        name, pool = name_and_pool(run, "tool", known, tool)
+        if args:
+            arguments = _with_positions(args, arguments, name, known)
         data = encode(arguments, f"arguments of tool {name!r}")
-        if run.hooks is not None and (guarded := run.hooks.tool(branch, name, data, pool)) is not None:
+        reader = None if known is None or known.name is tool else known.result_reader
+        if run.hooks is not None and (guarded := run.hooks.tool(branch, name, data, pool, reader)) is not None:
             return guarded
-        return call(run, branch, "tool", name, data=data, pool=pool)
+        return call(run, branch, "tool", name, data=data, pool=pool, reader=reader)
 
-    def agent(self, agent: object, input: object = None, /, *, key: str = "") -> RequestStep[Any]:  # Any: its own JSON
+    @overload
+    def agent(
+        self, agent: Callable[[AgentContext, Input], Coroutine[Any, Any, R]], input: Input, /, *, key: str = ...
+    ) -> RequestStep[R]: ...
+
+    @overload
+    def agent(
+        self, agent: Callable[[AgentContext], Coroutine[Any, Any, R]], /, *, key: str = ...
+    ) -> RequestStep[R]: ...
+
+    @overload
+    def agent(
+        self, agent: str | CallTarget | type[Agent], input: object = ..., /, *, key: str = ...
+    ) -> RequestStep[Any]: ...
+
+    def agent(
+        self, agent: object, input: object = None, /, *, key: str = ""
+    ) -> RequestStep[Any]:  # Any: the agent's own result
         """Call an agent, given its function, class or name, and wait for its answer.
 
-        `key` names the instance; empty: a new one for this call. When awaited, raises AgentError if it failed.
+        The answer of a function has its return type; other answers are JSON. `key` names the instance; empty: a new one
+        for this call. When awaited, raises AgentError if it failed, and InvalidResult if an answer has another type.
         """
         run, branch = self._here("ctx.agent")
         known = run.functions.agent(agent)
         name, pool = name_and_pool(run, "agent", known, agent)
         data = encode(input, "input") if known is None else known.encode_input(input)
-        return call(run, branch, "agent", name, data=data, key=checked_key("key of ctx.agent", key), pool=pool)
+        reader = None if known is None or known.name is agent else known.result_reader
+        key = checked_key("key of ctx.agent", key)
+        return call(run, branch, "agent", name, data=data, key=key, pool=pool, reader=reader)
 
     def engine(self, engine: str | None = None) -> Engine:
         """Return an engine for compute steps, as in `ctx.engine("ray").call(rank, passages=found)`.
@@ -335,6 +397,17 @@ class AgentContext:
             return guarded
         return Emit(run, branch, data, name)
 
+    @overload
+    def send(
+        self, agent: Callable[[AgentContext, Input], Coroutine[Any, Any, object]], input: Input, /, *, key: str = ...
+    ) -> SendStep: ...
+
+    @overload
+    def send(self, agent: Callable[[AgentContext], Coroutine[Any, Any, object]], /, *, key: str = ...) -> SendStep: ...
+
+    @overload
+    def send(self, agent: str | CallTarget | type[Agent], input: object = ..., /, *, key: str = ...) -> SendStep: ...
+
     def send(self, agent: object, input: object = None, /, *, key: str = "") -> SendStep:
         """Send a message to an agent without waiting for an answer. This turn's commit sends it.
 
@@ -450,6 +523,19 @@ class AgentContext:
         step = run.take_id(branch)
         run.check_place(step, kind)
         return f"{run.task_id}/{run.run_id}/{step}"
+
+
+def _with_positions(
+    values: Sequence[object], arguments: Mapping[str, object], name: str, known: RegisteredTool | None
+) -> dict[str, object]:
+    """Return arguments by name, some of them given by position. Raises InvalidInput."""
+    if known is None:
+        raise InvalidInput("arguments", f"tool {name!r} is not in this app: give its arguments by name")
+    named = known.named(values)
+    for argument in arguments:
+        if argument in named:
+            raise InvalidInput(f"arguments.{argument}", f"tool {name!r} got it by position and by name: give it once")
+    return {**named, **arguments}
 
 
 def _milliseconds(delay: float | timedelta, field: str) -> int:

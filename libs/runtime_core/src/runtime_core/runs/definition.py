@@ -29,7 +29,16 @@ from runtime_core.declare.declaration import (
     unannotated,
 )
 from runtime_core.declare.manifest import AgentEntry
-from runtime_core.declare.schema import NoInput, Schema, Value, encode, result_schema, tagged_schema
+from runtime_core.declare.schema import (
+    NoInput,
+    Reader,
+    Schema,
+    Value,
+    encode,
+    result_reader,
+    result_schema,
+    tagged_schema,
+)
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.ids import checked_topic
 from runtime_core.runs.run import Run
@@ -158,6 +167,11 @@ class AgentDefinition(ABC):
     def output_schema(self) -> Schema | None:
         """Return the JSON schema of the output; None if the agent does not declare it."""
 
+    @property
+    def result_reader(self) -> Reader | None:
+        """The reader of the results for a caller in this program; None if their JSON is enough."""
+        return None
+
     def encode_input(self, value: object) -> bytes:
         """Return JSON of an input, for a call by another agent. Raises InvalidInput."""
         return encode(value, "input")
@@ -247,6 +261,10 @@ class FunctionAgent(AgentDefinition):
 
     def output_schema(self) -> Schema | None:
         return result_schema(self.what, self.function, self.place)
+
+    @functools.cached_property
+    def result_reader(self) -> Reader | None:
+        return result_reader(self.what, self.function, self.place)
 
 
 class _Message:

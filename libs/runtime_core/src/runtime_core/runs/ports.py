@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.manifest import Manifest
+    from runtime_core.declare.schema import Reader
     from runtime_core.engines.protocol import Step as EngineStep
     from runtime_core.runs.calls import Approval, Call
     from runtime_core.runs.context import AgentContext
@@ -147,6 +148,19 @@ class Registered(Protocol):
     @property
     def pool(self) -> str: ...
 
+    @property
+    def result_reader(self) -> Reader | None:
+        """What reads its results for a caller in this program; None if their JSON is enough."""
+        ...
+
+
+class RegisteredTool(Registered, Protocol):
+    """A tool of this app."""
+
+    def named(self, values: Sequence[object], /) -> dict[str, object]:
+        """Return values given by position under the names of its arguments. Raises InvalidInput."""
+        ...
+
 
 class RegisteredAgent(Registered, Protocol):
     """An agent of this app, which encodes its input."""
@@ -196,7 +210,7 @@ class Functions(Protocol):
     None: this app does not have it. A name may still belong to another app, so it is sent as it is.
     """
 
-    def tool(self, named: object, /) -> Registered | None: ...
+    def tool(self, named: object, /) -> RegisteredTool | None: ...
 
     def agent(self, named: object, /) -> RegisteredAgent | None: ...
 
@@ -229,7 +243,9 @@ class RunHooks(Protocol):
         """Run the agent on the input in `data` (JSON)."""
         ...
 
-    def tool(self, branch: Branch, name: str, data: bytes, pool: str, /) -> Awaitable[Any] | None: ...
+    def tool(
+        self, branch: Branch, name: str, data: bytes, pool: str, reader: Reader | None = None, /
+    ) -> Awaitable[Any] | None: ...
 
     def model(
         self,
