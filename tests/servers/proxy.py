@@ -9,6 +9,8 @@ from typing import Literal, Self
 from urllib.parse import urlsplit
 
 CHUNK_BYTES = 65536
+MOST_ON_THE_WAY = 10_000
+"""Pieces of data in one direction of a connection. With more, the sender must wait."""
 
 
 @dataclass(slots=True)
@@ -49,7 +51,8 @@ class Proxy:
         self.swallow_replies = False
         """While True, what the server answers is dropped; requests still reach it."""
         self.delay_seconds = 0.0
-        """How long each piece of data waits, in both directions, before it is passed on."""
+        """How long each piece of data waits, in both directions, before it is passed on. Pieces wait at the same time,
+        as on a long line."""
         self.accepted = 0
         """Connections accepted since the start."""
 
@@ -152,8 +155,11 @@ class Proxy:
         self._connections.add(connection)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._requests(reader, connection))
-                group.create_task(self._replies(server_reader, connection))
+                requests, replies = _Line(), _Line()
+                group.create_task(self._carry(reader, requests))
+                group.create_task(self._carry(server_reader, replies))
+                group.create_task(self._requests(requests, connection))
+                group.create_task(self._replies(replies, connection))
         except* (_Closed, OSError):
             # One side went away, and so the other must: this is what a proxy is for.
             pass
@@ -161,10 +167,18 @@ class Proxy:
             connection.abort()
             self._connections.discard(connection)
 
-    async def _requests(self, reader: asyncio.StreamReader, connection: _Connection) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, line: _Line) -> None:
+        """Put each piece of data on the line with the time at which it arrives at the other end."""
+        now = asyncio.get_running_loop().time
+        data = b"first"
+        while data:
+            data = await reader.read(CHUNK_BYTES)
+            await line.put((now() + self.delay_seconds, data))
+
+    async def _requests(self, line: _Line, connection: _Connection) -> None:
         tail = b""
         while True:
-            data = await self._next(reader)
+            data = await self._next(line)
             # The end of the last piece is looked at again, since a marker may span two pieces.
             loss = self._take_loss(tail + data)
             if loss is not None and loss.what == "request":
@@ -181,10 +195,10 @@ class Proxy:
                 raise _Closed
             tail = data[-len(self._loss.marker) + 1 :] if self._loss and len(self._loss.marker) > 1 else b""
 
-    async def _replies(self, reader: asyncio.StreamReader, connection: _Connection) -> None:
+    async def _replies(self, line: _Line, connection: _Connection) -> None:
         while True:
             try:
-                data = await self._next(reader)
+                data = await self._next(line)
             except _Closed:
                 connection.server_closed.set()
                 if connection.silent:
@@ -194,15 +208,21 @@ class Proxy:
                 connection.client.write(data)
                 await connection.client.drain()
 
-    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+    async def _next(self, line: _Line) -> bytes:
         """Return the next piece of data, once it may be forwarded. Raises _Closed at the end of the stream."""
-        data = await reader.read(CHUNK_BYTES)
-        if self.delay_seconds:
-            await asyncio.sleep(self.delay_seconds)
+        arrives, data = await line.get()
+        await asyncio.sleep(arrives - asyncio.get_running_loop().time())
         await self._flowing.wait()
         if not data:
             raise _Closed
         return data
+
+
+class _Line(asyncio.Queue[tuple[float, bytes]]):
+    """Data on its way in one direction, with the time (of the event loop) at which it arrives; empty at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(maxsize=MOST_ON_THE_WAY)
 
 
 class _Connection:

@@ -149,6 +149,18 @@ async def test_a_delay_applies_in_both_directions(proxy: Proxy, line: Line) -> N
     assert asyncio.get_running_loop().time() - began >= 0.1
 
 
+async def test_pieces_are_delayed_together_and_stay_in_order(proxy: Proxy, line: Line) -> None:
+    """Like a long line, and unlike a narrow one: the second request need not wait for the first reply."""
+    proxy.delay_seconds = 0.2
+    began = asyncio.get_running_loop().time()
+    for number in range(5):
+        line.send(f"ECHO {number}")
+        with pytest.raises(TimeoutError):
+            await line.reply(0.02)
+    assert [await line.reply() for number in range(5) for _ in "lt"][1::2] == [b"0", b"1", b"2", b"3", b"4"]
+    assert asyncio.get_running_loop().time() - began < 1.2
+
+
 async def test_a_server_that_is_away_cuts_the_client(own_valkey: Server) -> None:
     async with Proxy(own_valkey.url) as proxy:
         line = await Line.open(proxy.url)

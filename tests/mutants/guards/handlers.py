@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "recalls_ended",
-        "        await self._recall_ended()\n",
+        "        await self._owner.alive_until(self._recall_ended())\n",
         "",
         "a new process knows the tasks that ended before it began",
         "contracts:queued_work",
@@ -397,6 +397,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:queued_work",
         "contracts:heartbeats",
         survives="a heartbeat leaves out the tasks that the one before has told of",
+    ),
+    python(
+        ENDED,
+        "beats_on",
+        "                    self._send_further()\n",
+        "                    pass\n",
+        "an owner lives although each reply takes longer than its lease",
+        "unit/consumer:heartbeat",
+        "integration/consumer:slow_network",
+    ),
+    python(
+        ENDED,
+        "falls_silent",
+        "if len(self._further) < MAX_UNANSWERED:",
+        "if True:",
+        "a process that hears nothing is declared dead",
+        "unit/consumer:heartbeat",
     ),
     python(
         ENDED,

@@ -1,10 +1,133 @@
-"""A consumer remembers a bounded number of ended tasks, and knows since when it remembers all of them."""
+"""An owner lives while replies are late. A consumer remembers ended tasks, and since when it remembers all of them."""
 
 from __future__ import annotations
 
-from runtime_core.consumer.heartbeat import ENDED_TASK_KEPT_MS, EndedTasks
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.heartbeat import ENDED_TASK_KEPT_MS, MAX_UNANSWERED, EndedTasks, Owner
+from runtime_core.consumer.leader import Leader
+from runtime_core.telemetry.metrics import Metrics
 
 NOW = 1_700_000_000_000
+LEASE_SECONDS = 0.06
+
+
+class FarBus:
+    """A broker that gets everything at once. Its replies to the verbs in `late` come when the test lets them."""
+
+    owner = ""
+    queued = 0
+
+    def __init__(self, *late: str) -> None:
+        self.late = set(late)
+        self.beats = asyncio.Semaphore(0)
+        self.sent = 0
+        self.replies = asyncio.Event()
+
+    async def beat(self, lease_ms: int, first: bool, since_ms: str) -> tuple[str, list[str], int]:
+        self.sent += 1
+        self.beats.release()
+        await self._reply("beat" if not first else "first beat")
+        return "1", [], 0
+
+    async def lead(self, role: str, floor: int = 0) -> int:
+        await self._reply("lead")
+        return 0
+
+    async def make_groups(self, streams: object) -> None:
+        """They exist."""
+
+    async def recently_stopped(self, offset: int, count: int) -> list[tuple[str, int]]:
+        await self._reply("recently_stopped")
+        return []
+
+    async def leave(self, unstarted: object) -> None:
+        """Nothing is held."""
+
+    async def _reply(self, verb: str) -> None:
+        if verb in self.late:
+            await self.replies.wait()
+
+
+def _enter(bus: FarBus) -> Awaitable[object]:
+    return Owner(cast(EventBus, bus), "test", LEASE_SECONDS).enter()
+
+
+def _beat(bus: FarBus) -> Awaitable[object]:
+    return Owner(cast(EventBus, bus), "test", LEASE_SECONDS).beat()
+
+
+async def _lead(bus: FarBus) -> None:
+    async def nothing(epoch: int) -> None:
+        """Never leads."""
+
+    leader = Leader(cast(EventBus, bus), "record", "recorder", LEASE_SECONDS, nothing)
+    await leader.start()
+    await bus.replies.wait()
+    await leader.stop()
+
+
+def _start(bus: FarBus) -> Awaitable[object]:
+    handler: Any = None  # nothing is delivered
+    metrics = Metrics(CollectorRegistry(), "test")
+    consumer = Consumer(cast(EventBus, bus), ["tool"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS)
+    return consumer.start()
+
+
+@pytest.mark.parametrize(
+    ("late", "what"), [("first beat", _enter), ("beat", _beat), ("lead", _lead), ("recently_stopped", _start)]
+)
+async def test_heartbeats_do_not_wait_for_a_late_reply(late: str, what: Callable[[FarBus], Awaitable[object]]) -> None:
+    """On a slow network each reply may take longer than the lease: the broker would declare the owner dead."""
+    bus = FarBus(late)
+    waiting = asyncio.ensure_future(what(bus))
+    async with asyncio.timeout(60):
+        for _ in range(12):
+            await bus.beats.acquire()
+    bus.replies.set()
+    await asyncio.wait_for(waiting, 60)
+
+
+async def test_a_process_that_hears_nothing_falls_silent() -> None:
+    """Its requests may arrive while no reply does. Others must get its work."""
+    bus = FarBus("beat")
+    looks = 0
+
+    async def count() -> None:
+        nonlocal looks
+        while looks < 3 * MAX_UNANSWERED:
+            looks += 1
+            await asyncio.sleep(LEASE_SECONDS / 6)
+
+    owner = Owner(cast(EventBus, bus), "test", LEASE_SECONDS)
+    waiting = asyncio.ensure_future(owner.beat())
+    await asyncio.wait_for(count(), 60)
+    assert bus.sent == 1 + MAX_UNANSWERED
+    bus.replies.set()
+    await waiting
+
+
+async def test_a_broker_that_is_slower_than_the_lease_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    bus = FarBus("beat")
+    owner = Owner(cast(EventBus, bus), "test", LEASE_SECONDS)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            bus.replies.clear()
+            waiting = asyncio.ensure_future(owner.beat())
+            for _ in range(12):
+                await asyncio.wait_for(bus.beats.acquire(), 60)
+            bus.replies.set()
+            await waiting
+    [record] = caplog.records
+    assert "longer than the lease of 0.06 s" in record.getMessage()
 
 
 def test_a_task_is_known_until_it_is_forgotten() -> None:

@@ -129,6 +129,12 @@ async def server(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     info = await _info(opened, "server")
     took = (time.monotonic() - began) * 1000
     where = without_password(opened.url)
+    lease = opened.settings.lease_seconds
+    if took > lease * 1000:
+        message = f"{where} answers in {took / 1000:.1f} s, longer than the lease of {lease:g} s"
+        remedy = "run the services nearer to the broker, or raise WEFT_LEASE_SECONDS in all of them"
+        yield Finding("server", False, message, remedy)
+        return
     if not info:
         yield Finding("server", True, f"{where} answers; this user may not run INFO, so the version is unknown")
         return

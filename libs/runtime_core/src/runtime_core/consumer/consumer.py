@@ -15,7 +15,7 @@ from typing import Protocol
 from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, group_of
-from runtime_core.consumer.heartbeat import MAX_ENDED_TASKS, EndedTasks, Owner
+from runtime_core.consumer.heartbeat import BEATS_PER_LEASE, MAX_ENDED_TASKS, EndedTasks, Owner
 from runtime_core.consumer.progress import Health, ProgressWatch
 from runtime_core.errors import BusError, BusLost, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.record.step import ENCODER, StepError
@@ -126,7 +126,7 @@ class Consumer:
         """Create the consumer groups, register the owner, and learn which tasks have ended."""
         await self._bus.make_groups(self._streams)
         await self._owner.enter()
-        await self._recall_ended()
+        await self._owner.alive_until(self._recall_ended())
         self._connected = True
 
     async def run(self) -> None:
@@ -414,7 +414,7 @@ class Consumer:
 
     async def _beating(self) -> None:
         """Send heartbeats, and stop running work of the tasks that they report."""
-        interval = self._lease / 6
+        interval = self._lease / BEATS_PER_LEASE
         while True:
             try:
                 since_ms = self._owner.at_ms

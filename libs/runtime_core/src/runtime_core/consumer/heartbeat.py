@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import TypeVar
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
 
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+BEATS_PER_LEASE = 6
+MAX_UNANSWERED = 4 * BEATS_PER_LEASE
+"""Heartbeats on their way while a reply is late. A process that hears nothing for longer than that must fall silent."""
+SLOW_LOG_SECONDS = 60.0
+"""How long a slow broker is not logged again."""
 MAX_ENDED_TASKS = 10_000
 ENDED_TASK_KEPT_MS = 600_000
 """How long the broker remembers a stopped task (`stop_running` in shared/ends.lua)."""
@@ -25,7 +36,8 @@ def incarnation(service: str) -> str:
 class Owner:
     """Keeps one owner alive on a partition.
 
-    The event loop that runs the handlers calls `beat`, so a blocked loop sends no heartbeat.
+    The event loop that runs the handlers calls `beat`, so a blocked loop sends no heartbeat. On a slow network a reply
+    may take longer than the lease. Therefore heartbeats do not wait for each other's replies.
     """
 
     def __init__(self, bus: EventBus, service: str, lease_seconds: float) -> None:
@@ -35,6 +47,9 @@ class Owner:
         self._since = ""
         self._reported: frozenset[str] = frozenset()
         self._heard = time.monotonic()
+        self._further: set[asyncio.Task[object]] = set()
+        """Heartbeats that were sent while a reply was late, and have no reply yet."""
+        self._logged_slow = -SLOW_LOG_SECONDS
 
     @property
     def silent_seconds(self) -> float:
@@ -49,25 +64,63 @@ class Owner:
     async def enter(self) -> None:
         """Take a new name and register it before anything is read under it."""
         self._bus.owner = incarnation(self._service)
-        since, _, _ = await self._bus.beat(self._lease_ms, True, self._since)
+        since, _, _ = await self.alive_until(self._bus.beat(self._lease_ms, True, self._since))
         self._since = self._since or since
         self._heard = time.monotonic()
 
     async def beat(self) -> list[str]:
-        """Send a heartbeat. Return the tasks that ended early since the last one.
+        """Send a heartbeat, and more of them while its reply is late. Return the tasks that ended early since the last
+        call.
 
         Raises Fenced if this owner was declared dead, or has itself been silent for a lease: others may have adopted
         its deliveries, so it must not write under its old name.
         """
+        sent = time.monotonic()
         try:
-            self._since, stopped, _ = await self._bus.beat(self._lease_ms, False, self._since)
+            self._since, stopped, _ = await self.alive_until(self._bus.beat(self._lease_ms, False, self._since))
         except Fenced:
             self._heard = time.monotonic()
             raise
         self._heard = time.monotonic()
+        self._warn_if_slow(self._heard - sent)
         # Two heartbeats may report the same task.
         before, self._reported = self._reported, frozenset(stopped)
         return [task for task in stopped if task not in before]
+
+    async def alive_until(self, answer: Coroutine[None, None, Answer]) -> Answer:
+        """Wait for an answer of the broker, and send heartbeats meanwhile."""
+        waiting = asyncio.get_running_loop().create_task(answer)
+        try:
+            while not (await asyncio.wait((waiting,), timeout=self._lease_ms / 1000 / BEATS_PER_LEASE))[0]:
+                if len(self._further) < MAX_UNANSWERED:
+                    self._send_further()
+        except asyncio.CancelledError:
+            for task in (waiting, *self._further):
+                task.cancel()
+            raise
+        return waiting.result()
+
+    def _send_further(self) -> None:
+        """Send a heartbeat whose reply only confirms that this owner lives: the next `beat` reports the rest."""
+        beat = asyncio.get_running_loop().create_task(self._bus.beat(self._lease_ms, False, self._since))
+        self._further.add(beat)
+        beat.add_done_callback(self._answered)
+
+    def _answered(self, beat: asyncio.Task[object]) -> None:
+        self._further.discard(beat)
+        if not beat.cancelled() and beat.exception() is None:
+            self._heard = time.monotonic()
+
+    def _warn_if_slow(self, seconds: float) -> None:
+        if seconds * 1000 > self._lease_ms and self._heard - self._logged_slow > SLOW_LOG_SECONDS:
+            self._logged_slow = self._heard
+            logger.warning(
+                "the broker's reply to a heartbeat took %.1f s, longer than the lease of %g s: work continues, and "
+                "each of its writes takes that long. Run this service nearer to the broker, or raise "
+                "WEFT_LEASE_SECONDS in all services",
+                seconds,
+                self._lease_ms / 1000,
+            )
 
 
 class EndedTasks:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.heartbeat import Owner
+from runtime_core.consumer.heartbeat import BEATS_PER_LEASE, Owner
 from runtime_core.consumer.progress import Health, ProgressWatch
 from runtime_core.errors import BusError, BusLost, Fenced, WeftError
 from runtime_core.telemetry.metrics import Metrics
@@ -82,7 +82,7 @@ class Leader:
             try:
                 self._watch.asks_broker(self)
                 await self._owner.beat()
-                epoch = await self._bus.lead(self._role, self.floor)
+                epoch = await self._owner.alive_until(self._bus.lead(self._role, self.floor))
                 self._watch.broker_answered(self)
             except Fenced:
                 logger.warning("this owner was declared dead: its heartbeat was late; rejoining under a new name")
@@ -99,7 +99,7 @@ class Leader:
                 epoch = self.epoch
             if epoch != self.epoch or self._working is None or self._working.done():
                 await self._change(epoch)
-            await asyncio.sleep(self._lease / 6)
+            await asyncio.sleep(self._lease / BEATS_PER_LEASE)
 
     async def _change(self, epoch: int) -> None:
         if self._working is not None and self._working.done() and not self._working.cancelled():
