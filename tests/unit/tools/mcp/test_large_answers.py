@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
+from mcp_types import ListToolsResult, Tool
 
-from runtime_core.tools.mcp import transport
+from runtime_core.tools.mcp import connection, transport
 
 MOST = 100_000
 
@@ -23,10 +24,10 @@ class Large(httpx2.AsyncByteStream):
 
 
 async def answered(monkeypatch: pytest.MonkeyPatch, response: httpx2.Response) -> httpx2.Response:
-    monkeypatch.setattr(transport, "MAX_EVENT_BYTES", MOST)
+    monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", MOST)
     served = httpx2.MockTransport(lambda request: response)
     async with (
-        transport._Client(lambda: None, transport=served) as client,
+        transport._Client(lambda why: None, transport=served) as client,
         client.stream("POST", "http://server/mcp", json={}) as found,
     ):
         await found.aread()
@@ -57,3 +58,20 @@ async def test_other_answers_are_as_the_server_sent_them(monkeypatch: pytest.Mon
     body = gzip.compress(json.dumps(value).encode())
     found = await answered(monkeypatch, httpx2.Response(200, headers=headers, content=body))
     assert (found.status_code, found.json(), found.headers["mcp-session-id"]) == (200, value, "s")
+
+
+async def test_a_list_of_tools_whose_pages_never_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_MESSAGE_BYTES", MOST)
+    asked: list[str | None] = []
+
+    class Endless:
+        async def list_tools(self, cursor: str | None) -> ListToolsResult:
+            asked.append(cursor)
+            tool = Tool(name="t", description="x" * (MOST // 10), input_schema={"type": "object"})
+            return ListToolsResult(tools=[tool], next_cursor="more")
+
+    session = object.__new__(connection.MCPSession)
+    monkeypatch.setattr(session, "_client", Endless(), raising=False)
+    with pytest.raises(RuntimeError, match=f"its list of tools has over {MOST} bytes"):
+        await session.tools()
+    assert len(asked) == 10

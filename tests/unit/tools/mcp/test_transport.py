@@ -38,7 +38,7 @@ NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r
 async def sent(method: str, url: str, headers: dict[str, str]) -> tuple[int, Any, int]:
     """Return the status, the body's error, and how often the end of the session was reported."""
     ends: list[int] = []
-    async with _Client(lambda: ends.append(1)) as client:
+    async with _Client(lambda why: ends.append(1)) as client:
         response = await client.request(method, url, headers=headers)
         said = response.json()["error"]["data"][NOT_SENT] if response.status_code == 503 else None
         return response.status_code, said, len(ends)

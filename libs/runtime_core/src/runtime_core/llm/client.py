@@ -6,7 +6,9 @@ This module takes seconds to load: import it in a thread, at the first call.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -30,12 +32,14 @@ from pydantic_ai.models import (
     Model,
     ModelRequestParameters,
     StreamedResponse,
+    create_async_http_client,
     create_async_httpx2_client,
     infer_model,
     parse_model_id,
 )
 from pydantic_ai.profiles.openai import OpenAIModelProfile
-from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
+from pydantic_ai.providers import Provider, infer_provider_class
+from pydantic_ai.providers.gateway import gateway_provider
 from pydantic_ai.settings import ModelSettings as ClientSettings
 
 from runtime_core.llm.agent import ModelSettings
@@ -61,7 +65,7 @@ CURRENT_CALL: ContextVar[CallState] = ContextVar("weft_model_call")
 class OpenModel:
     """A model with its connections; one per event loop and settings."""
 
-    def __init__(self, model: Model, http: httpx2.AsyncClient | None) -> None:
+    def __init__(self, model: Model, http: Any | None) -> None:
         self.model = model
         self.endpoint = Endpoint(model.system, model.model_name, shown_url(model.base_url))
         self._http = http
@@ -138,8 +142,10 @@ class LazyModel(Model[Any]):
             yield stream
 
 
-_TAKE_CLIENT = frozenset({"openai", "openai-chat", "openai-responses", "anthropic"})
-"""Providers that take our HTTP client, with the agent's limits; others create their own."""
+_LEGACY = frozenset({"cohere", "github", "groq"})
+"""Providers whose libraries need httpx itself; the others take httpx2."""
+_IGNORES_CLIENT = frozenset({"huggingface"})
+"""Providers that accept an HTTP client and do not use it."""
 
 
 def _made(settings: ModelSettings, wanted: object) -> OpenModel:
@@ -160,22 +166,24 @@ def _named(name: str, settings: ModelSettings) -> OpenModel:
     # infer_model does not check the provider's name if it gets a provider factory.
     known, wanted = parse_model_id(name)
     try:
-        takes = inspect.signature(infer_provider_class(known or "")).parameters
+        takes_client = "http_client" in inspect.signature(infer_provider_class(known or "")).parameters
     except ValueError:
         infer_model(name)  # raises, and suggests a similar name
         raise
-    http: list[httpx2.AsyncClient] = []
+    http: list[Any] = []  # Any: the client of httpx2, or of httpx, which need not be installed
 
     def provider(kind: str) -> Provider[Any]:
+        make = _provider_of(kind)
+        takes = inspect.signature(make).parameters
         given: dict[str, Any] = {"base_url": settings.base_url, "api_key": settings.api_key}
         given = {name: value for name, value in given.items() if value is not None}
         for parameter in given:
             if parameter not in takes:
                 raise TypeError(f"provider {kind!r} takes no {parameter}: leave it out, or pass a Model as model=")
-        if kind in _TAKE_CLIENT:
-            http.append(_http(settings))
+        if takes_client and kind not in _IGNORES_CLIENT:
+            http.append(_http(settings, kind.removeprefix("gateway/") in _LEGACY))
             given["http_client"] = http[0]
-        return infer_provider_class(kind)(**given) if given else infer_provider(kind)
+        return make(**given)
 
     if known == "openai-chat":
         from pydantic_ai.models.openai import OpenAIChatModel  # imported here: other providers do not need openai
@@ -188,44 +196,63 @@ def _named(name: str, settings: ModelSettings) -> OpenModel:
     return OpenModel(model, http[0] if http else None)
 
 
-def _http(settings: ModelSettings) -> httpx2.AsyncClient:
-    timeout = httpx2.Timeout(settings.call_seconds, connect=settings.connect_seconds)
-    client = create_async_httpx2_client(timeout=timeout)
-    # A few compressed bytes may hold gigabytes.
-    client.headers["Accept-Encoding"] = "identity"
-    client.event_hooks["response"].append(_bound)
+def _provider_of(kind: str) -> Callable[..., Provider[Any]]:
+    if kind.startswith("gateway/"):
+        return functools.partial(gateway_provider, kind.removeprefix("gateway/"))
+    return infer_provider_class(kind)
+
+
+def _http(settings: ModelSettings, legacy: bool = False) -> Any:  # Any: see `_named`
+    """Return a client whose answers are bounded: of httpx2, or of httpx for libraries that take no other."""
+    if legacy:
+        limits: dict[str, Any] = {"timeout": settings.call_seconds, "connect": settings.connect_seconds}
+        client: Any = create_async_http_client(**limits)  # raises ImportError if httpx is missing
+        library: Any = sys.modules["httpx"]
+    else:
+        timeout = httpx2.Timeout(settings.call_seconds, connect=settings.connect_seconds)
+        client, library = create_async_httpx2_client(timeout=timeout), httpx2
+    client.event_hooks["request"].append(_uncompressed)
+    client.event_hooks["response"].append(functools.partial(_bound, library))
     return client
 
 
-async def _bound(response: httpx2.Response) -> None:
-    """Limit the size of a response whose body is still to be read."""
+async def _uncompressed(request: Any) -> None:
+    """Ask for an answer as it is, whatever the provider's library asks for: few compressed bytes may hold gigabytes."""
+    request.headers["Accept-Encoding"] = "identity"
+
+
+async def _bound(library: Any, response: Any) -> None:
+    """Limit the size of a response whose body is still to be read. `library` is httpx2 or httpx."""
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         await response.aclose()
-        raise httpx2.DecodingError(f"the answer is compressed ({encoding[:40]!r}) although that was not asked for")
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _BoundedStream(response.stream)
+        raise library.DecodingError(f"the answer is compressed ({encoding[:40]!r}) although that was not asked for")
+    response.stream = _bounded_stream(library)(response.stream)
 
 
-class _BoundedStream(httpx2.AsyncByteStream):
-    """The bytes of a response. Raises ReadError if they or one of their lines exceed the limits."""
+@functools.cache
+def _bounded_stream(library: Any) -> Any:
+    """Return the class of a response's bytes. They raise ReadError if they or one of their lines exceed the limits."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
+    class BoundedStream(library.AsyncByteStream):  # type: ignore[misc]  # the base class of either library
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        line = size = 0
-        async for part in self._stream:
-            size += len(part)
-            end = part.rfind(b"\n")
-            line = line + len(part) if end < 0 else len(part) - end - 1
-            if size > MAX_ANSWER_BYTES:
-                raise httpx2.ReadError(f"the answer has over {MAX_ANSWER_BYTES} bytes")
-            if line > MAX_LINE_BYTES:
-                raise httpx2.ReadError(f"a line of the answer has over {MAX_LINE_BYTES} bytes")
-            yield part
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            line = size = 0
+            async for part in self._stream:
+                size += len(part)
+                end = part.rfind(b"\n")
+                line = line + len(part) if end < 0 else len(part) - end - 1
+                if size > MAX_ANSWER_BYTES:
+                    raise library.ReadError(f"the answer has over {MAX_ANSWER_BYTES} bytes")
+                if line > MAX_LINE_BYTES:
+                    raise library.ReadError(f"a line of the answer has over {MAX_LINE_BYTES} bytes")
+                yield part
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    return BoundedStream
 
 
 def shown_url(url: str | None) -> str:

@@ -205,6 +205,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     # Transport errors that the client does not wrap, as in the middle of a stream.
     ("ConnectError", _later("ModelUnreachable")),
     ("TransportError", _later("ModelOutage")),
+    ("DecodingError", _later("ModelOutage")),
     ("JSONDecodeError", _later("ModelOutage")),
     ("TimeoutError", _later("ModelOutage")),
     ("ConnectionError", _later("ModelUnreachable")),

@@ -33,7 +33,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.tools.mcp.listing import Listing, listing_of
 from runtime_core.tools.mcp.server import MCPServer
-from runtime_core.tools.mcp.transport import NOT_SENT, streams_to
+from runtime_core.tools.mcp.transport import MAX_MESSAGE_BYTES, NOT_SENT, streams_to
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 BACKOFF = RetryPolicy(base_seconds=0.5, factor=2.0, max_seconds=30.0, jitter=0.3)
 """Between the loss of a connection and the next attempt. A session that has served a call resets it."""
 CLOSING_SECONDS = 8.0
-"""How long a server may take to end. The SDK closes its stdin, then terminates it, then kills it."""
+"""How long a server may take to end: its stdin is closed, then it is terminated, then killed."""
 SILENT_CALLS = 3
 """Consecutive calls over their limit after which the server counts as hung."""
 
@@ -117,6 +117,8 @@ class MCPSession:
         self.released = asyncio.Event()
         """Set once the next session may be opened."""
         self._declared = declared
+        self.why = ""
+        """Why the server lost the session, if it broke the protocol."""
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -148,10 +150,14 @@ class MCPSession:
     async def tools(self) -> list[Tool]:
         """Return all pages of the server's list. Raises MCPError."""
         found: list[Tool] = []
+        size = 0
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
             found += page.tools
+            size += len(page.model_dump_json())
+            if size > MAX_MESSAGE_BYTES:
+                raise RuntimeError(f"its list of tools has over {MAX_MESSAGE_BYTES} bytes")
             cursor = page.next_cursor
             if cursor is None:
                 return found
@@ -170,7 +176,10 @@ class MCPSession:
             # `meta` is the protocol's `_meta`, which may have members that the SDK's type lacks.
             return await self._client.call_tool(tool, arguments, progress_callback=on_progress, meta=meta)  # type: ignore[arg-type]
         except Exception as error:
-            raise failure_of(error) from error
+            failure = failure_of(error)
+            if isinstance(failure, Lost) and self.why:
+                raise Lost(f"the connection was closed: {self.why}", broken=True) from error
+            raise failure from error
         finally:
             self._in_flight -= 1
             if not self._in_flight:
@@ -180,8 +189,9 @@ class MCPSession:
         """Wait until no call is in flight."""
         await self._idle.wait()
 
-    def lose(self) -> None:
-        """Mark this session as unusable."""
+    def lose(self, why: str = "") -> None:
+        """Mark this session as unusable, because the server broke the protocol if there is a reason."""
+        self.why = self.why or why
         self.lost = True
         self.news.set()
 
@@ -336,8 +346,10 @@ class Connection:
                     self._down(session, "the server is unreachable or has dropped the session")
                     await session.idle()
         except Exception as error:
-            why = one_line(cause_of(error))
+            why = session.why or one_line(cause_of(error))
             return f"the connection broke, {why}" if connected else why
+        if session.why:
+            return session.why
         return "its process has ended" if self.declared.url is None else "the connection was closed"
 
     async def _attend(self, session: MCPSession) -> None:

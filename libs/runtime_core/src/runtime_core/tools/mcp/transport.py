@@ -8,42 +8,51 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 import httpx2
-from mcp import StdioServerParameters
-from mcp.client.stdio import stdio_client
+from anyio import BrokenResourceError, EndOfStream
+from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._stream_protocols import ReadStream
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED
+from mcp_types import CONNECTION_CLOSED, jsonrpc_message_adapter
 
 from runtime_core.declare.declaration import one_line
 from runtime_core.lifeline import tied
+from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.redaction import READ_CHARACTERS, kept
 from runtime_core.tools.mcp.server import MCPServer
 
 NOT_SENT = "dev.weft/not-sent"
 """Member of the data of errors that our client creates: whether the server has not received the request."""
 CONNECT_SECONDS = 10.0
-MAX_EVENT_BYTES = 16 * 1024 * 1024
-"""Limit of one message over HTTP. Larger than any result that can be stored, which is refused with its name."""
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Limit of one message of a server. Larger than any result that can be stored, which is refused with its name."""
+MAX_WRONG_LINES = 1_000
+"""So many lines of a process in a row that are no messages end its session."""
+GRACE_SECONDS = 2.0
+"""How long a process may take to end after its stdin was closed, and again after SIGTERM."""
 LONGEST_LINE = 2_000
 _LINE_BYTES = 4 * READ_CHARACTERS + 4
 """Bytes kept of a line: more than redaction reads, since a secret may begin at the end of the logged part."""
+_PART_BYTES = 64 * 1024
+_POLL_SECONDS = 0.01
 
 logger = logging.getLogger(__name__)
 
 Received = SessionMessage | Exception
+OnEnd = Callable[[str], None]
+"""Called with the reason for which a connection is lost; empty: none that is worth a line."""
 Streams = tuple[Any, Any]  # Any: the SDK names these types in a private module
 
 
 @asynccontextmanager
-async def streams_to(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGenerator[Streams]:
-    """Open the two streams of a connection. Calls `on_end` when the connection is lost.
+async def streams_to(declared: MCPServer, on_end: OnEnd) -> AsyncGenerator[Streams]:
+    """Open the two streams of a connection. Calls `on_end` with the reason when the connection is lost.
 
     Raises OSError if the program cannot be started.
     """
@@ -60,7 +69,7 @@ async def streams_to(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGe
                 timeout=httpx2.Timeout(CONNECT_SECONDS, read=None, write=30.0, pool=None),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
             ) as client,
-            streamable_http_client(declared.url, http_client=client, max_sse_event_size=MAX_EVENT_BYTES) as streams,
+            streamable_http_client(declared.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams
 
@@ -69,21 +78,199 @@ async def streams_to(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGe
 
 
 @asynccontextmanager
-async def _streams_to_process(declared: MCPServer, on_end: Callable[[], None]) -> AsyncGenerator[Streams]:
+async def _streams_to_process(declared: MCPServer, on_end: OnEnd) -> AsyncGenerator[Streams]:
+    """Start the server's process. The SDK's own transport would keep a line of any length."""
     assert declared.command is not None
     environment = declared.env()
     program = declared.command[0]
     if os.sep not in program and shutil.which(program, path=environment.get("PATH")) is None:
         raise FileNotFoundError(f"program {program!r} is not on the PATH")
-    # Kill the server's process when this process ends, however it ends.
-    command = tied(declared.command, signal.SIGKILL)
-    parameters = StdioServerParameters(
-        command=command[0], args=command[1:], env=environment, cwd=declared.cwd, encoding_error_handler="replace"
-    )
     async with contextlib.AsyncExitStack() as stack:
         with await _errors_to_log(declared, stack) as errors:
-            read, write = await stack.enter_async_context(stdio_client(parameters, errlog=errors))
-        yield _Watched(read, on_end), write
+            process = await asyncio.create_subprocess_exec(
+                # Kill the server's process when this process ends, however it ends.
+                *tied(declared.command, signal.SIGKILL),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=get_default_environment() | environment,
+                cwd=declared.cwd,
+                start_new_session=True,
+                limit=_PART_BYTES,
+            )
+        assert process.stdin is not None  # both are pipes
+        assert process.stdout is not None
+        received = _Received(process.stdout, declared.what, on_end)
+        try:
+            yield received, _Sent(process.stdin)
+        finally:
+            await _shielded(_end(process, patient=not received.broken))
+
+
+async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+    """Await the work. A cancellation waits for its end: otherwise the server would outlive its session."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+async def _end(process: asyncio.subprocess.Process, patient: bool) -> None:
+    """End the process and all processes of its session: close its stdin, then terminate them, then kill them."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    # A server that is blocked on its stdout would not notice the end of its stdin.
+    draining = asyncio.get_running_loop().create_task(_drain(process.stdout))
+    try:
+        if patient and not await _ended(process, GRACE_SECONDS):
+            _signal(process, signal.SIGTERM)
+            await _ended(process, GRACE_SECONDS)
+        if process.returncode is None:
+            _signal(process, signal.SIGKILL)
+            if not await _ended(process, GRACE_SECONDS):
+                logger.warning("process %d of an MCP server is still alive after SIGKILL", process.pid)
+    finally:
+        await cancel_and_wait(draining)
+        # The pipes may be held open by processes that the server has started.
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio offers no other way
+
+
+async def _ended(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    """Wait for the process alone: `wait` also waits for its pipes, which others may hold open."""
+    deadline = time.monotonic() + seconds
+    while process.returncode is None:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def _drain(output: asyncio.StreamReader) -> None:
+    """Read and drop the rest of the output, up to the limit of one message."""
+    size = 0
+    while size < MAX_MESSAGE_BYTES and (part := await output.read(_PART_BYTES)):
+        size += len(part)
+
+
+class _Received:
+    """The messages on a process's stdout, one in each line. Reports their end: the SDK tells only pending requests."""
+
+    def __init__(self, output: asyncio.StreamReader, what: str, on_end: OnEnd) -> None:
+        self.broken = False
+        """Whether the server breaks the protocol, so that nothing more is read."""
+        self._output = output
+        self._what = what
+        self._on_end = on_end
+        self._buffer = bytearray()
+        self._searched = 0
+        self._wrong = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        try:
+            return await self.receive()
+        except EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def receive(self) -> Received:
+        """Return the next message, or the error of a line that is none. Raises EndOfStream at the end."""
+        # The buffer may hold thousands of lines, and reading it does not suspend.
+        await asyncio.sleep(0)
+        line = await self._line()
+        try:
+            message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValueError as error:
+            self._wrong += 1
+            if self._wrong == 1:
+                logger.warning("%s wrote a line to its stdout that is no message: %s", self._what, shown(line))
+            elif self._wrong >= MAX_WRONG_LINES:
+                self._break(f"it wrote {MAX_WRONG_LINES} lines in a row that are no messages")
+            return error
+        self._wrong = 0
+        return message
+
+    async def _line(self) -> bytes:
+        if self.broken:
+            raise EndOfStream
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > MAX_MESSAGE_BYTES:
+                self._buffer.clear()
+                self._break(f"it sent over {MAX_MESSAGE_BYTES} bytes without a line break")
+                raise EndOfStream
+            try:
+                part = await self._output.read(_PART_BYTES)
+            except OSError:
+                part = b""
+            if not part:
+                self._on_end("")
+                raise EndOfStream
+            self._buffer += part
+        line = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return line
+
+    def _break(self, why: str) -> None:
+        self.broken = True
+        self._on_end(why)
+
+    async def aclose(self) -> None:
+        """Do nothing: the process's end closes its output."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing, like `aclose`."""
+
+
+class _Sent:
+    """Writes messages to a process's stdin, one in each line."""
+
+    def __init__(self, input: asyncio.StreamWriter) -> None:
+        self._input = input
+
+    async def send(self, message: SessionMessage) -> None:
+        """Write the message. Raises BrokenResourceError if the process has ended."""
+        text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+        try:
+            self._input.write(text.encode(errors="replace") + b"\n")
+            await self._input.drain()
+        except (OSError, RuntimeError) as error:
+            raise BrokenResourceError from error
+
+    async def aclose(self) -> None:
+        """Do nothing: stdin is closed when the process is ended."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing, like `aclose`."""
+
+
+def shown(line: bytes | bytearray) -> str:
+    """Return the start of a line, redacted, for the log."""
+    return kept(line[:_LINE_BYTES].decode(errors="replace").rstrip(), LONGEST_LINE)
 
 
 async def _errors_to_log(declared: MCPServer, stack: contextlib.AsyncExitStack) -> TextIO:
@@ -123,47 +310,10 @@ class _Lines(asyncio.Protocol):
         self._line += part[: _LINE_BYTES - len(self._line)]
 
     def _log(self) -> None:
-        text = self._line.decode(errors="replace").rstrip()
+        text = shown(self._line)
         self._line.clear()
         if text:
-            logger.info("%s: %s", self._what, kept(text, LONGEST_LINE))
-
-
-class _Watched:
-    """A read stream that reports its end: the SDK reports it only to pending requests."""
-
-    def __init__(self, stream: ReadStream[Received], on_end: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_end = on_end
-
-    async def receive(self) -> Received:
-        try:
-            return await self._stream.receive()
-        except Exception:
-            self._on_end()
-            raise
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Received:
-        try:
-            return await self._stream.__anext__()
-        except (StopAsyncIteration, Exception):
-            self._on_end()
-            raise
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stream.__aexit__(kind, error, trace)
+            logger.info("%s: %s", self._what, text)
 
 
 # -- a URL -------------------------------------------------------------------------------------------------------
@@ -176,7 +326,7 @@ class _Client(httpx2.AsyncClient):
     of the protocol, which says whether the request was sent.
     """
 
-    def __init__(self, on_end: Callable[[], None], **settings: Any) -> None:  # Any: httpx2's settings
+    def __init__(self, on_end: OnEnd, **settings: Any) -> None:  # Any: httpx2's settings
         super().__init__(**settings)
         self._on_end = on_end
 
@@ -190,13 +340,13 @@ class _Client(httpx2.AsyncClient):
         except httpx2.TransportError as error:
             not_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
             if not_sent:
-                self._on_end()
+                self._on_end("")
             # The end of a session needs no reply from a lost server.
             return httpx2.Response(204, request=request) if ending else _failure(request, one_line(error), not_sent)
         if response.status_code == 404 and "mcp-session-id" in request.headers:
             # The server has restarted or dropped the session, and has not handled the request.
             await response.aclose()
-            self._on_end()
+            self._on_end("")
             if ending:
                 return httpx2.Response(204, request=request)
             return _failure(request, "the server has dropped the session", not_sent=True)
@@ -209,8 +359,8 @@ async def _read(response: httpx2.Response) -> httpx2.Response:
     try:
         async for part in response.aiter_bytes():
             body += part
-            if len(body) > MAX_EVENT_BYTES:
-                raise httpx2.ReadError(f"the server's answer has over {MAX_EVENT_BYTES} bytes")
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise httpx2.ReadError(f"the server's answer has over {MAX_MESSAGE_BYTES} bytes")
     finally:
         await response.aclose()
     headers = [
