@@ -89,7 +89,7 @@ async def test_w8_an_answer_finds_its_run_after_everything_was_restarted(
         assert ends[edited.task_id].output == "published final"
         assert ends[denied.task_id].error == {
             "type": "Denied",
-            "message": "hook 'ask_first' at before_tool_call asked, and the answer is no",
+            "message": "hook 'ask_first' at before_tool_call asked a human, who refused",
         }
         assert ends[plain.task_id].output == ["deny", "draft", "no"]
         rows = await recorded(fleet, denied.task_id)

@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         PATTERNS,
         "private_key_ends",
-        "    for _ in range(_ENDS):\n",
+        "    for _ in range(_MAX_ENDS):\n",
         "    while True:\n",
         "a bounded number of ends of other keys is passed over",
         COST,
@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         JSON,
         "nested_places",
-        "        except _TooManyPlaces:\n            return HIDDEN.encode()\n",
+        "        except _TooManyCandidates:\n            return HIDDEN.encode()\n",
         "        finally:\n            pass\n",
         "JSON inside of a text that has too many places is hidden alone",
         COST,
@@ -243,7 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         SEARCH,
         "places_of_text",
-        "            if allowance.places <= 0:\n                spans.append((here, len(text)))\n                break\n",
+        "            if allowance.candidates <= 0:\n                spans.append((here, len(text)))\n                break\n",
         "",
         "a text with many places is looked at closely in a bounded number of them, and the rest is hidden",
         COST,
@@ -251,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         SEARCH,
         "places_of_pattern",
-        "                if allowance.places <= 0:\n                    spans.append((found.start(), len(text)))\n                    break\n",
+        "                if allowance.candidates <= 0:\n                    spans.append((found.start(), len(text)))\n                    break\n",
         "",
         "a text in which a pattern matches often is hidden from some match on",
         COST,
@@ -259,7 +259,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         JSON,
         "places_of_json",
-        "            if allowance.places < 0:\n                raise _TooManyPlaces\n",
+        "            if allowance.candidates < 0:\n                raise _TooManyCandidates\n",
         "",
         "JSON with many places is looked at closely in a bounded number of them",
         COST,
@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         JSON,
         "strings",
-        "        if allowance.strings < 0:\n            raise _TooManyPlaces\n",
+        "        if allowance.strings < 0:\n            raise _TooManyCandidates\n",
         "",
         "a bounded number of strings is matched with the user's patterns",
         COST,
@@ -331,7 +331,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         STRINGS,
         "inside_string",
-        "    return (start, string_end(data, start)) if start < look else None\n",
+        "    return (start, string_end(data, start)) if start < position else None\n",
         "    return start, string_end(data, start)\n",
         "a number that looks like a known secret leaves JSON as it is",
         COST,

@@ -64,15 +64,15 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/turn.py",
         "failed_journaled",
-        "        if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):\n",
+        "        if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.last_output):\n",
         "        if False:\n",
         "the steps of a failed attempt are stored again after a reconnect",
         "contracts:kept_turns",
     ),
     python(
         "runs/commit.py",
-        "told_last",
-        "        names.append(told)\n",
+        "last_output",
+        "        names.append(last_output)\n",
         "        pass\n",
         "a turn that waits is not committed without its deltas",
         "contracts:kept_turns",

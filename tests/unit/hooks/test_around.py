@@ -180,7 +180,7 @@ async def test_a_hook_that_was_removed_meanwhile_counts_as_one_that_fails(guard:
     if guard:
         assert isinstance(result, Failed)
         assert (result.type, result.rejected) == (Denied.__name__, True)
-        assert "no app here declares hook 'old'" in result.message
+        assert "no app in this process declares hook 'old'" in result.message
     else:
         assert isinstance(result, Completed)
 

@@ -17,7 +17,7 @@ from runtime_core.record.step import ENCODER, STEPS, Step, StepError
 from runtime_core.telemetry import json_redaction
 from runtime_core.telemetry.json_redaction import ESCAPES
 from runtime_core.telemetry.redaction import Redactor, patterns_of
-from runtime_core.telemetry.secret_search import PLACES, RULE, look_for
+from runtime_core.telemetry.secret_search import MAX_CANDIDATES, RULE, candidate_pattern
 from tests.unit.telemetry.former_rules import secrets_in
 
 KNOWN = "a word that is known"
@@ -114,11 +114,11 @@ def test_many_known_secrets_cost_no_more_than_one() -> None:
 
 
 def test_the_rest_of_a_text_with_too_many_places_is_hidden() -> None:
-    words = "sk-abcd words " * PLACES
+    words = "sk-abcd words " * MAX_CANDIDATES
     assert Redactor().text(words) == words
     assert Redactor().text(f"{words}and sk-abcd then {KEY} and more") == f"{words}and ***"
     numbers = Redactor.from_environment({}, r"N\d+")
-    assert numbers.text("N1 " * PLACES + "N2 and more") == "*** " * PLACES + "***"
+    assert numbers.text("N1 " * MAX_CANDIDATES + "N2 and more") == "*** " * MAX_CANDIDATES + "***"
 
 
 def test_a_text_with_too_many_escapes_is_hidden_where_it_may_hold_a_secret() -> None:
@@ -138,7 +138,15 @@ def test_of_json_with_too_many_places_the_upper_levels_are_kept() -> None:
     error = StepError("ValueError", f"no {KEY}", at=4.5)
     rows = [
         Step(
-            "r", "tool", "charge", "failed", 1.0, 2.0, input=_raw([KEY, "x"] * 2 * PLACES), error=error, errors=[error]
+            "r",
+            "tool",
+            "charge",
+            "failed",
+            1.0,
+            2.0,
+            input=_raw([KEY, "x"] * 2 * MAX_CANDIDATES),
+            error=error,
+            errors=[error],
         ),
         Step(
             "r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"password": "x", "n": 1}), attributes={"a": KEY}
@@ -212,13 +220,13 @@ def test_of_json_with_too_many_places_only_so_many_values_are_looked_at() -> Non
     shown = json.loads(Redactor().data(json.dumps(members).encode()))
     assert (shown["a0"], shown["***"]) == ({"b": "***"}, "***")
     assert len(shown) == json_redaction.VALUES // 2 + 1
-    few = [{"n": n, "text": "words " * 30} for n in range(1000)] + [{"a": ["sk-abcdef"] * 2 * PLACES}]
+    few = [{"n": n, "text": "words " * 30} for n in range(1000)] + [{"a": ["sk-abcdef"] * 2 * MAX_CANDIDATES}]
     assert json.loads(Redactor().data(json.dumps(few).encode())) == [*few[:-1], {"a": "***"}]
 
 
 def test_many_rows_with_many_places_stay_rows() -> None:
     rows = [
-        Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"said": f"{KEY} {n}", "pw": "plain"}))
+        Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"decoded": f"{KEY} {n}", "pw": "plain"}))
         for n in range(500)
     ]
     rows.append(Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"n": [1]})))
@@ -254,14 +262,14 @@ def test_strings_outside_of_ascii_are_read_and_written_as_json_says(text: str, s
     if slashes:
         written = written.replace(b"/", b"\\/")
     for escapes in (written.count(b"\\"), json_redaction.FEW_ESCAPES + 1):
-        said, write = json_redaction.unescaped(written, escapes)
-        assert said == text.encode()
-        assert json.loads(write(said)) == text
+        decoded, write = json_redaction.unescaped(written, escapes)
+        assert decoded == text.encode()
+        assert json.loads(write(decoded)) == text
     assert json.loads(json_redaction.escaped(text.encode())) == text
 
 
 def test_a_key_behind_more_places_than_are_looked_at_needs_no_decoding() -> None:
-    crowded = "日 sk-abcd " * PLACES + "\n日" * 10_000 + f" sk-abcd {KEY} and \u00e9 more"
+    crowded = "日 sk-abcd " * MAX_CANDIDATES + "\n日" * 10_000 + f" sk-abcd {KEY} and \u00e9 more"
     for text in (crowded, json.dumps([crowded], ensure_ascii=False)):
         shown = Redactor().data(json.dumps({"a": text, "b": "words"}, ensure_ascii=False).encode())
         assert KEY.encode() not in shown
@@ -280,7 +288,7 @@ def test_a_private_key_ends_at_its_end() -> None:
 
 
 def test_json_inside_of_a_text_with_too_many_places_is_hidden_alone() -> None:
-    crowded = json.dumps([KEY] * (PLACES + 1))
+    crowded = json.dumps([KEY] * (MAX_CANDIDATES + 1))
     value = {"a": {"before": KEY, "note": "password: required"}, "b": crowded, "c": {"n": "words"}}
     assert json.loads(Redactor().data(json.dumps(value).encode())) == {
         "a": {"before": "***", "note": "password: required"},
@@ -292,16 +300,16 @@ def test_json_inside_of_a_text_with_too_many_places_is_hidden_alone() -> None:
 
 
 def test_json_with_too_many_places_that_cannot_be_read_is_hidden() -> None:
-    many = json.dumps([KEY] * (PLACES + 1)).encode()
+    many = json.dumps([KEY] * (MAX_CANDIDATES + 1)).encode()
     for data in (many[:-1], b"x" + many, b"[" * 100_000 + many):
         assert KEY.encode() not in Redactor().data(data)
 
 
 def test_members_of_too_much_json_are_hidden_by_their_names() -> None:
     shown = Redactor().data(
-        json.dumps({"a": [KEY] * PLACES, "pw": "plain", "n": {"secret": "plain", "b": "x"}}).encode()
+        json.dumps({"a": [KEY] * MAX_CANDIDATES, "pw": "plain", "n": {"secret": "plain", "b": "x"}}).encode()
     )
-    assert json.loads(shown) == {"a": ["***"] * PLACES, "pw": "***", "n": {"secret": "***", "b": "x"}}
+    assert json.loads(shown) == {"a": ["***"] * MAX_CANDIDATES, "pw": "***", "n": {"secret": "***", "b": "x"}}
 
 
 def test_json_too_deep_inside_of_texts_is_hidden_where_it_may_hold_a_secret() -> None:
@@ -358,13 +366,13 @@ def _written(value: object, style: int) -> str:
 @settings(max_examples=150)
 @given(text=TEXTS)
 def test_the_first_look_finds_each_place_of_a_rule(text: str) -> None:
-    data, look = text.encode(), look_for(SECRETS)
+    data, pattern = text.encode(), candidate_pattern(SECRETS)
     for at in range(len(data)):
         if RULE.match(data, at) is not None:
-            assert look.match(data, at) is not None, data[at:]
+            assert pattern.match(data, at) is not None, data[at:]
         for secret in SECRETS:
             if data.startswith(secret.encode(), at):
-                assert look.match(data, at) is not None, data[at:]
+                assert pattern.match(data, at) is not None, data[at:]
 
 
 @settings(max_examples=150)
@@ -411,9 +419,9 @@ def test_strings_begin_and_end_as_json_says(texts: list[str]) -> None:
     for start, end in bounds:
         assert json_redaction.string_end(data, start) == end
         assert json_redaction.string_end(data[: end - 1], start) == end - 1, "one that is cut off ends with the data"
-    for look in range(len(data) + 1):
-        expected = next(((start, end) for start, end in bounds if start < look < end), None)
-        assert json_redaction.string_around(data, 0, look) == expected
+    for position in range(len(data) + 1):
+        expected = next(((start, end) for start, end in bounds if start < position < end), None)
+        assert json_redaction.string_around(data, 0, position) == expected
 
 
 @settings(max_examples=100)

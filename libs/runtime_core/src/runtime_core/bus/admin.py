@@ -132,7 +132,7 @@ class TimerVerbs(Partition):
         return done, wait
 
     async def refill(self, count: int, streams: Sequence[str] = ()) -> int:
-        """Move tasks that wait for their tenants' turns, until each stream has `count` unread entries.
+        """Move queued tasks onto their streams, in turn among tenants, until each stream has `count` unread entries.
 
         Without `streams`, refill all of them. Returns how many tasks still wait.
         """

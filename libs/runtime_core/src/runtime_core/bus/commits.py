@@ -24,7 +24,7 @@ LONGEST_NAME = 200
 """How many characters of a step's name are stored beside its journal value."""
 
 CUT_VALUE_BYTES = 4096
-"""How much a dead letter keeps of a value that is too large."""
+"""How much of an oversized value a dead letter keeps."""
 MAX_VALUE_BYTES = MAX_DATA_BYTES + 64 * 1024
 """The largest value that the bus writes: data, and room for its additions."""
 MAX_STRUCTURED_BYTES = 2 * MAX_DATA_BYTES

@@ -1,4 +1,4 @@
-"""A connection of the bus to a server: RESP, with one write for each tick of the event loop."""
+"""A connection of the bus to a server: RESP, with one write per tick of the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
 CONNECT_SLICE_SECONDS = 0.1
-"""A wait for a connection counts in slices of at most this, however long the event loop was blocked in one."""
+"""Waits for a connection are counted in slices of at most this length, so a blocked event loop uses up only one
+slice."""
 SILENCE_SECONDS = 10.0
 """A server that accepts calls but sends nothing for this long is considered dead (a half-open connection)."""
 BACKOFF_FIRST_SECONDS = 0.02
@@ -81,7 +82,7 @@ class _Connection(asyncio.Protocol):
         reader, writer = made._reader, made._writer
         assert reader is not None
         assert writer is not None
-        made._reader = made._writer = None  # else it would warn that nobody has closed it
+        made._reader = made._writer = None  # otherwise it would warn that nobody closed it
         self._writer = writer  # keep it: its deletion closes the socket
         self.transport = cast(asyncio.Transport, writer.transport)
         self.waiting: deque[_Call] = deque()

@@ -185,7 +185,7 @@ def _read(parts: SplitResult) -> dict[str, Any]:  # Any: as Options
     except ValueError as error:
         if "connection URL" in str(error):
             raise _wrong(f"{error}") from None
-        raise _wrong(f"the port is no number up to 65535; {_QUOTING}") from None
+        raise _wrong(f"the port is not a number up to 65535; {_QUOTING}") from None
     options.pop("connection_class", None)
     # redis-py takes database 0 if it cannot parse the path, and 12 for /1/2.
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
@@ -199,7 +199,7 @@ def _sentinel(text: str) -> tuple[str, int]:
         parts = urlsplit(f"redis://{text}")
         return parts.hostname or "localhost", parts.port or SENTINEL_PORT
     except ValueError:
-        raise _wrong(f"a Sentinel's port is no number up to 65535; {_QUOTING}") from None
+        raise _wrong(f"a Sentinel's port is not a number up to 65535; {_QUOTING}") from None
 
 
 def _credential_provider(options: Options) -> object:
@@ -215,7 +215,7 @@ def _credential_provider(options: Options) -> object:
         raise _wrong(f"credential_provider: {error}; write it as package.module:name") from error
     provider = found if isinstance(found, CredentialProvider) else found()
     if not isinstance(provider, CredentialProvider):
-        raise _wrong(f"credential_provider={module}:{name} is no redis.CredentialProvider, and makes none")
+        raise _wrong(f"credential_provider={module}:{name} neither is a redis.CredentialProvider nor returns one")
     return provider
 
 
@@ -306,10 +306,10 @@ class Connector:
                 await connection.connect()
                 return connection
             except MasterNotFoundError as error:
-                some_failed = " : " in str(error)  # it tells that some failed, but not how
+                some_failed = " : " in str(error)  # redis-py reports that some failed, but not why
             if some_failed:
                 await _check_sentinels(sentinel)
-            raise ConnectionRefusedError(f"the Sentinels know no master {self._address.master!r} that is up")
+            raise ConnectionRefusedError(f"the Sentinels know no reachable master named {self._address.master!r}")
         finally:
             await sentinel.aclose()
 
@@ -321,13 +321,13 @@ class Connector:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "cannot read which servers the Cluster has: Weft can only ask the one that WEFT_REDIS_URL names"
-                    " where keys are; give the broker's user +cluster|slots (%s)",
+                    "cannot list the Cluster's servers, so only the one in WEFT_REDIS_URL can say where keys are: give"
+                    " the broker's user +cluster|slots (%s)",
                     error,
                 )
 
     async def _look_up(self) -> Place:
-        """Ask the Cluster where the slot is. Return any of its servers if the slot is not known yet."""
+        """Ask the Cluster where the slot is. Return any known server if nobody knows the slot yet."""
         from redis.asyncio.cluster import ClusterNode, NodesManager
         from redis.exceptions import RedisClusterException, RedisError
 

@@ -55,7 +55,7 @@ class Delivery:
         self.mark = ""
         """The mark of a call that may not be repeated and has started; empty: it is not marked."""
         self.waits = 0
-        """How many calls its turn waits for now."""
+        """The number of calls that its turn waits for."""
         # `span` traces its handling. `trace` is the traceparent for events that it causes, empty if not traced.
         if fields is None:
             return
@@ -206,7 +206,7 @@ class TakingVerbs(Partition):
             await self.make_groups((stream,))
 
     async def answered_by(self, task: str, run: str, steps: Sequence[str]) -> list[str]:
-        """Return the traceparents of the spans that gave these steps their results, as far as they were traced."""
+        """Return the traceparents of the spans that gave these steps their results, if they were traced."""
         found = await self.transport.call("HMGET", self.keys.run(task, run), *(f"l:{step}" for step in steps))
         return [each.decode() for each in cast(list[bytes | None], found) if each]
 

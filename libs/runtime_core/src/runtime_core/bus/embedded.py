@@ -216,7 +216,7 @@ class EmbeddedServer:
             held.close()  # the server has inherited it
 
     def _new_log(self) -> BinaryIO:
-        """Open an empty log. Keep the previous server's log beside it, which may say why that server exited."""
+        """Open an empty log. Keep the previous server's log beside it, which may say why it exited."""
         log = self.folder / "server.log"
         if log.exists() and log.stat().st_size:
             log.replace(self.folder / "server.log.1")

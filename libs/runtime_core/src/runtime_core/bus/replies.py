@@ -21,7 +21,7 @@ LOOKUP_MAX = 1000
 REPLY_SECONDS = 600
 """How long the broker keeps a reply stream without a reader."""
 KEEP_SECONDS = 10.0
-"""How long to wait for a broker that may be away."""
+"""How long to wait for a broker that may be unavailable."""
 TRIM_EVERY = 1000
 """How many replies to read before removing them from the broker."""
 
@@ -152,7 +152,7 @@ class Replies:
         """Look up missing answers where they are stored: their replies may be lost with a connection."""
         names = list(self._waiting)[:LOOKUP_MAX]
         lookups = [self._stored(name) for name in names]
-        asked = self._asked.intersection(names)  # before the lookups: without what is asked meanwhile
+        asked = self._asked.intersection(names)  # before the lookups: excludes requests made in the meantime
         try:
             async with asyncio.timeout(5):
                 for name, lookup in zip(names, lookups, strict=True):

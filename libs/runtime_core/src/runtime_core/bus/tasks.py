@@ -68,7 +68,7 @@ class Misplaced(Rejected):
 
 
 class NotYet(Rejected):
-    """No manifest has arrived yet, so the submit cannot be checked: Weft may accept it later."""
+    """No manifest has arrived yet, so Weft cannot check the submit; it may accept it later."""
 
 
 class TaskVerbs(DurabilityVerbs):

@@ -93,7 +93,7 @@ class Topics:
         checked_topic(topic)
         if len(self._buses) == 1:
             return await self._buses[0].publish(message, topic, source, data, context, sender)
-        # An agent may subscribe after the look: the home partition keeps a message only if it has no subscriber.
+        # An agent may subscribe in the meantime: the home partition keeps a message only if it has no subscriber.
         while not (agents := await self._subscribers(topic)):
             if await self._buses[0].keep_undelivered(message, topic, source, data, context, sender):
                 return 0

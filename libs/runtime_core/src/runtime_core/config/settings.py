@@ -30,9 +30,9 @@ LEAST_DEAD_BYTES = 4 * 1024**2
 LEAST_ANSWER_BYTES = 4 * 1024**2
 """The largest answer fits."""
 LEAST_RAY_STORE_BYTES = 80 * 1024**2
-"""Ray refuses less."""
+"""Ray's minimum."""
 LEAST_SPARK_MEMORY_BYTES = 512 * 1024**2
-"""With less a JVM of Spark ends at its start."""
+"""With less, Spark's JVM exits at its start."""
 
 SETTING_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PASSWORD_IN_URL = re.compile(r"(?<=://)([^:/@]*):.*@")
@@ -66,7 +66,7 @@ class Settings:
     trajectory_url: str
     """`sqlite:///path` or `postgresql://…`. Default: a SQLite file in `data_dir`."""
     redis_url: str | None = None
-    """None: no broker was named (`weft up` starts a private one)."""
+    """None: no broker is configured (`weft up` starts a private one)."""
     operator_redis_url: str | None = None
     """The broker with the user of `weft` commands, if the service's own user has fewer rights."""
     namespace: str = "weft"
@@ -131,7 +131,7 @@ class Settings:
     spark_local_memory: str = "512m"
     """The heap of a local Spark's JVM, in the JVM's notation."""
     blob_url: str | None = None
-    """`file:///folder`, `s3://bucket/…`: the store for large results. Default: `blobs` in a `data_dir` that was named;
+    """`file:///folder`, `s3://bucket/…`: the store for large results. Default: `blobs` in `data_dir`, if that is set;
     otherwise None."""
     blob_retention_seconds: float = 604_800.0
     """How long a large result is kept after it was written."""

@@ -50,7 +50,7 @@ class Handler(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop everything that is kept between deliveries: this owner was declared dead."""
+        """Drop all state kept between deliveries: this owner was declared dead."""
         ...
 
     def drain(self) -> None:

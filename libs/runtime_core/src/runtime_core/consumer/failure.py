@@ -1,4 +1,4 @@
-"""What follows a failed attempt of a turn or a call: its error as a value, and a retry, an answer or a dead letter."""
+"""Failed attempts of turns and calls: the error as a value, then a retry, an answer or a dead letter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ USED_UP = "attempts used up"
 
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
-    """Return how an attempt of a call ended that raised `error`. It is retried only if it is `repeatable`."""
+    """Return the outcome of a call's attempt that raised `error`. It is retried only if it is `repeatable`."""
     kind, message = kept(type(error).__name__, LONGEST_TYPE), kept(text_of_error(error), LONGEST_MESSAGE)
     if isinstance(error, Retry):
         reason = kept(error.reason, LONGEST_MESSAGE)
@@ -67,7 +67,7 @@ def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
 
 
 def failure_of(error: BaseException) -> Failed:
-    """Return how a turn ended whose agent raised `error`.
+    """Return the outcome of a turn whose agent raised `error`.
 
     An error that deterministic code would raise again is not retryable.
     """
@@ -130,7 +130,7 @@ class RetryAt:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """There is no further attempt: the waiting step, or the task, gets the error."""
+    """Stop retrying: the waiting step, or the task, gets the error."""
 
     dead_letter: bool
     """Whether the event becomes a dead letter. A rejection by the code is an answer, not a defect."""

@@ -36,7 +36,7 @@ class Leader:
         work: Callable[[int], Awaitable[None]],
         watch: ProgressWatch | None = None,
     ) -> None:
-        """`watch` hears when a heartbeat is sent and answered."""
+        """`watch` is notified when a heartbeat is sent and answered."""
         self._bus = bus
         self._watch = watch or ProgressWatch(math.inf)
         self._role = role

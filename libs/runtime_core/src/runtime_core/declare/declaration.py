@@ -25,7 +25,7 @@ MAX_DELAY_SECONDS = 366 * 86_400.0
 """The longest delay of a retry: a year."""
 
 _READ_OF_ERROR = 16_000
-"""The most characters of an error's text that are looked at to show its start."""
+"""The most characters of an error's text that are read to show its start."""
 
 NO_DEFAULT = inspect.Parameter.empty
 
@@ -286,7 +286,7 @@ def resolved(what: str, name: str, annotation: object, function: object, place: 
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """Class and text of an error in one line of at most about `limit` characters."""
+    """Return an error's class and text on one line of about `limit` characters at most."""
     text = " ".join(kept(text_of_error(error), _READ_OF_ERROR).split())
     # Redact before shortening: half of a secret does not look like one.
     text = shortened(redactor().text(text) if len(text) > limit else text, limit)

@@ -90,7 +90,8 @@ def _encoded(value: object, field: str, limit: int) -> bytes:
 
 
 def _plainly_encoded(value: object, limit: int) -> bytes:
-    """Encode a value that the fast encoder would change: this one passes every unknown type to the hook, also bytes."""
+    """Encode a value that the fast encoder would change. This encoder passes every unknown type to the hook, even
+    bytes."""
     plainer = _Plainer(limit)
     plainer.count(value)
     writer = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plainer)
@@ -122,14 +123,14 @@ def _left(value: object, left: int) -> int | None:
     """
     kind = type(value)
     if kind is str:
-        return left - len(value)  # type: ignore[arg-type]  # `kind is str` says it
+        return left - len(value)  # type: ignore[arg-type]  # `kind is str` implies it
     if kind in _SCALARS:
         return left
     if kind is float:
-        return left if math.isfinite(value) else None  # type: ignore[arg-type]  # `kind is float` says it
+        return left if math.isfinite(value) else None  # type: ignore[arg-type]  # `kind is float` implies it
     # Loops and not `sum(…)`: a generator per small dict costs more than the check itself.
     if kind is dict:
-        left -= 5 * len(value)  # type: ignore[arg-type]  # `kind is dict` says it; `"":1,` is the least
+        left -= 5 * len(value)  # type: ignore[arg-type]  # `kind is dict` implies it; `"":1,` is the minimum
         for name, part in value.items():  # type: ignore[attr-defined]  # see above
             if type(name) is not str:
                 return None
@@ -146,7 +147,7 @@ def _left(value: object, left: int) -> int | None:
                 return left
         return left
     if kind is list or kind is tuple:
-        left -= 2 * len(value)  # type: ignore[arg-type]  # `kind` says it; `1,` is the least
+        left -= 2 * len(value)  # type: ignore[arg-type]  # `kind` implies it; `1,` is the minimum
         for part in value:  # type: ignore[attr-defined]  # see above
             kind = type(part)
             if kind is str:
@@ -163,7 +164,7 @@ def _left(value: object, left: int) -> int | None:
 
 
 class _Plainer:
-    """The hook of the slow encoder: converts one level of a value, and stops once the whole is too large."""
+    """The hook of the slow encoder: converts one level of a value, and stops once the total is too large."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

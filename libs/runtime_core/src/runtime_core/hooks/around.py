@@ -1,4 +1,4 @@
-"""The points around a run, and around what its agent does."""
+"""The hook points around a run and around its agent's actions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class RunHooks:
             return "output"
         return run.meta.get("session_id", "") if point.startswith("session_") else run.definition.name
 
-    # ---- around what the agent does ------------------------------------------------------------------------
+    # ---- around the agent's actions ------------------------------------------------------------------------
     # Each returns None if no hook runs around the step: the caller then takes the step itself.
 
     def tool(
@@ -232,7 +232,7 @@ class RunHooks:
         return str(shown.get("prompt", prompt)), changed
 
     def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes) -> Guarded[Any]:  # Any: JSON
-        """Return a step that runs the hooks of a point that the agent's code has reached."""
+        """Return a step that runs the hooks of a point named by the agent's code."""
         return Guarded(self._run, branch, f"hook {point}", self._fire(point, name, from_json(payload)))
 
     async def _fire(

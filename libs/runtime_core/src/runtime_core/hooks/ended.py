@@ -1,8 +1,8 @@
-"""The hooks of a task that has ended without being completed.
+"""The hooks of tasks that end without completing.
 
-Whatever ends it (its own error, a limit, a cancel, a process that dies again and again), the function that writes the
-end also starts a task for the agent in this file. So they run once for each end, also where nobody runs the task's own
-code any more, and survive crashes as every task does.
+A task may end by an error, a limit, a cancel, or a process that dies repeatedly. The function that writes the end also
+starts a task for the agent in this file. So the hooks run once for each end, even if no process runs the task's own
+code any more, and they survive crashes like every task.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TaskEnded(AgentDefinition):
             raise InvalidInput("input", f"does not say how a task ended: {error}") from None
 
     def start(self, ctx: AgentContext, value: object) -> Coro:
-        raise WeftError(f"{self.what} is run by HooksOfEnd")
+        raise WeftError(f"only HooksOfEnd runs {self.what}")
 
     def input_schema(self) -> Schema:
         return {"type": "object"}
@@ -110,7 +110,7 @@ class HooksOfEnd(RunHooks):
 
 
 async def ends_told(bus: EventBus, streams: Iterable[str], app: str) -> None:
-    """Wait until the hooks of all ends so far have run, for callers after which no process could run them."""
+    """Wait until the hooks of all ended tasks have run, before a caller stops the last process that could run them."""
     own = agent_of_ends(app).encode()
 
     async def open_in(stream: str) -> bool:

@@ -1,4 +1,4 @@
-"""Runs one point's hooks in order. Each is a step; its verdict decides what the next one sees."""
+"""Runs the hooks of one point in order. Each is a step, and its verdict decides what the next one gets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Moment:
 
 
 class Subject(NamedTuple):
-    """The run that hooks are told about: usually the run that they are steps of."""
+    """The run that hooks receive in their event: usually the run whose steps they are."""
 
     task_id: str
     run_id: str
@@ -99,9 +99,9 @@ class Pipeline:
         if key is None:
             return result
         run = self._run
-        told = encode({"tool": tool, "arguments": arguments, "result": result}, f"callback {key!r}", MAX_BYTES)
-        body = partial(self._run_callback, key, tool, told)
-        step = LocalStep(run, run.flow.branch_here(f"callback {key!r}"), "callback", key, body, told)
+        data = encode({"tool": tool, "arguments": arguments, "result": result}, f"callback {key!r}", MAX_BYTES)
+        body = partial(self._run_callback, key, tool, data)
+        step = LocalStep(run, run.flow.branch_here(f"callback {key!r}"), "callback", key, body, data)
         try:
             answer = await step
         except StepError:
@@ -115,12 +115,12 @@ class Pipeline:
     async def _one(self, moment: Moment, chosen: Chosen, payload: object) -> object:
         run, point = self._run, moment.point
         what = f"hook {chosen.name!r} at {point}"
-        told: dict[str, object] = {"point": str(point), "name": moment.name, "payload": payload}
+        event: dict[str, object] = {"point": str(point), "name": moment.name, "payload": payload}
         if moment.input is not None:
-            told["input"] = moment.input
+            event["input"] = moment.input
         if moment.error is not None:
-            told["error"] = dict(moment.error)
-        data = encode(told, f"what {what} is told", MAX_BYTES)
+            event["error"] = dict(moment.error)
+        data = encode(event, f"the event of {what}", MAX_BYTES)
         branch = run.flow.branch_here(what)
         step = LocalStep(run, branch, "hook", chosen.name, _no_body, data)
         step.body = partial(self._run_hook, moment, chosen, what, data, step.id)
@@ -128,7 +128,7 @@ class Pipeline:
             verdict = await step
         except StepError as error:
             if chosen.guard and not moment.notice:
-                raise Denied(f"{what} failed, and what it guards is denied: {error.type}: {error.message}") from error
+                raise Denied(f"{what} failed, so its action is denied: {error.type}: {error.message}") from error
             return payload
         match verdict:
             case {"verdict": "change", "payload": changed}:
@@ -148,20 +148,20 @@ class Pipeline:
             run,
             run.flow.branch_here(what),
             asked["prompt"],
-            data=encode(shown, f"what {what} shows", MAX_BYTES),
+            data=encode(shown, f"the payload of {what}", MAX_BYTES),
             timeout_ms=None if asked["timeout"] is None else max(0, round(asked["timeout"] * 1000)),
             default=asked["default"],
         )
         try:
             approval = await question
         except HumanTimeout:
-            raise Denied(f"{what} asked, and nobody answered in time") from None
+            raise Denied(f"{what} asked a human, and nobody answered in time") from None
         if approval.denied:
-            raise Denied(f"{what} asked, and the answer is no" + (f": {approval.reason}" if approval.reason else ""))
+            raise Denied(f"{what} asked a human, who refused" + (f": {approval.reason}" if approval.reason else ""))
         if approval.verdict != "edit":
             return payload
         if moment.objects and not isinstance(approval.value, dict):
-            raise Denied(f"{what} asked, and the edited value is not an object: {codec.quoted(approval.value)}")
+            raise Denied(f"{what} asked a human, whose edited value is not an object: {codec.quoted(approval.value)}")
         return approval.value
 
     async def _run_hook(self, moment: Moment, chosen: Chosen, what: str, data: bytes, step: str) -> object:
@@ -170,19 +170,21 @@ class Pipeline:
         hook = self._table.find(moment.point, chosen.name)
         try:
             if hook is None:
-                raise WeftError(f"no app here declares {what}: include the app that does, or remove the name")
+                raise WeftError(
+                    f"no app in this process declares {what}: include the app that does, or remove the name"
+                )
             # A separate copy: a replay must not see the hook's changes to it.
-            told = from_json(data)
-            assert isinstance(told, dict)
+            recorded = from_json(data)
+            assert isinstance(recorded, dict)
             event = HookEvent(
                 point=moment.point,
                 task_id=subject.task_id,
                 run_id=subject.run_id,
                 agent=subject.agent,
                 name=moment.name,
-                payload=told["payload"],
-                input=told.get("input"),
-                error=told.get("error"),
+                payload=recorded["payload"],
+                input=recorded.get("input"),
+                error=recorded.get("error"),
                 key=subject.key,
                 session_id=run.meta.get("session_id", ""),
                 metadata=run.meta.get("metadata", {}),
@@ -203,14 +205,14 @@ class Pipeline:
         callback = self._table.callback(key)
         try:
             if callback is None:
-                raise WeftError(f"no app here declares {what} any more")
-            told = from_json(data)
-            assert isinstance(told, dict)
+                raise WeftError(f"no app in this process declares {what} any more")
+            recorded = from_json(data)
+            assert isinstance(recorded, dict)
             result = ToolResult(
                 tool_name=tool,
-                action_name=action_of(told["arguments"]),
-                arguments=told["arguments"],
-                content=told["result"],
+                action_name=action_of(recorded["arguments"]),
+                arguments=recorded["arguments"],
+                content=recorded["result"],
                 task_id=run.task_id,
                 run_id=run.run_id,
             )
@@ -229,11 +231,11 @@ class Pipeline:
         logger.warning("%s failed in run %s of task %s: %s: %s", what, whose.run_id, whose.task_id, kind, error)
 
 
-async def _limited(what: str, seconds: float, function: Callable[..., object], told: object, run: Run) -> object:
+async def _limited(what: str, seconds: float, function: Callable[..., object], argument: object, run: Run) -> object:
     """Call the function within a limit. A sync one is abandoned in its thread. Raises the function's errors."""
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await call_function(function, (told,), {})
+            return await call_function(function, (argument,), {})
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"{what} did not end within its timeout_seconds of {seconds:g}") from None

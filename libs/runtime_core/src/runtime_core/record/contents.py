@@ -1,4 +1,4 @@
-"""Stores and sends values that steps repeat once, under a digest of their content.
+"""Stores and sends repeated values of steps only once, under a digest of their content.
 
 A conversation passes all its messages to each of its model calls, so its steps would grow with the square of its turns.
 
@@ -30,7 +30,7 @@ LARGE_BYTES = 4_096
 MESSAGES = "messages"
 """The name of a member whose value, a list, is stored as a chain of messages."""
 MESSAGES_IN = b'"messages"'
-"""What JSON with such a member contains."""
+"""The text that any JSON with such a member contains."""
 _LIST = "l"
 _VALUE = "v"
 _ROOT = b"\0" * DIGEST_BYTES
@@ -49,7 +49,7 @@ _step = msgspec.json.Decoder(Step).decode
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
-    """The place of a stored value that was taken out of a step's input or output."""
+    """The former place of a value that was moved out of a step's input or output."""
 
     member: str | None
     """The name of the member; None for the whole value."""
@@ -67,7 +67,7 @@ class Node:
     """A message at its place in a list."""
 
     parent: bytes | None
-    """The list before this message; None: it is the first."""
+    """The list before this message; None for the first message."""
     message: bytes
     """Digest of the message itself."""
 
@@ -86,7 +86,7 @@ class Contents:
         values.
 
         `data` is the same JSON in bytes; its messages come after the list `after`, if any. The rest is None if the
-        whole value was moved. JSON that cannot be read stays as it is. Only data of `LARGE_BYTES`, or with
+        whole value was moved. Invalid JSON stays unchanged. Only data of `LARGE_BYTES`, or with
         `MESSAGES_IN`, can have anything to move.
         """
         references: list[Reference] = []
@@ -141,7 +141,7 @@ class Contents:
         return ENCODER.encode(members)
 
     def has_gap(self, references: Iterable[Reference]) -> bool:
-        """Return whether the beginning of a list is missing: it was erased, or never came."""
+        """Return whether the beginning of a list is missing: it was erased, or never arrived."""
         for reference in references:
             if reference.kind == _LIST:
                 at: bytes | None = bytes.fromhex(reference.digest)
@@ -170,8 +170,9 @@ def missing_nodes(
 ) -> Generator[list[bytes], set[bytes], list[bytes]]:
     """Find the nodes that the store lacks, in an order in which each comes after its parent.
 
-    Yields digests to look up and is sent those that the store has. A stored node has all its predecessors, so the
-    search goes from the end of each list to its beginning, in growing strides: its cost depends on the new nodes.
+    Yields digests to look up; the caller sends back those that the store has. A stored node has all its predecessors,
+    so the search goes from the end of each list to its beginning, in growing strides: its cost depends on the new
+    nodes.
     """
     lacking: dict[bytes, None] = {}
     frontier = list(dict.fromkeys(heads))
@@ -201,12 +202,12 @@ def missing_nodes(
 
 
 def message_digest(data: bytes) -> bytes:
-    """The digest of a message, or any value, given as JSON."""
+    """Return the digest of a message or any other value, given as JSON."""
     return _digest(b"v" + data)
 
 
 def extended_digest(head: bytes | None, message: bytes) -> bytes:
-    """The digest of the list `head` (None: empty) with one more message."""
+    """Return the digest of the list `head` (None: empty) plus one message."""
     return _digest(b"l" + (head or _ROOT) + message)
 
 
@@ -227,16 +228,16 @@ def _digest(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _SentList:
-    """A list that is on the record."""
+    """A list that was sent on the record stream."""
 
     digest: bytes
-    """The digest that the recorder computes, of the messages without their secrets."""
+    """The digest that the recorder computes from the redacted messages."""
     whole: int
     """The number of messages in its last full row."""
 
 
 NewLists = dict[bytes, _SentList]
-"""By the digest of the original messages."""
+"""Sent lists, by the digest of the original messages."""
 
 
 class SentLists:
@@ -246,10 +247,9 @@ class SentLists:
         self._sent: OrderedDict[bytes, _SentList] = OrderedDict()
 
     def shortened(self, record: bytes, redact: Callable[[bytes], bytes]) -> tuple[bytes, NewLists]:
-        """Return rows (a JSON array) for the record, without secrets, and the lists that they contain once they are on
-        it.
+        """Return redacted rows (a JSON array) for the record, and the lists to remember once the rows are on it.
 
-        Unreadable rows stay as they are.
+        Unreadable rows stay unchanged.
         """
         if len(record) < UNSHORTENED_BYTES or MESSAGES_IN not in record:
             return redact(record), {}
@@ -261,7 +261,7 @@ class SentLists:
         return b"[%b]" % b",".join(rows), new
 
     def remember(self, new: NewLists) -> None:
-        """These rows are on the record now."""
+        """Remember the lists of rows that are on the record now."""
         for given, sent in new.items():
             self._sent[given] = sent
             self._sent.move_to_end(given)
@@ -269,7 +269,8 @@ class SentLists:
             self._sent.popitem(last=False)
 
     def forget(self) -> None:
-        """The record may have lost rows: an unreachable broker may have lost its last writes."""
+        """Forget all lists: the record may have lost rows, since an unreachable broker may have lost its last
+        writes."""
         self._sent.clear()
 
     def _row(self, step: Step, redact: Callable[[bytes], bytes], new: NewLists) -> bytes:
@@ -292,7 +293,7 @@ class SentLists:
             step.input = msgspec.Raw(ENCODER.encode(members))
             step.input_after = before.digest.hex()
         row = redact(ENCODER.encode(step))
-        # Counted as the recorder will: by what stands in the row.
+        # Count as the recorder does: by the content of the row.
         head = before.digest if step.input_after and before is not None else None
         for message in _elements(_members(bytes(_step(row).input))[MESSAGES]):
             head = extended_digest(head, message_digest(bytes(message)))
@@ -301,7 +302,7 @@ class SentLists:
         return row
 
     def _longest(self, given: list[bytes], new: NewLists) -> tuple[int, _SentList | None]:
-        """The longest beginning of a list that was sent: its length, and the entry."""
+        """Return the longest sent prefix of a list: its length and its entry."""
         for length in range(len(given), 0, -1):
             sent = new.get(given[length - 1]) or self._sent.get(given[length - 1])
             if sent is not None:

@@ -14,7 +14,7 @@ from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput
 
 NOTHING = msgspec.Raw(b"")
-"""No input or output. Encoding a step omits this very object; another empty one would break the JSON."""
+"""No input or output. Encoding a step omits exactly this object; any other empty value would break the JSON."""
 
 
 USAGE_BY_MODEL = "models"

@@ -1,4 +1,4 @@
-"""`ctx.gather` and `ctx.background`: several steps and branches of a run at once."""
+"""`ctx.gather` and `ctx.background`: run steps and branches of a run concurrently."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Job:
         self._wait = Wait()
         self._task: asyncio.Task[Any] | None = None  # Any: as `part`
         if run.journal.values.get(self._cancel_id, b"")[-4:] == b"true":
-            # How far it came before its cancellation depended on timing, so a replay does not start it.
+            # Its progress before the cancellation depended on timing, so a replay does not start it.
             self.cancelled = True
             _forget(run, part)
         else:

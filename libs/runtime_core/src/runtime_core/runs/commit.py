@@ -34,7 +34,7 @@ from runtime_core.runs.ports import DeclaredApp
 
 logger = logging.getLogger(__name__)
 MANIFESTS_FRESH_SECONDS = 2.0
-"""How long read manifests are used. A new one is seen that much later."""
+"""How long manifests are cached. A new one takes effect after that time at the latest."""
 RUN_BYTES = 1024 * 1024
 """The most unanswered bytes of a run before `ctx.emit` waits."""
 RUN_MAX_BYTES = 8 * RUN_BYTES
@@ -47,19 +47,19 @@ _T = TypeVar("_T")
 
 
 def parts_of(
-    result: Suspended | Completed, delivery: Delivery, app: DeclaredApp, partitions: int = 1, told: str = ""
+    result: Suspended | Completed, delivery: Delivery, app: DeclaredApp, partitions: int = 1, last_output: str = ""
 ) -> tuple[list[Argument], int]:
     """Return the parts of a commit (see `commit_turn.lua`) and their number.
 
-    `told` is the step of the turn's last delta or note. If the broker has it, it has the earlier ones.
+    `last_output` is the step of the turn's last delta or note. If the broker has it, it has the earlier ones.
     """
     # Sends go first, so that messages to one instance keep the order of the program.
     effects: list[Effect] = [*result.sends, *result.spends]
     if isinstance(result, Suspended):
         effects += result.requests
     names = [each.step for each in result.journaled] if result.journaled else []
-    if told and isinstance(result, Suspended):
-        names.append(told)
+    if last_output and isinstance(result, Suspended):
+        names.append(last_output)
     written = parts(effects, delivery, app, partitions) if effects else []
     count = len(effects) + len(names)
     for name in names:
@@ -126,7 +126,7 @@ def row_of_run(delivery: Delivery, status: str, started: float, ended: float, ow
 
 
 class ManifestCache:
-    """The manifests on one partition's broker, read at demand and cached for some seconds."""
+    """The manifests on one partition's broker, read on demand and cached for a few seconds."""
 
     __slots__ = ("_bus", "_manifests", "_raw", "_read_at")
 
@@ -159,11 +159,11 @@ def _read(raw: Sequence[bytes]) -> list[Manifest]:
 
 
 class TurnGone(WeftError):
-    """The turn is no longer this delivery's: another owner continues the run."""
+    """The turn no longer belongs to this delivery: another owner continues the run."""
 
 
 class HandedBack(WeftError):
-    """This process is stopping and begins no further step: another process continues the run."""
+    """This process is stopping and starts no further step: another process continues the run."""
 
 
 class TurnPort:
@@ -188,7 +188,7 @@ class TurnPort:
         "_writes",
         "anyway",
         "delivery",
-        "told",
+        "last_output",
         "wrote",
     )
 
@@ -207,7 +207,7 @@ class TurnPort:
     ) -> None:
         """`loaded`: the run came from the broker's journal, including requests in the middle of a turn.
 
-        `draining`: set when this process begins no further step.
+        `draining`: set when this process starts no further step.
 
         `process`: bounds the unanswered writes of all runs of this process; None: no bound.
         """
@@ -227,20 +227,20 @@ class TurnPort:
         self._confirmed_at = -1
         """The number of the connection over which the broker confirmed that this process is in the turn; -1: none."""
         self._asked = loaded
-        self.told = ""
+        self.last_output = ""
         """The step of this turn's last delta or note."""
         self._tell_again: list[Callable[[], Coroutine[None, None, object]]] = []
         self._told_bytes = 0
         self.anyway = False
-        """Begin the turn although another live owner is in it, by the broker's word."""
+        """Begin the turn although the broker reports another live owner in it."""
         self.wrote = False
         """Whether `flush` has anything to wait for."""
 
     def resume(self, delivery: Delivery) -> None:
-        """Serve the next turn of a warm run. Other processes may have begun this turn before."""
+        """Prepare for the next turn of a warm run, which other processes may have begun before."""
         self.delivery = delivery
         self._confirmed_at = -1
-        self.told = ""
+        self.last_output = ""
         self._tell_again.clear()
         self._told_bytes = 0
 
@@ -249,7 +249,7 @@ class TurnPort:
 
         A turn checks before its first own step. It checks again after a reconnect, since the server may have lost its
         last writes, and when its last heartbeat is so old that others may have declared this owner dead. Delivery
-        counts do not tell: a graceful stop resets them.
+        counts cannot show this, since a graceful stop resets them.
         """
         if self._draining is not None and self._draining.is_set():
             raise HandedBack(f"{self.delivery!r} is handed back: this process is stopping")
@@ -357,7 +357,7 @@ class TurnPort:
             self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
 
     def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
-        value, self.told = packed_now(digest), step
+        value, self.last_output = packed_now(digest), step
         self._told_bytes += len(data)
         if self._told_bytes <= RUN_BYTES:
             self._tell_again.append(partial(self._bus.emit, self.delivery, step, value, data, name))
@@ -379,7 +379,7 @@ class TurnPort:
 
     def note(self, step: str, digest: str, name: str = "") -> None:
         tell = partial(self._bus.record, self.delivery, step, packed_now(digest), "message", name)
-        self.told = step
+        self.last_output = step
         self._tell_again.append(tell)
         self._write(tell(), 0)
 
@@ -449,7 +449,7 @@ class TurnPort:
 
     async def flush(self) -> None:
         """Wait for unanswered deltas and notes, so that the commit does not overtake them. Raises their first error."""
-        self.wrote = self._over is not None  # that ends the run, whichever turn asks
+        self.wrote = self._over is not None  # it ends the run, whichever turn awaits it
         if self._writes:
             await asyncio.gather(*self._writes, return_exceptions=True)
         if self._failed is not None:

@@ -68,8 +68,8 @@ class AgentContext:
 
     Most methods return a step to `await` (or to pass to `gather`). Its result is recorded. After a crash, or in another
     process, the function runs again from the top and gets the recorded results without repeating the work. So the code
-    between steps must do the same each time: clocks, random numbers and requests belong in steps. `asyncio.sleep` and
-    the like work, but they start again in each replay, and the turn lasts while they run.
+    between steps must do the same each time: clocks, random numbers and requests belong in steps. `asyncio.sleep` works
+    too, but each replay waits again, and the turn lasts as long as the wait.
 
     Only the function itself, and coroutines that it passes to `gather` or `background`, may take steps.
     """
@@ -79,7 +79,7 @@ class AgentContext:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    # ---- what is known -----------------------------------------------------------------------------------
+    # ---- facts about the task ----------------------------------------------------------------------------
 
     @property
     def task_id(self) -> str:
@@ -190,7 +190,7 @@ class AgentContext:
         """
         self._here("ctx.allow_tools")[0].allow_tools([_text(name, "name of ctx.allow_tools") for name in names])
 
-    # ---- asking others -----------------------------------------------------------------------------------
+    # ---- calls -------------------------------------------------------------------------------------------
 
     @overload
     def tool(
@@ -331,7 +331,7 @@ class AgentContext:
         run, branch = self._here("ctx.sleep")
         return sleep(run, branch, _milliseconds(delay, "delay of ctx.sleep"))
 
-    # ---- doing something here ----------------------------------------------------------------------------
+    # ---- local steps and output --------------------------------------------------------------------------
 
     def step(self, fn: Callable[..., object], /, *args: object, name: str | None = None, **kwargs: object) -> LocalStep:
         """Run `fn` once, async or (in a thread) sync, and record its result as JSON.
@@ -485,8 +485,8 @@ class AgentContext:
         With `at_end="cancel"` it stops the job instead. If this function fails, its jobs stop. `await job.cancel()`
         stops a job now. For work that outlives the run, use `ctx.send`.
 
-        Calls are sent only when all branches of the run wait. So put long work of your own into a tool or an agent, or
-        it delays the others.
+        Calls are sent only when all branches of the run wait. So put long work into a tool or an agent, or it delays
+        the other branches.
         """
         try:
             run, branch = self._here("ctx.background")
@@ -498,7 +498,7 @@ class AgentContext:
             raise InvalidInput("at_end", f"{at_end!r} is neither join nor cancel")
         return Job(run, branch, part, at_end)
 
-    # ---- values that are the same at each replay ---------------------------------------------------------
+    # ---- values that every replay repeats ----------------------------------------------------------------
 
     def now(self) -> datetime:
         """Return the time (UTC) of the latest result that this branch has seen; at first, of the run's start."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THREADS_END_SECONDS = 1.0
-"""How long threads of cancelled code may delay its end."""
+"""How long the threads of cancelled code may delay its end."""
 
 Work = Callable[[Branch], Awaitable[Any]]  # Any: the operation's own result
 """Returns a step in the given branch, or a coroutine that takes its steps in that branch."""
@@ -202,7 +202,7 @@ class Guest:
                 await self._until_one_ends()
 
     def _look_at_timers(self) -> None:
-        """Have a step for the earliest timer, and none for timers that are cancelled or over."""
+        """Keep one step for the earliest timer; drop the steps of cancelled and expired timers."""
         now = self.loop.time()
         first = self.loop.next_timer()
         for operation in (*self._open, *self._ended, *self._created):
@@ -241,8 +241,7 @@ class Guest:
             try:
                 part = operation.work(branch)
             except Exception as error:
-                # A request that cannot be made, as with arguments without JSON, is an error of the code in every
-                # replay.
+                # An impossible request, for example arguments that JSON cannot hold, fails in the code in every replay.
                 operation.future.set_exception(error)
                 continue
             self._open.append(operation)
@@ -252,7 +251,7 @@ class Guest:
             operation.branch = branch
             operation.outcome = run.flow.help(as_coroutine(part), branch, self._wait)
         for members in together.values():
-            # The steps have branches of their own, and a gather of steps takes no place.
+            # Each step has its own branch, and a gather of steps takes no place.
             branch = Branch(f"{self._prefix}{members[0][0].label}.", self._branch.now_ms, self._branch)
             helper = run.flow.help(self._all_of(members, branch), branch, self._wait)
             for operation, _ in members:
@@ -400,6 +399,6 @@ def current_guest() -> Guest | None:
 
 
 async def host(ctx: AgentContext, code: Callable[[Guest], Coroutine[Any, Any, Any]]) -> Any:  # Any: the code's own
-    """Run `code(guest)` in tasks of its own, with operations by `guest.perform`. Return its result."""
+    """Run `code(guest)` in separate tasks; it requests operations with `guest.perform`. Return its result."""
     guest = Guest(ctx)
     return await guest.run_to_end(code(guest))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""
 EMITTED_BYTES = 1024 * 1024
-"""The most bytes of deltas in the rows of a turn. The rows wait for the commit, which writes them all at once."""
+"""The most bytes of deltas in a turn's rows. The commit writes all of these rows at once."""
 SHORT_DELTA_BYTES = 100
-"""Over that limit, deltas up to this size are still in the rows."""
+"""Beyond that limit, deltas up to this size are still recorded."""
 DIGEST_BYTES = 8
 _STATUS = slice(8, 9)
 _TIME = slice(9, JOURNAL_PREFIX)

@@ -1,4 +1,4 @@
-"""Agents with a policy: observation in, actions out, until there is no action or another agent takes over."""
+"""Agents with a policy: it turns observations into actions, until there is no action or another agent takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run needs from others: the broker in the middle of a turn, its definition, the app's registered names."""
+"""The interfaces that a run needs: the broker in the middle of a turn, its definition, the app's registered names."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Compute(Protocol):
 
 
 class Functions(Protocol):
-    """Finds what the code refers to, by name or by the registered object.
+    """Finds declarations by name or by the registered object.
 
     None: this app does not have it. A name may still belong to another app, so it is sent as it is.
     """

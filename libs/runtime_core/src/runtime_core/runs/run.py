@@ -427,11 +427,11 @@ class Run:
         self.journal.add(step.id, packed_now(step.digest))
 
     def note_journaled(self, step: Step[Any], value: bytes, usage: bytes = b"") -> None:  # Any: see `find`
-        """Note a step that was journaled in mid-turn: the commit makes sure that the broker still has it."""
+        """Note a step that was journaled in mid-turn, so that the commit checks that the broker still has it."""
         self.journaled.append(JournaledStep(step.id, value, step.kind, step.name, usage))
 
     async def of_port(self, doing: Awaitable[_T]) -> _T:
-        """Await a call of the port. Its error ends the run, and the agent's code never sees it."""
+        """Await a call of the port. An error ends the run; the agent's code never sees it."""
         try:
             return await doing
         except asyncio.CancelledError:

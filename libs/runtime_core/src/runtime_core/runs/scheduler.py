@@ -127,7 +127,7 @@ class Flow:
             wait.missing.pop(step, None)
             self._wake_if_over(wait)
 
-    # ---- what steps ask ----------------------------------------------------------------------------------
+    # ---- for steps ---------------------------------------------------------------------------------------
 
     def branch_here(self, what: object) -> Branch:
         """Return the branch of the running task. Anywhere else, end the run with a WeftError: steps have no place."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SESSION_AGENT = "weft.session"
 CONFLICTS_KEPT = 100
-"""How many of a session's conflicts its context keeps, the newest ones."""
+"""How many of a session's newest conflicts its context keeps."""
 _RESULT = b'{"weft.context.branch":'
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _MEMBER = "context"

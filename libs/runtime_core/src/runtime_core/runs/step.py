@@ -71,8 +71,8 @@ def canonical(data: bytes) -> bytes:
 class Step(Generic[T]):
     """A durable step of a run. Await it, once or several times, for its result.
 
-    It takes its id when it is created and does nothing until it is awaited or gathered. The run logs a warning about
-    steps that never are.
+    It takes its id when it is created and does nothing until it is awaited or gathered. The run warns about steps that
+    never run.
     """
 
     identified = False
@@ -143,7 +143,7 @@ def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) 
         return named, ""
     label = getattr(named, "__qualname__", None) or repr(named)
     raise run.flow.misuse(
-        f"{label} is no {kind} of this app: register it with the app before it starts, or give a name (text)"
+        f"{label} is not one of this app's {kind}s: register it before the app starts, or pass a name (text)"
     )
 
 

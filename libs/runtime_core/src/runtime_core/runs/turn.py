@@ -160,7 +160,7 @@ class TurnHandler:
                         result = await _flushed(warm.port, result)
                 finally:
                     self._running.pop(delivery, None)
-                if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.told):
+                if warm.connection != self._bus.transport.reconnects and (result.journaled or warm.port.last_output):
                     result = await _stored_again(warm, result)
                 if isinstance(result, Failed):
                     return await self._fail(delivery, definition, result, warm)
@@ -202,7 +202,7 @@ class TurnHandler:
         traceparent, tracestate = trace_context.stated(delivery.context)
         links = await self._bus.answered_by(delivery.task, delivery.run, warm.received) if warm.received else []
         if definition is self._task_ended and not traceparent:
-            # The ended task has no stated trace: its hooks get their own trace, with a link to the task.
+            # The ended task named no trace: its hooks get their own trace, with a link to the task.
             links = [task_traceparent(keys.namespace, self._hooks.ended_task(warm.input), ""), *links]
         traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
         with delivery_span(
@@ -317,7 +317,7 @@ class TurnHandler:
             loaded=loaded, draining=self._draining, process=self._outflow,
         )  # fmt: skip
         taken_at = self._taken.get((delivery.stream, delivery.entry)) if self._taken else None
-        # The other one may have left the turn long ago, by a commit that the server has lost: no turn lasts that long.
+        # The other process has probably ended the turn with a commit that the server lost: no turn lasts this long.
         limit = definition.timeout_seconds + SETTLE_SECONDS
         port.anyway = taken_at is not None and time.monotonic() >= taken_at + limit
         meta = _meta(delivery.context) if delivery.context else NO_META
@@ -339,7 +339,7 @@ class TurnHandler:
         return warm
 
     async def _hand_on(self, delivery: Delivery) -> None:
-        """A handler that lacks a name hands the event back without counting, unless no app has it."""
+        """Hand an event for an unknown agent back without counting an attempt, unless no app has that agent."""
         now = time.time() * 1000
         known, row = await self._bus.knows_agent(delivery.name), row_of_run(delivery, "failed", now, now, "")
         await hand_on(self._bus, self._metrics, delivery, known, f"no agent is named {delivery.name}", row)
@@ -359,7 +359,7 @@ class TurnHandler:
             row.input, row.output = msgspec.Raw(warm.input), msgspec.Raw(result.output)
             steps = [row, *steps]
         record = ENCODER.encode(steps) if steps else b""
-        parts, count = parts_of(result, delivery, self._app, self._partitions, warm.port.told)
+        parts, count = parts_of(result, delivery, self._app, self._partitions, warm.port.last_output)
         try:
             if result.journaled and not warm.port.begun:
                 await warm.port.begin(warm.run.journal.values)  # all of these steps are another process's

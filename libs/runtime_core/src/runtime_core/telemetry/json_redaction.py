@@ -1,7 +1,7 @@
-"""Takes secrets out of JSON, which stays JSON.
+"""Redacts secrets in JSON, which stays valid JSON.
 
-Strings in which the look finds something are redacted as texts, and the rest stays byte for byte as it was. Where
-there are too many of them, only the upper levels are kept.
+Strings with candidates (see `secret_search.py`) are redacted as texts, and the rest stays unchanged. If there are too
+many candidates, only the upper levels of the JSON are kept.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from runtime_core.telemetry.secret_search import HIDDEN, SECRET_MEMBERS, Allowan
 
 LONGEST_ESCAPE = len("\\u0000")
 SAVED_BY_ESCAPE = LONGEST_ESCAPE - 1
-"""The most bytes by which a text gets shorter for each of its escapes."""
+"""The most bytes that decoding saves per escape."""
 FEW_ESCAPES = 1000
-"""Up to so many escapes, it is fastest to replace one after the other."""
+"""Up to this number of escapes, replacing them one by one is fastest."""
 
 _HOPS = 64
-"""How many escaped quotes, and backslashes before one, are looked at one by one before RE2 goes over the rest."""
+"""How many escaped quotes, and backslashes before one, are checked one by one before RE2 scans the rest."""
 _BACKSLASH = ord("\\")
 _REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
 _TO_STRING = re2.compile(rb'(?s:[^"]|"(?:[^"\\]|\\.)*")*', bytes_options())
-"""Goes over whole strings and what is between them: up to the start of a string that is still open."""
+"""Matches whole strings and the text between them, up to the start of an unclosed string."""
 
-_WRITTEN = {b"\\": b"\\\\", b'"': b'\\"', b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b"\b": b"\\b", b"\f": b"\\f"}
-"""How characters are escaped: the backslash first, since it is part of the others."""
-_SAID = {written[1:]: said for said, written in _WRITTEN.items() if said != b"\\"} | {b"/": b"/"}
+_ESCAPED = {b"\\": b"\\\\", b'"': b'\\"', b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b"\b": b"\\b", b"\f": b"\\f"}
+"""The escapes of characters, the backslash first, since it is part of the others."""
+_UNESCAPED = {written[1:]: decoded for decoded, written in _ESCAPED.items() if decoded != b"\\"} | {b"/": b"/"}
 
-_skip = msgspec.json.Decoder(msgspec.Raw).decode
+_check = msgspec.json.Decoder(msgspec.Raw).decode
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_bytes = json.JSONDecoder(strict=False).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def string_around(data: bytes, at: int, look: int) -> tuple[int, int] | None:
-    """The string that is open at `look`, or None. `at` is between strings."""
-    if data.find(b"\\", at, look) < 0:
-        start = data.rfind(b'"', at, look) if data.count(b'"', at, look) % 2 else look
+def string_around(data: bytes, at: int, position: int) -> tuple[int, int] | None:
+    """Return the span of the string that contains `position`; None if no string does. `at` is between strings."""
+    if data.find(b"\\", at, position) < 0:
+        start = data.rfind(b'"', at, position) if data.count(b'"', at, position) % 2 else position
     else:
         for _ in range(_HOPS):
-            start = data.find(b'"', at, look)
+            start = data.find(b'"', at, position)
             if start < 0:
                 return None
             end = string_end(data, start)
-            if end > look:
+            if end > position:
                 return start, end
             at = end
-        start = _TO_STRING.match(data, at, look).end()
-    return (start, string_end(data, start)) if start < look else None
+        start = _TO_STRING.match(data, at, position).end()
+    return (start, string_end(data, start)) if start < position else None
 
 
 def string_end(data: bytes, start: int) -> int:
-    """Where the string that starts here ends; one that is cut off ends with the data."""
+    """Return the end of the string that starts here; a truncated string ends with the data."""
     at = start + 1
     for _ in range(_HOPS):
         end = data.find(b'"', at)
@@ -78,12 +78,12 @@ def string_end(data: bytes, start: int) -> int:
 
 
 def _long_string_end(data: bytes, start: int, at: int) -> int:
-    """As `string_end`; `at` is inside of the string, and not inside of an escape."""
+    """Like `string_end`; `at` is inside the string, but not inside an escape."""
     try:
-        _skip(memoryview(data)[start:])
+        _check(memoryview(data)[start:])
         end = len(data)
     except msgspec.DecodeError as error:
-        # msgspec is seven times as fast as RE2, and says where it is after the string and white space.
+        # msgspec is seven times as fast as RE2, and its error gives the position after the string and white space.
         reached = _TRAILING.search(str(error))
         if reached is None:
             string = _REST_OF_STRING.match(data, at)
@@ -93,73 +93,73 @@ def _long_string_end(data: bytes, start: int, at: int) -> int:
 
 
 def unescaped(written: bytes, escapes: int) -> tuple[bytes, Callable[[bytes], bytes]]:
-    """The UTF-8 that a string of JSON with so many backslashes says, and what writes it again.
+    """Return the UTF-8 of a JSON string with `escapes` backslashes, and the function that encodes it again.
 
     Raises DecodeError, or ValueError.
     """
-    if escapes <= FEW_ESCAPES and (said := _few_unescaped(written)) is not None:
-        # It has no character that must be written as a number, unless it was not.
-        return said, _escaped_by_letters
+    if escapes <= FEW_ESCAPES and (decoded := _few_unescaped(written)) is not None:
+        # It needs no character written as a number, since it had none.
+        return decoded, _escaped_by_letters
     if written.isascii() or b"\\u" in written:
         return _decode_text(written).encode(), escaped
-    # As Latin-1 each byte is a character: no time goes to reading UTF-8 and writing it again.
+    # In Latin-1 each byte is a character, which saves decoding and encoding UTF-8.
     text: str = _decode_bytes(written.decode("latin-1"))
     return text.encode("latin-1"), escaped
 
 
 def _few_unescaped(written: bytes) -> bytes | None:
-    """As `unescaped`; None where a character is written as a number, or the string is cut off."""
+    """Like `unescaped`; None if a character is written as a number, or the string is truncated."""
     if not written.endswith(b'"', 1):
         return None
     pieces = iter(written[1:-1].split(b"\\"))
-    said = [next(pieces)]
+    decoded = [next(pieces)]
     for piece in pieces:
         if piece:
-            character = _SAID.get(piece[:1])
+            character = _UNESCAPED.get(piece[:1])
             if character is None:
                 return None
-            said += character, piece[1:]
+            decoded += character, piece[1:]
         else:
-            # Two backslashes: what follows the second one says itself.
+            # Two backslashes: the text after the second one is literal.
             rest = next(pieces, None)
             if rest is None:
                 return None
-            said += b"\\", rest
-    return b"".join(said)
+            decoded += b"\\", rest
+    return b"".join(decoded)
 
 
 def escaped(text: bytes) -> bytes:
-    """A string of JSON that says this UTF-8."""
+    """Return this UTF-8 as a JSON string."""
     if text.isascii():
         return _encode(text.decode())
     return json.dumps(text.decode("latin-1"), ensure_ascii=False).encode("latin-1")
 
 
 def _escaped_by_letters(text: bytes) -> bytes:
-    for character, written in _WRITTEN.items():
+    for character, written in _ESCAPED.items():
         text = text.replace(character, written)
     return b"".join((b'"', text, b'"'))
 
 
 STRINGS = 10_000
-"""How many strings of one payload are matched with the user's patterns, before the rest is hidden likewise."""
+"""How many strings of one payload are matched with the user's patterns before the rest is hidden."""
 
 ESCAPES = 65_536
-"""How many backslashes of one payload are decoded, before a text with escapes is hidden as a whole."""
+"""How many backslashes of one payload are decoded before texts with escapes are hidden as a whole."""
 
 VALUES = 256
-"""How many values of JSON with too many places are looked at one by one, before the rest is hidden."""
+"""How many values of JSON with too many candidates are checked one by one before the rest is hidden."""
 
 NESTING = 3
-"""How deep JSON inside of texts is read. A text further down that may hold a secret is hidden."""
+"""How deep JSON inside texts is read. A deeper text that may hold a secret is hidden."""
 
 _KEPT_LEVELS = 4
-"""Levels of JSON that are kept where too much of it may be secret: rows, their members, and texts of an error's."""
+"""Levels of JSON that are kept if there are too many candidates: rows, their members, and the texts of an error."""
 _KEPT_BYTES = 16_384
 """The largest array or object that is kept on the third level and below."""
 _KEPT_ELEMENTS = 200
 _ELEMENT_BYTES = 128
-"""An array with many elements that are on average shorter than this is hidden as a whole; rows are longer."""
+"""An array of many elements with a shorter average is hidden as a whole; rows are longer."""
 _MEMBER_BYTES = 512
 """The same for the members of an object, each of which costs more."""
 
@@ -167,23 +167,20 @@ _COLON = re.compile(rb"\s*+:\s*+")
 
 _LONG_STRING = 16_384
 _LONGEST_NAME = 2 + LONGEST_ESCAPE * max(map(len, SECRET_MEMBERS))
-"""The most bytes that JSON takes for a name of a secret, without `-` and `_`."""
+"""The most bytes of a secret's name in JSON, without `-` and `_`."""
 
-_decode_text = msgspec.json.Decoder(str).decode
-_check = msgspec.json.Decoder(msgspec.Raw).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
 _HIDDEN_VALUE = _encode(HIDDEN)
 _HIDDEN_MEMBER = b"%b:%b" % (_HIDDEN_VALUE, _HIDDEN_VALUE)
 
 
-class _TooManyPlaces(Exception):
-    """The allowance for a payload is spent."""
+class _TooManyCandidates(Exception):
+    """The allowance for a payload is used up."""
 
 
 class _Allowance(Allowance):
-    """What one payload may still cost."""
+    """The remaining work for one payload."""
 
     __slots__ = ("escapes", "strings", "values")
 
@@ -195,23 +192,23 @@ class _Allowance(Allowance):
 
 
 class JsonRedaction:
-    """Takes what a search finds out of JSON."""
+    """Redacts the secrets that a search finds in JSON."""
 
     def __init__(self, search: SecretSearch) -> None:
         self._search = search
 
     def data(self, data: bytes, first: re2._Match | None) -> bytes:
-        """As `Redactor.data`, with the first place that the look has found."""
+        """Implement `Redactor.data`; `first` is the first candidate."""
         try:
             return self._json(data, _Allowance(), 0, first)
-        except _TooManyPlaces:
+        except _TooManyCandidates:
             return self._coarsely(data.strip(), _Allowance())
 
     def rows(self, data: bytes, first: re2._Match | None) -> bytes:
-        """As `Redactor.rows`, with the first place that the look has found."""
+        """Implement `Redactor.rows`; `first` is the first candidate."""
         try:
             return self._json(data, _Allowance(), 0, first)
-        except _TooManyPlaces:
+        except _TooManyCandidates:
             try:
                 rows = _elements(data)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -219,12 +216,12 @@ class JsonRedaction:
             return b"[%b]" % b",".join([self._coarse_row(bytes(row)) for row in rows])
 
     def _coarse_row(self, row: bytes) -> bytes:
-        if self._search.look.search(row) is None and self._search.matches_no_pattern(row):
+        if self._search.candidate.search(row) is None and self._search.matches_no_pattern(row):
             return row
         return self._coarsely(row, _Allowance(), 1)
 
     def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
-        """JSON without secrets; `first` is the first place that the look has found. Raises _TooManyPlaces."""
+        """Return JSON without secrets; `first` is the first candidate. Raises _TooManyCandidates."""
         every = not self._search.matches_no_pattern(data)
         if first is None and not every:
             return data
@@ -258,34 +255,35 @@ class JsonRedaction:
         return data if made == data else made
 
     def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int, int] | None:
-        """The next string, and where in it to begin to look. `at` is between strings."""
+        """Return the next string, and where in it to begin the search. `at` is between strings."""
         allowance.strings -= 1
         if allowance.strings < 0:
-            raise _TooManyPlaces
+            raise _TooManyCandidates
         start = data.find(b'"', at)
         return None if start < 0 else (start, string_end(data, start), start)
 
     def _found_string(
         self, data: bytes, at: int, allowance: _Allowance, found: re2._Match | None
     ) -> tuple[int, int, int] | None:
-        """The next string in which the look finds something, and where; `found`, where it has looked.
+        """Return the next string with a candidate, and the candidate's position; `found` is a candidate that is already
+        known.
 
         `at` is between strings.
         """
-        look = at
-        while (found := found or self._search.look.search(data, look)) is not None:
-            allowance.places -= 1
-            if allowance.places < 0:
-                raise _TooManyPlaces
-            # One further: what is found may begin with the quote of its string.
-            look = found.start() + 1
-            if (string := string_around(data, at, look)) is not None:
-                return *string, look - 1
-            at, found = look, None
+        position = at
+        while (found := found or self._search.candidate.search(data, position)) is not None:
+            allowance.candidates -= 1
+            if allowance.candidates < 0:
+                raise _TooManyCandidates
+            # One further, since a candidate may begin with the quote of its string.
+            position = found.start() + 1
+            if (string := string_around(data, at, position)) is not None:
+                return *string, position - 1
+            at, found = position, None
         return None
 
     def _string(self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool) -> bytes | None:
-        """A string of JSON without secrets, in quotes; None where it has none. The look finds nothing before `hit`."""
+        """Return a JSON string without secrets, in quotes; None if it has none. There is no candidate before `hit`."""
         if b"\\" in written:
             return self._escaped_string(written, allowance, depth, hit, named=named)
         text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
@@ -301,28 +299,28 @@ class JsonRedaction:
             return _HIDDEN_VALUE
         cut = self._cut(written, escapes, allowance, hit)
         if cut and written[1:2] in (b"{", b"["):
-            allowance.places = 0
+            allowance.candidates = 0
             return _HIDDEN_VALUE
         try:
             text, write = unescaped(written[:cut] + b'"' if cut else written, escapes)
         except (msgspec.DecodeError, ValueError):
-            # Another program wrote half of a surrogate pair, or the data is cut off.
+            # Another program wrote half of a surrogate pair, or the data is truncated.
             return _HIDDEN_VALUE
-        # The look may have found a letter that is written as a number, in the middle of a secret.
+        # The candidate may be a letter written as a number in the middle of a secret.
         numbered = hit < 0 or written.startswith(b"\\u", hit + 1)
         at = 0 if numbered else max(0, hit - SAVED_BY_ESCAPE * escapes)
         if cut:
             made = self._search.hidden(text, allowance, at) + HIDDEN.encode()
-            allowance.places = 0
+            allowance.candidates = 0
         else:
             made = self._text(text, allowance, depth, at, named=named)
         return None if made is text else write(made)
 
     def _text(self, text: bytes, allowance: _Allowance, depth: int, at: int, *, named: bool) -> bytes:
-        """A string's text without secrets; the same object where it has none. The look finds nothing before `at`."""
+        """Return a string's text without secrets; the same object if it has none. There is no candidate before `at`."""
         if named or text.lstrip()[:1] not in (b"{", b"["):
             return self._search.hidden(text, allowance, at)
-        first = self._search.look.search(text, at)
+        first = self._search.candidate.search(text, at)
         if first is None and not self._search.patterns:
             return text
         return (
@@ -330,43 +328,43 @@ class JsonRedaction:
         )
 
     def _cut(self, written: bytes, escapes: int, allowance: _Allowance, hit: int) -> int:
-        """Where a long string has more places than may be looked at: what follows need not be decoded. 0: nowhere.
+        """Return where a long string exceeds the allowed candidates, since the rest need not be decoded; 0 if nowhere.
 
-        It is for strings outside of ASCII with many escapes, which take long to decode.
+        For strings outside ASCII with many escapes, which are slow to decode.
         """
         if escapes <= FEW_ESCAPES or len(written) < _LONG_STRING or written.isascii():
             return 0
         at = max(0, hit)
-        for _ in range(allowance.places + 1):
-            found = self._search.look.search(written, at)
+        for _ in range(allowance.candidates + 1):
+            found = self._search.candidate.search(written, at)
             if found is None:
                 return 0
             at = found.start() + 1
-        # Not inside of an escape.
+        # Not inside an escape.
         cut = at - 1
         while (escape := written.rfind(b"\\", max(1, cut - LONGEST_ESCAPE), cut)) >= 0:
             cut = escape
         return cut
 
     def _nested(self, text: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
-        """JSON inside of a text without secrets; hidden as a whole where it is too deep or has too many places."""
+        """Return JSON inside a text without secrets; hide all of it if it is too deep or has too many candidates."""
         if depth >= NESTING:
             return HIDDEN.encode()
         try:
             return self._json(text, allowance, depth + 1, first)
-        except _TooManyPlaces:
+        except _TooManyCandidates:
             return HIDDEN.encode()
 
     def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0) -> bytes:
-        """JSON whose upper levels are kept. Below, every value that may hold a secret is hidden as a whole."""
+        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole."""
         head = data[:1]
         if head not in (b"[", b"{", b'"'):
-            # A number or a word; at the top perhaps no JSON at all.
+            # A number or a word; at the top level it may not be JSON at all.
             return data if level else _HIDDEN_VALUE
         if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
             return _HIDDEN_VALUE
         if not level and data.startswith(b"[{") and data.endswith(b"}]"):
-            # A row alone, as most are: no need to read it once for its end, and again for its members.
+            # A single row, the usual case: read it once, and not again to find its end.
             with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
                 return b"[%b]" % self._coarse_object(_members(data[1:-1]), len(data), allowance, 1)
         try:
@@ -388,21 +386,22 @@ class JsonRedaction:
     def _coarse_values(
         self, values: Sequence[bytes], names: Sequence[str] | None, allowance: _Allowance, level: int
     ) -> bytes:
-        """Elements of an array, or members of an object with their `names`, joined. Only those with a hit change."""
+        """Return the elements of an array, or the members (with `names`) of an object, joined. Only those with a hit
+        change."""
         data = b",".join(values)
         ends = list(accumulate(len(value) + 1 for value in values))
         every = not self._search.matches_no_pattern(data)
         pieces: list[bytes] = []
         kept = at = 0
         while at < len(data):
-            found = None if every else self._search.look.search(data, at)
+            found = None if every else self._search.candidate.search(data, at)
             if found is None and not every:
                 break
             index = bisect_right(ends, at if found is None else found.start())
             start, end = ends[index - 1] if index else 0, ends[index] - 1
             allowance.values -= 1
             if allowance.values < 0:
-                # In an object it needs a name.
+                # A value in an object needs a name.
                 pieces += data[kept:start], _HIDDEN_VALUE if names is None else _HIDDEN_MEMBER
                 kept = len(data)
                 break
@@ -421,7 +420,7 @@ class JsonRedaction:
         value = member[len(_encode(name)) + 1 :]
         if value[:1] == b'"' and _is_secret_name(name):
             value = _HIDDEN_VALUE
-        elif self._search.look.search(value) is not None or not self._search.matches_no_pattern(value):
+        elif self._search.candidate.search(value) is not None or not self._search.matches_no_pattern(value):
             value = self._coarsely(value, allowance, level)
         shown = self._search.hidden(name.encode(), allowance)
         return b"%b:%b" % (_encode(shown.decode("utf-8", "replace")), value)

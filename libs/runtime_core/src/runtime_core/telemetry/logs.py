@@ -53,13 +53,13 @@ GLYPHS = {
 }
 
 LONGEST = 16_000
-"""The most characters of a message, a field or a traceback in one line; of a traceback the end."""
+"""The most characters of a message, a field or a traceback on one line. A longer traceback keeps its end."""
 LONGEST_LINE = 262_144
-"""The most bytes of a line of JSON before its fields are shortened one by one."""
+"""The most bytes of a JSON line before its fields are shortened one by one."""
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 CHATTY = ("httpx", "httpx2", "mcp")
-"""Libraries that log a line per request, too much for `info`."""
+"""Libraries that log a line per request, which is too much for `info`."""
 
 
 def configure(service: str, level: str, format: str, stream: TextIO | None = None) -> None:
@@ -95,7 +95,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """The handler that `configure` installs; it replaces only this one."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        # The default prints the arguments of the line, with their secrets.
+        # The default would print the line's arguments, with their secrets.
         reason = type(sys.exc_info()[1]).__name__
         with contextlib.suppress(OSError, ValueError):
             print(f"weft: a log line of {record.name!r} could not be written: {reason}", file=sys.stderr)
@@ -120,7 +120,7 @@ class TextFormatter(logging.Formatter):
         if fields:
             text += "  " + " ".join(f"{name}={kept(_text(value), LONGEST)}" for name, value in fields.items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        # Redact first: behind the letter of a `\n`, a key looks like the rest of a word.
+        # Redact first: after the letter of an escaped line break, a key looks like the rest of a word.
         line = f"{clock} {self._service}  {GLYPHS.get(record.levelno, '·')} {one_line(redactor().text(text))}"
         traceback = redactor().text(_traceback(self, record))
         return line + "".join(f"\n    {one_line(part)}" for part in traceback.splitlines())
@@ -169,7 +169,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _encoded(line: dict[str, object]) -> bytes:
-    """The line as JSON. Where a field is too large or JSON cannot hold it, fields are shortened texts."""
+    """Return the line as JSON. If a field is too large or JSON cannot hold it, fields become shortened texts."""
     with contextlib.suppress(Exception):  # a field may be an object of any kind
         data = msgspec.json.encode(line, enc_hook=str)
         if len(data) <= LONGEST_LINE:

@@ -194,7 +194,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
-        # Global to the library. The `_created` series would double the size of a scrape.
+        # A global setting of the library. The `_created` series would double the size of a scrape.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library gives it no types
         self.registry = registry
         self.service = service

@@ -1,17 +1,16 @@
-"""Takes secrets out of what is kept or shown: rows of the trajectory, errors, dead letters, log lines, spans.
+"""Redacts secrets in everything that Weft stores or shows: trajectory rows, errors, dead letters, log lines, spans.
 
-What is taken out, `***` stands in its place:
+`***` replaces:
 
-- values of the environment's variables that are named like a key (`OPENAI_API_KEY`, `*_TOKEN`, `*_SECRET`, …), and
-  passwords of URLs in any variable; what the process has learned since, as a key that an app gives in its code;
-- text that looks like a key of a known service, a bearer token, an `Authorization` header, a password in a URL;
-- JSON members that are named like one (`api_key`, `password`, `access_token`, …), where their value is text;
-- what the user's own patterns match (`WEFT_REDACT`).
+- values of environment variables with names like `OPENAI_API_KEY`, `*_TOKEN` or `*_SECRET`; passwords of URLs in any
+  variable; and secrets that the process learns later, such as a key in an app's code;
+- text that looks like a key of a known service, a bearer token, an `Authorization` header or a password in a URL;
+- text values of JSON members with names like `api_key`, `password` or `access_token`;
+- matches of the user's own patterns (`WEFT_REDACT`).
 
-Text is hostile: whatever it holds, the time is linear in its bytes and about that of a few searches. RE2 takes one look
-at everything (`secret_search.py`). Only places that it finds are looked at closely, a bounded number of each payload.
-After those, the rest of the text is hidden (`secret_search.py`), and of JSON every value that may hold a secret
-(`json_redaction.py`).
+Text may be hostile, so the time is linear in its size, whatever it contains. First RE2 scans everything for candidates
+(`secret_search.py`). Then slower rules check a bounded number of them. If there are more, the rest of the text is
+hidden (`secret_search.py`), and in JSON every value that may hold a secret (`json_redaction.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _KEY_VARIABLE = re.compile(
 _URL_PASSWORD = re.compile(r"://[^\s:/@\"'<>]*:([^\s/@\"'<>]+)@")  # for variables, which are the user's own
 
 READ_CHARACTERS = 65_536
-"""How much of a long text is read where only its start or its end is kept."""
+"""How much of a long text is read if only its start or its end is kept."""
 CUT_MARGIN = 4_096
-"""Characters beside such a cut that are left out: half of a secret there looks like no secret."""
+"""Characters dropped beside such a cut: no rule recognizes half of a secret."""
 
 
 class Redactor:
-    """What a process knows of secrets, and how it takes them out. `learn` may be called at any time."""
+    """Redacts the secrets that a process knows, and text that looks like one. `learn` may be called at any time."""
 
     def __init__(self, secrets: Iterable[str] = (), patterns: Iterable[re2._Regexp] = ()) -> None:
         self._search = SecretSearch(secrets, patterns)
@@ -50,7 +49,7 @@ class Redactor:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], patterns: str = "") -> Redactor:
-        """Knows the variables that are named like keys; `patterns` as `patterns_of` takes them."""
+        """Return a redactor for the variables with names like keys. `patterns` is a text for `patterns_of`."""
         return cls(secrets_of(environ), patterns_of(patterns))
 
     def learn(self, secret: str | None) -> None:
@@ -58,44 +57,45 @@ class Redactor:
         self._search.learn(secret)
 
     def text(self, text: str) -> str:
-        """The text without secrets; the same object where it has none."""
+        """Return the text without secrets; the same object if it has none."""
         data = text.encode("utf-8", "surrogatepass")
-        first = self._search.look.search(data)
+        first = self._search.candidate.search(data)
         if first is None and not self._search.patterns:
             return text
         spans = self._search.spans(data, Allowance(), len(data) if first is None else first.start())
         return _text_without(text, data, spans) if spans else text
 
     def start(self, text: str) -> str:
-        """A text without secrets; of a long one the start. Redact before you shorten: a rule finds no half secret."""
+        """Return the text without secrets; of a long text only the start. Redact before you shorten a text yourself."""
         shown = self.text(text[:READ_CHARACTERS])
         cut = len(text) > READ_CHARACTERS and not shown.endswith(HIDDEN)
         return shown[:-CUT_MARGIN] if cut else shown
 
     def end(self, text: str) -> str:
-        """A text without secrets; of a long one the end, as `start`."""
+        """Return the text without secrets, like `start`; of a long text only the end."""
         shown = self.text(text[-READ_CHARACTERS:])
         return shown[CUT_MARGIN:] if len(text) > READ_CHARACTERS else shown
 
     def data(self, data: bytes) -> bytes:
-        """JSON without secrets in its strings, else byte for byte as it was; the same object where it has none.
+        """Return JSON without secrets in its strings, otherwise unchanged; the same object if it has none.
 
-        JSON inside of a string, as the arguments of a tool call are written, is gone through too.
+        This includes JSON inside a string, such as the arguments of a tool call.
         """
-        first = self._search.look.search(data)
+        first = self._search.candidate.search(data)
         if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
             return data
         return self._json.data(data, first)
 
     def rows(self, data: bytes) -> bytes:
-        """Rows of the trajectory, a JSON array, without secrets: however many they are, each stays a row."""
-        first = self._search.look.search(data)
+        """Return trajectory rows (a JSON array) without secrets. However many secrets there are, each row stays a
+        row."""
+        first = self._search.candidate.search(data)
         if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
             return data
         return self._json.rows(data, first)
 
     def attributes(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-        """Attributes of a span or a row without secrets."""
+        """Return the attributes of a span or a row without secrets."""
         return {
             name: self.text(value)
             if isinstance(value, str)
@@ -107,11 +107,12 @@ class Redactor:
 
 
 Attribute = str | int | float | bool | list[str]
-"""What an attribute of a span or a row may be."""
+"""The value of an attribute of a span or a row."""
 
 
 def _text_without(text: str, data: bytes, spans: list[tuple[int, int]]) -> str:
-    """The text without these spans of `data`, its UTF-8. The longest piece is not decoded again but cut out."""
+    """Return the text without these spans of `data`, its UTF-8. The longest piece is copied from the text, not decoded
+    again."""
     ends = [0, *chain.from_iterable(merged(spans)), len(data)]
     pieces = [data[start:end] for start, end in pairwise(ends)]
     longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
@@ -126,12 +127,12 @@ def _text_without(text: str, data: bytes, spans: list[tuple[int, int]]) -> str:
 def _decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:  # a pattern of the user's has matched a part of a surrogate
+    except UnicodeDecodeError:  # a user's pattern has matched a part of a surrogate
         return data.decode("utf-8", "replace")
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """The values of variables that are named like keys, and the passwords in URLs of all others."""
+    """Return the values of variables with names like keys, and the passwords in URLs of all others."""
     found = []
     for name, value in environ.items():
         if _KEY_VARIABLE.fullmatch(name):
@@ -143,7 +144,8 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def patterns_of(text: str) -> list[re2._Regexp]:
-    """Regular expressions of RE2's syntax with white space between them. Raises ConfigurationError for a wrong one."""
+    """Parse regular expressions in RE2's syntax, separated by white space. Raises ConfigurationError for an invalid
+    one."""
     patterns = []
     for each in text.split():
         try:
@@ -165,12 +167,12 @@ def patterns_of(text: str) -> list[re2._Regexp]:
 
 
 def redactor() -> Redactor:
-    """The one of the app whose code runs here; elsewhere, one that knows this process's environment."""
+    """Return the redactor of the app whose code runs here; elsewhere one that knows this process's environment."""
     return _HERE.get() or _of_process()
 
 
 def kept(text: str, longest: int, *, end: bool = False) -> str:
-    """Text that JSON can hold; of a long one the start, or the `end`. Secrets go before it is cut."""
+    """Return text that JSON can hold; of a long text the start, or the `end`. A text is redacted before it is cut."""
     if len(text) > longest:
         text = redactor().end(text)[-longest:] if end else redactor().start(text)[:longest]
     return text.encode(errors="replace").decode()
@@ -178,7 +180,7 @@ def kept(text: str, longest: int, *, end: bool = False) -> str:
 
 @contextmanager
 def use(redactor: Redactor) -> Iterator[None]:
-    """Make this the one that `redactor` returns, for this task and those that it starts."""
+    """Make `redactor` return this one in this asyncio task and in tasks that it starts."""
     token = _HERE.set(redactor)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Finds the secrets of one text: what is known as one, what looks like one, what the user's own patterns match.
+"""Finds the secrets in a text: known secrets, text that looks like one, and matches of the user's patterns.
 
-The look (`look_for`) goes over everything. At most `PLACES` places that it finds in a payload are matched
-closely, and from the next one on the rest of the text counts as a secret.
+One pattern (`candidate_pattern`) scans everything for the starts of possible secrets. Slower rules then check at most
+`MAX_CANDIDATES` of them per payload. If there are more, the rest of the text counts as a secret.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cached_property
 import re2
 
 LOOKAHEAD = 256
-"""Bytes that a rule reads to decide whether a word is a key. A longer word is one."""
+"""Bytes that a rule reads to decide whether a word is a key. A longer word always counts as one."""
 
 LONGEST_WORD = 512
-"""Bytes of a word that a rule matches. Of a longer one all is hidden up to a space or a quote."""
+"""Bytes of a word that a rule matches. A longer word is hidden up to the next space or quote."""
 
 SECRET_MEMBERS = frozenset(
     (
@@ -29,23 +29,23 @@ SECRET_MEMBERS = frozenset(
 """Names of JSON members whose text is a secret, in lower case and without `-` and `_`."""
 
 _SPACE = rb"(?:[\x00-\x20]++|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
-# As JSON may write a space, also in JSON inside of a text. A byte outside ASCII may be part of one.
+# All forms of a space in JSON, even in JSON inside a text. A byte outside ASCII may be part of one.
 _GAP = rb"(?:[\x00-\x20\x80-\xff]|\\+[nrtfb]|\\+u[0-9a-fA-F]{4})"
-# `\s` and `\d` inside a class make `re` three times slower: it looks a plain class up in a table.
+# Not `\s` and `\d`: inside a class they make `re` three times slower, since it looks up plain classes in a table.
 _WHITE = rb" \t\n\r\f\v"
 _QUOTE = rb"(?:\\*\"|\\+u0022)"
-# Before a key no letter may stand, but for those of an escape, as code, JSON, URLs and terminals write it.
+# No letter may precede a key, except the last one of an escape in code, JSON, a URL or a terminal sequence.
 _ESCAPES = (rb"\\[nrtfb]", rb"\\x[0-9a-fA-F]{2}", rb"\\u[0-9a-fA-F]{4}", rb"%[0-9a-fA-F]{2}", rb"[0-9;\[]m")
 _NO_LETTER_BEFORE = rb"(?:\b|" + b"|".join(_ESCAPES) + rb")"
 _AFTER_ESCAPE = b"|".join(rb"(?<=%b)" % escape for escape in _ESCAPES)
 _VALUE_FOLLOWS = rb"(?:['\"\\]|\\+u00[0-9a-fA-F]{2})*" + _GAP + rb"*(?:[:=,]|\\+u00)"
 _KEY_WORDS = rb"api[-_]?key|access_token|client_secret|secret_access_key|password|passwd|passphrase"
 
-# Every alternative is short, or cannot begin again inside itself: what lies between two hits is read once.
-_LOOK = b"|".join(
+# Each alternative is short, or cannot begin again inside itself, so text between two hits is read once.
+_CANDIDATE = b"|".join(
     (
         rb":\\*/\\*/[^\s:/@\"'<>]*:[^\s/@\"'<>]+@",
-        # Only a few bytes of each key: longer counters make RE2's automaton large.
+        # A few bytes of each key suffice: longer counters make RE2's automaton large.
         _NO_LETTER_BEFORE + rb"(?:sk-[A-Za-z0-9_-]{4}|hf_[A-Za-z0-9]{4})",
         rb"gh[pousr]_[A-Za-z0-9]{4}|github_pat_[A-Za-z0-9_]{4}|glpat-[A-Za-z0-9_-]{4}|xox[abeoprs]-[A-Za-z0-9-]{4}",
         rb"A[KS]IA[A-Z0-9]{4}|AIza[A-Za-z0-9_-]{4}|eyJ[A-Za-z0-9_-]{4}",
@@ -61,13 +61,13 @@ _LOOK = b"|".join(
         + _QUOTE
         + _GAP
         + rb"*:",
-        # A letter or digit that is written as a number: no encoder does that, and it would hide all of the above.
+        # A letter or digit written as a number: no encoder does that, and it would hide all of the above.
         rb"\\u00(?:2[0-13-589acdefACDEF]|3[0-9abAB]|4|5[0-9abdefABDEF]|6[1-9a-fA-F]|7[0-9a-eA-E])",
     )
 )
 
 _DIGIT_AHEAD = (
-    # Or a word that is too long to be read to its end.
+    # The second class also accepts a word that is too long to be read to its end.
     rb"(?=[A-Za-z%(more)b]{0,%(most)d}+[A-Za-z0-9%(more)b])"
 )
 
@@ -79,7 +79,7 @@ def _digit_ahead(more: bytes) -> bytes:
 RULE = re.compile(
     b"|".join(
         (
-            # A digit is required where words with hyphens look the same.
+            # A digit is required if words with hyphens look the same.
             rb"(?:(?<![A-Za-z0-9_])|ESCAPE)(sk-" + _digit_ahead(rb"_-") + rb"[A-Za-z0-9_-]{16,WORD}+)",
             rb"(?:(?<![A-Za-z0-9_])|ESCAPE)(hf_[A-Za-z0-9]{30,WORD}+)",
             rb"(gh[pousr]_[A-Za-z0-9]{30,WORD}+|github_pat_[A-Za-z0-9_]{22,WORD}+|glpat-[A-Za-z0-9_-]{20,WORD}+)",
@@ -94,8 +94,8 @@ RULE = re.compile(
             + rb"(?i:basic|bearer|digest|token|apikey)%b++([^%b'\",;]{6,WORD}+)" % (_SPACE, _WHITE),
             rb"(?:(?i:%b)\\*+['\"]?|(?P<quote>['\"])(?i:pw|pwd)\\*+(?P=quote))" % _KEY_WORDS
             + rb"%b*+[:=,]%b*+b?" % (_SPACE, _SPACE)
-            # In quotes, which may be escaped; or bare, as in a query or a header, and then with a digit:
-            # `password: required` is none.
+            # In quotes, which may be escaped; or bare, as in a query or a header, but then with a digit: `password:
+            # required` is not a secret.
             + rb"('[^']{4,}+'|\"[^\"]{4,}+\"|\\++['\"][^'\"\\]{4,WORD}+"
             + rb"|(?=[^%(end)b0-9]{0,%(ahead)d}+[^%(end)b])[^%(end)b]{6,WORD}+)"
             % {b"end": _WHITE + rb"'\"&,;", b"ahead": LOOKAHEAD - 1},
@@ -105,16 +105,16 @@ RULE = re.compile(
     .replace(b"ESCAPE", b"|".join(_ESCAPES))
     .replace(b"AFTER", _AFTER_ESCAPE)
 )
-"""Matches a secret at the start of what the look has found. The last group that matched is what is hidden."""
+"""Matches a secret at a candidate. The last matching group is the part to hide."""
 
 _CHARACTERS = {"\n": b"n", "\r": b"r", "\t": b"t", "\f": b"f", "\b": b"b"}
 _AS_IT_IS = re.compile(r"[A-Za-z0-9 _.~-]")
 _SIGN_LENGTH = 64
-"""Characters of a known secret that the look compares."""
+"""Characters of a known secret that the candidate pattern contains."""
 
 
 def bytes_options() -> re2.Options:
-    """Options of a pattern for bytes, without groups."""
+    """Return the options of a pattern for bytes, without groups."""
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.never_capture = True
@@ -123,18 +123,18 @@ def bytes_options() -> re2.Options:
     return options
 
 
-def look_for(secrets: Iterable[str]) -> re2._Regexp:
-    """Return the pattern that finds every place where a secret may begin, in text as in JSON."""
-    return re2.compile(b"|".join((_LOOK, *map(_as_json_writes, secrets))), bytes_options())
+def candidate_pattern(secrets: Iterable[str]) -> re2._Regexp:
+    """Return the pattern that finds every position where a secret may begin, in text and in JSON."""
+    return re2.compile(b"|".join((_CANDIDATE, *map(_as_json_writes, secrets))), bytes_options())
 
 
 _PRIVATE_KEY_END = re.compile(rb"-----END [A-Z ]{0,64}PRIVATE KEY-----")
-_ENDS = 64
-"""How many ends of another kind are passed over before the rest of the text counts as the key."""
+_MAX_ENDS = 64
+"""How many ends of another kind are skipped before the rest of the text counts as the key."""
 
 
 def end_of_word(text: bytes, start: int) -> int:
-    """Where the word ends that begins at `start`: at white space or a quote."""
+    """Return the end of the word that begins at `start`: the next white space or quote."""
     return _end_of(_IN_WORD, text, start)
 
 
@@ -144,7 +144,7 @@ def _end_of_token(text: bytes, start: int) -> int:
 
 
 def _end_of_private_key(text: bytes, start: int) -> int:
-    for _ in range(_ENDS):
+    for _ in range(_MAX_ENDS):
         start = text.find(b"-----END ", start)
         if start < 0:
             break
@@ -154,15 +154,15 @@ def _end_of_private_key(text: bytes, start: int) -> int:
     return len(text)
 
 
-RESTS: dict[int, Callable[[bytes, int], int]] = {
+ENDS: dict[int, Callable[[bytes, int], int]] = {
     RULE.groupindex["token"]: _end_of_token,
     RULE.groupindex["private_key"]: _end_of_private_key,
 }
-"""Groups of `RULE` that match only the start of a secret, and what finds the end of the rest."""
+"""Groups of `RULE` that match only the start of a secret, and the functions that find its end."""
 
 
 def _table(pattern: bytes) -> bytes:
-    """For `bytes.translate`: 0 for each byte that the pattern matches, 1 for every other one."""
+    """Return a table for `bytes.translate`: 0 for each byte that the pattern matches, 1 for every other one."""
     return bytes(0 if re.fullmatch(pattern, bytes([byte])) else 1 for byte in range(256))
 
 
@@ -173,7 +173,7 @@ _LARGEST_CHUNK = 65_536
 
 
 def _end_of(table: bytes, text: bytes, start: int) -> int:
-    """Where the first byte stands that is none of the table's. Three times as fast as a search by RE2."""
+    """Return the position of the first byte that is not in the table. Three times as fast as a search by RE2."""
     size = _FIRST_CHUNK
     while start < len(text):
         found = text[start : start + size].translate(table).find(1)
@@ -185,7 +185,7 @@ def _end_of(table: bytes, text: bytes, start: int) -> int:
 
 
 def _as_json_writes(secret: str) -> bytes:
-    """A pattern for the beginning of a secret, however JSON writes it, at any depth of JSON inside of texts."""
+    """Return a pattern for the beginning of a secret in all spellings of JSON, at any depth of JSON inside texts."""
     return b"".join(
         character.encode() if _AS_IT_IS.match(character) and character != "." else _escaped(character)
         for character in secret[:_SIGN_LENGTH]
@@ -203,13 +203,13 @@ def _escaped(character: str) -> bytes:
 
 
 HIDDEN = "***"
-"""What stands in the place of a secret."""
+"""The replacement of a secret."""
 
 SHORTEST_SECRET = 8
-"""Characters. A shorter value of a variable is too likely to be a word of its own, as `test`."""
+"""In characters. A shorter value of a variable is probably an ordinary word, such as `test`."""
 
-PLACES = 128
-"""How many places of one payload are looked at closely. Beyond them all that may be a secret is hidden."""
+MAX_CANDIDATES = 128
+"""How many candidates of one payload are checked. Beyond them, everything that may be a secret is hidden."""
 
 _SIGN = HIDDEN.encode()
 _LINES = bytes.maketrans(b'"', b"\n")
@@ -217,18 +217,18 @@ _OUTER_ANCHOR = re.compile(r"\\[Az]|\(\?[a-zA-Z]*-")
 
 
 class Allowance:
-    """What one payload may still cost."""
+    """The remaining work for one payload."""
 
-    __slots__ = ("places",)
+    __slots__ = ("candidates",)
 
     def __init__(self) -> None:
-        self.places = PLACES
+        self.candidates = MAX_CANDIDATES
 
 
-class _Reached:
-    """Says what a rule hides of what the look has found.
+class _HiddenParts:
+    """Finds the part of a candidate that a rule hides.
 
-    Reads to the end of a secret once, and not again from each place inside it.
+    Reads to the end of a secret once, and not again from each candidate inside it.
     """
 
     __slots__ = ("_ends",)
@@ -239,7 +239,7 @@ class _Reached:
     def by(self, text: bytes, found: re2._Match) -> tuple[int, int] | None:
         here, end = found.span()
         if text.startswith(b":", here):
-            # A URL: the look has matched it to its `@`.
+            # A URL: the candidate pattern has matched it up to its `@`.
             colon = text.find(b":", here + 1, end)
             return (colon + 1, end - 1) if colon > 0 else None
         match = RULE.match(text, here)
@@ -247,7 +247,7 @@ class _Reached:
             return None
         group = match.lastindex or 0
         start, end = match.span(group)
-        end_of_rest = RESTS.get(group)
+        end_of_rest = ENDS.get(group)
         if end_of_rest is None and end - start >= LONGEST_WORD and text[start] not in b"'\"":
             end_of_rest = end_of_word
         if end_of_rest is not None:
@@ -258,7 +258,7 @@ class _Reached:
 
 
 class SecretSearch:
-    """What a process knows of secrets. `learn` may be called at any time."""
+    """The secrets that a process knows. `learn` may be called at any time."""
 
     def __init__(self, secrets: Iterable[str] = (), patterns: Iterable[re2._Regexp] = ()) -> None:
         self.patterns = tuple(patterns)
@@ -269,68 +269,68 @@ class SecretSearch:
             self.learn(secret)
 
     def learn(self, secret: str | None) -> None:
-        """Take this value out too from now on, as a key that the code gives; one under 8 characters is left alone."""
+        """Redact this value, too, from now on, such as a key in an app's code. Ignores values under 8 characters."""
         if not secret or len(secret) < SHORTEST_SECRET or secret in self._secrets:
             return
         self._secrets = (*self._secrets, secret)
         known = secret.encode("utf-8", "surrogatepass")
-        # The longest first: a shorter one may be a part of it.
+        # Longest first: a shorter one may be a part of it.
         same = self._by_head.get(known[:SHORTEST_SECRET], [])
         self._by_head[known[:SHORTEST_SECRET]] = sorted((*same, known), key=len, reverse=True)
-        self.__dict__.pop("look", None)
+        self.__dict__.pop("candidate", None)
 
     @cached_property
-    def look(self) -> re2._Regexp:
-        """Finds the places to look at closely. Made at its first use, and again when a secret was learned."""
-        return look_for(self._secrets)
+    def candidate(self) -> re2._Regexp:
+        """The pattern that finds candidates; compiled at its first use, and again after a secret was learned."""
+        return candidate_pattern(self._secrets)
 
     def matches_no_pattern(self, data: bytes) -> bool:
-        """Whether no pattern of the user's can match a string of this JSON. False also where that is not certain."""
+        """Return whether no pattern of the user can match a string in this JSON; False if that is uncertain."""
         if not self.patterns:
             return True
         if self._lines is None or b"\\" in data:
             return False
-        # Each string without escapes is a line of its own, once its quotes are line breaks.
+        # With line breaks for quotes, each string without escapes becomes a line.
         return self._lines.search(data.translate(_LINES)) is None
 
     def hidden(self, text: bytes, allowance: Allowance, at: int = 0) -> bytes:
-        """A text without secrets; the same object where it has none. Before `at` the look finds nothing."""
+        """Return the text without secrets; the same object if it has none. There is no candidate before `at`."""
         spans = self.spans(text, allowance, at)
         return _without(text, spans) if spans else text
 
     def spans(self, text: bytes, allowance: Allowance, at: int) -> list[tuple[int, int]]:
-        """Where a text has secrets. Before `at` the look finds nothing."""
+        """Return the spans of the secrets in a text. There is no candidate before `at`."""
         spans: list[tuple[int, int]] = []
-        look = self.look
-        reached = _Reached()
-        while (found := look.search(text, at)) is not None:
+        candidate = self.candidate
+        parts = _HiddenParts()
+        while (found := candidate.search(text, at)) is not None:
             here = found.start()
-            if allowance.places <= 0:
+            if allowance.candidates <= 0:
                 spans.append((here, len(text)))
                 break
-            allowance.places -= 1
+            allowance.candidates -= 1
             at = here + 1
             for secret in self._by_head.get(text[here : here + SHORTEST_SECRET], ()):
                 if text.startswith(secret, here):
                     spans.append((here, here + len(secret)))
                     break
-            if (span := reached.by(text, found)) is not None:
+            if (span := parts.by(text, found)) is not None:
                 spans.append(span)
                 if span[1] == len(text):
                     break
         for pattern in self.patterns:
             for found in pattern.finditer(text):
-                if allowance.places <= 0:
+                if allowance.candidates <= 0:
                     spans.append((found.start(), len(text)))
                     break
-                allowance.places -= 1
+                allowance.candidates -= 1
                 if found.end() > found.start():
                     spans.append(found.span())
         return spans
 
 
 def _without(text: bytes, spans: list[tuple[int, int]]) -> bytes:
-    """The text with one `***` in the place of all spans that touch."""
+    """Return the text with `***` in place of the spans, once for spans that touch."""
     pieces: list[bytes] = []
     kept = 0
     for start, end in merged(spans):
@@ -341,7 +341,7 @@ def _without(text: bytes, spans: list[tuple[int, int]]) -> bytes:
 
 
 def merged(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Spans in order, those that touch or overlap as one."""
+    """Yield the spans in order, merging those that touch or overlap."""
     first, last = -1, -1
     for start, end in sorted(spans):
         if start > last:
@@ -354,13 +354,14 @@ def merged(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _in_lines(patterns: Sequence[re2._Regexp]) -> re2._Regexp | None:
-    """A pattern that finds a match among lines wherever one of these matches a line by itself, or None."""
+    """Return one pattern that finds a match in a text wherever one of these matches a whole line; None if
+    impossible."""
     anyone = "|".join(f"(?:{pattern.pattern})" for pattern in patterns)
     if not anyone or _OUTER_ANCHOR.search(anyone):
         return None
     try:
         return re2.compile(f"(?m:{anyone})", text_options())
-    except re2.error:  # two groups of one name, or too large together
+    except re2.error:  # two groups with the same name, or too large together
         return None
 
 

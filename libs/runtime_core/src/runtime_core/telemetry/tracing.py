@@ -90,7 +90,7 @@ def configure(
     own = {SERVICE_NAME: service, SERVICE_INSTANCE: instance, SERVICE_VERSION: version}
     # Values of the variables take precedence.
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
-    # A model, a tool or a page may have written the value. None: as the SDK reads it from the variables.
+    # Limit the length: a model, a tool or a page may have written the value. None: the SDK reads it from the variables.
     longest = None if any(environ.get(name) for name in LENGTH_LIMITS) else LONGEST_ATTRIBUTE
     limits = SpanLimits(max_attribute_length=longest)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False, span_limits=limits)
@@ -168,7 +168,7 @@ def _otlp(protocol: str) -> SpanExporter:
 
 
 def _reporting(exporter: SpanExporter, lost: Callable[[int], None]) -> SpanExporter:
-    """Wrap an exporter, so that a failing collector logs one line a minute instead of many."""
+    """Wrap an exporter, so that a failing collector causes one log line a minute instead of many."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     reason = _Reason()

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from runtime_core.clusters.spark import worker
-from runtime_core.clusters.spark.connect import Paced, Sessions, Told, Watched, condition_of, is_lost
+from runtime_core.clusters.spark.connect import OnProgress, Paced, Sessions, Watched, condition_of, is_lost
 from runtime_core.clusters.spark.worker import Answer, Assignment, Items
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, Step, Value, Work
 from runtime_core.engines.results import Results
@@ -144,13 +144,13 @@ class Calls:
         loop = asyncio.get_running_loop()
         begun = asyncio.Event()
 
-        def told(stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
+        def on_progress(stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
             if running or tasks_done:
                 with suppress(RuntimeError):  # the loop has since ended
                     loop.call_soon_threadsafe(begun.set)
 
         tags = [tag, *([tag_of(key)] if key else [])]
-        thread = InThread(functools.partial(self._in_thread, sent, tags, told), f"spark call {name}")
+        thread = InThread(functools.partial(self._in_thread, sent, tags, on_progress), f"spark call {name}")
         try:
             if timeout_seconds:
                 await _either(begun, thread, UNREPORTED_SECONDS)
@@ -177,11 +177,11 @@ class Calls:
         path.write_bytes(data)
         return path
 
-    def _in_thread(self, sent: bytes | Path, tags: Sequence[str], told: Told) -> Answer:
+    def _in_thread(self, sent: bytes | Path, tags: Sequence[str], on_progress: OnProgress) -> Answer:
         session = self._session
         for tag in tags:
             session.addTag(tag)
-        self._watched.tell(told)
+        self._watched.report_to(on_progress)
         one_row = session.range(0, 1, 1, 1)
         return worker.joined(one_row.mapInArrow(functools.partial(worker.work, sent), _SCHEMA).toArrow())
 
@@ -258,7 +258,7 @@ async def run_map(calls: Calls, work: Work, report: Report, in_flight: int) -> O
             if isinstance(error, _Lost):
                 return error.error
             raise error
-    running.tell(last=True)
+    running.report(last=True)
     return Value(running.value())
 
 
@@ -301,7 +301,7 @@ class _Map:
         """Return the outcomes as JSON."""
         return msgspec.json.encode([_end(end) for end in self._ends])
 
-    def tell(self, last: bool = False) -> None:
+    def report(self, last: bool = False) -> None:
         """Report the progress."""
         counts = {"done": self._done, "failed": self._failed, "total": len(self._items)}
         self._report(msgspec.json.encode(counts), last)
@@ -339,7 +339,7 @@ class _Map:
             self._ends[one] = end
             self._done += 1
             self._failed += isinstance(end, Error)
-        self.tell()
+        self.report()
 
     def _measure(self, seconds: float, count: int) -> None:
         fitting = int(CALL_SECONDS * count / max(seconds, 1e-6))

@@ -61,7 +61,7 @@ REPORT_SECONDS = 0.5
 # By default a client retries a lost server for ten minutes.
 _RETRIES = 4
 _LONGEST_PAUSE_MILLISECONDS = 1000
-Told = Callable[[int, int, int, int, str], None]
+OnProgress = Callable[[int, int, int, int, str], None]
 """Called with an operation's number of stages, completed tasks, tasks and running tasks, and its id."""
 _JOBS = uuid.UUID("6b1f0d8e-3c53-4b83-9c1d-2d4f27f6a7b1")
 # Messages of the server, or the client itself, about a session that no longer exists.
@@ -172,8 +172,9 @@ class ConnectServer:
             "spark.driver.maxResultSize": "0",
             "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={self._folder} -Dderby.system.home={self._folder}",
         }
-        told = Settings.from_environment(self._environ)
-        options = ["--master", told.spark_local_master, "--driver-memory", told.spark_local_memory, "--name", "weft"]
+        configured = Settings.from_environment(self._environ)
+        master, memory = configured.spark_local_master, configured.spark_local_memory
+        options = ["--master", master, "--driver-memory", memory, "--name", "weft"]
         for name, value in settings.items():
             options += ["--conf", f"{name}={value}"]
         return options
@@ -226,8 +227,8 @@ class ConnectServer:
                 print(text, file=sys.stderr, flush=True)
 
     def _tail(self) -> str:
-        told = [line for line in self._last if not line.startswith("WARNING: Using incubator modules")]
-        return f": {kept(' | '.join(told[-3:]), 600, end=True)}" if told else ""
+        lines = [line for line in self._last if not line.startswith("WARNING: Using incubator modules")]
+        return f": {kept(' | '.join(lines[-3:]), 600, end=True)}" if lines else ""
 
 
 async def answers(host: str, port: int, seconds: float = 5.0) -> bool:
@@ -395,27 +396,29 @@ class Watched:
 
     def __init__(self, session: SparkSession) -> None:
         self._here = threading.local()
-        watch(session, self._hear)
+        watch(session, self._forward)
 
-    def tell(self, told: Told) -> None:
-        """Report operations of this thread to `told` from now on."""
-        self._here.told = told
+    def report_to(self, on_progress: OnProgress) -> None:
+        """Report operations of this thread to `on_progress` from now on."""
+        self._here.on_progress = on_progress
 
-    def _hear(self, stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
-        told: Told | None = getattr(self._here, "told", None)
-        if told is not None:
-            told(stages, tasks_done, tasks, running, operation)
+    def _forward(self, stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
+        on_progress: OnProgress | None = getattr(self._here, "on_progress", None)
+        if on_progress is not None:
+            on_progress(stages, tasks_done, tasks, running, operation)
 
 
-def watch(session: SparkSession, told: Told) -> None:
-    """Report all operations of a session to `told`, in the threads that run them."""
+def watch(session: SparkSession, on_progress: OnProgress) -> None:
+    """Report all operations of a session to `on_progress`, in the threads that run them."""
 
-    def hear(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:  # Any: of PySpark
+    def handle(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:  # Any: of PySpark
         stages = list(stages)
         tasks_done = sum(stage.num_completed_tasks for stage in stages)
-        told(len(stages), tasks_done, sum(stage.num_tasks for stage in stages), inflight_tasks, operation_id or "")
+        on_progress(
+            len(stages), tasks_done, sum(stage.num_tasks for stage in stages), inflight_tasks, operation_id or ""
+        )
 
-    session.registerProgressHandler(hear)
+    session.registerProgressHandler(handle)
 
 
 class Paced:

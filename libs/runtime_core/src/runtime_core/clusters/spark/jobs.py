@@ -55,7 +55,7 @@ class Jobs:
         except Exception as error:
             return lost(error)
         progress = _Progress(report)
-        watch(session, progress.told)
+        watch(session, progress.on_progress)
         thread = InThread(functools.partial(self._in_thread, work, session), f"spark job {work.name}")
         try:
             if work.timeout_seconds and not await thread.wait(work.timeout_seconds):
@@ -122,19 +122,19 @@ class _Progress:
         self._report = Paced(report)
         self._operations: dict[str, tuple[int, int, int]] = {}
 
-    def told(self, stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
+    def on_progress(self, stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
         with suppress(RuntimeError):  # the loop has since ended
             self._loop.call_soon_threadsafe(self._add, operation, (stages, tasks_done, tasks))
 
     def end(self) -> None:
-        self._tell(last=True)
+        self._send_report(last=True)
 
     def _add(self, operation: str, counts: tuple[int, int, int]) -> None:
         if counts[2]:
             self._operations[operation] = counts
-            self._tell()
+            self._send_report()
 
-    def _tell(self, last: bool = False) -> None:
+    def _send_report(self, last: bool = False) -> None:
         if self._operations:
             stages, tasks_done, tasks = (sum(column) for column in zip(*self._operations.values(), strict=True))
             self._report(msgspec.json.encode({"stages": stages, "tasks_done": tasks_done, "tasks": tasks}), last)
