@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from runtime_core import errors
 from runtime_core.consumer.effects import Completed, Failed
 from runtime_core.runs.context import AgentContext
-from tests.unit.runs.run_world import Code, World
+from tests.unit.runs.run_world import Code, Program, World
 
 bodies: list[str] = []
 
@@ -262,3 +263,95 @@ async def test_no_task_is_left_behind() -> None:
     for code in PROGRAMS:
         await World(cold=True).play(code, "in")
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def attempts_of(code: Code, *, failures: int, cold: bool) -> tuple[World, Completed | Failed]:
+    """Run the code, again from the top with the next attempt after each failure, as the consumer does."""
+    world = World(cold=cold)
+    program = Program(code)
+    for attempt in range(1, failures + 2):
+        world.run = world.new_run(program, attempt=attempt)
+        result = await world.play(program)
+        if isinstance(result, Completed):
+            break
+        world.run = None
+    return world, result
+
+
+async def told_once(ctx: AgentContext, input: Any) -> object:
+    first = ctx.attempt
+    await ctx.step(body, "charge")
+    if ctx.attempt == 1:
+        raise RuntimeError("the first attempt fails")
+    second = ctx.attempt
+    if second == 2:
+        await ctx.sleep(60)
+        await ctx.gather(ctx.tool("a"), ctx.tool("b"))
+    return [first, second, ctx.attempt]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_ctx_attempt_is_the_same_at_each_replay(cold: bool) -> None:
+    bodies.clear()
+    _, result = await attempts_of(told_once, failures=1, cold=cold)
+    assert isinstance(result, Completed), result
+    assert json.loads(result.output) == [1, 2, 2]
+    assert bodies == ["charge"]
+
+
+async def fails_between(ctx: AgentContext, input: Any) -> object:
+    seen = []
+
+    async def branch(name: str) -> list[int]:
+        before = ctx.attempt
+        await ctx.tool(name)
+        return [before, ctx.attempt]
+
+    for number in range(3):
+        seen.append(ctx.attempt)
+        seen += await ctx.gather(branch(f"a{number}"), branch(f"b{number}"))
+        await ctx.step(body, f"s{number}")
+        if ctx.attempt == number + 1:
+            raise RuntimeError(f"attempt {ctx.attempt} fails")
+    return seen
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_each_place_keeps_the_attempt_that_went_on_from_it(cold: bool) -> None:
+    world, result = await attempts_of(fails_between, failures=3, cold=cold)
+    assert isinstance(result, Completed), result
+    assert json.loads(result.output) == [1, [1, 1], [1, 1], 2, [2, 2], [2, 2], 3, [3, 3], [3, 3]]
+    world.run = world.new_run(Program(fails_between), attempt=4)
+    again = await world.run.advance()
+    assert isinstance(again, Completed), again
+    assert again.output == result.output
+
+
+async def counts_up(ctx: AgentContext, input: Any) -> object:
+    async def flaky(attempt: int) -> int:
+        if attempt < 4:
+            raise errors.Retry(0)
+        return attempt
+
+    return await ctx.step(flaky, ctx.attempt)
+
+
+async def test_a_retried_step_that_was_not_recorded_sees_the_next_attempt() -> None:
+    _, result = await attempts_of(counts_up, failures=3, cold=False)
+    assert isinstance(result, Completed), result
+    assert json.loads(result.output) == 4
+
+
+async def in_a_step(ctx: AgentContext, input: Any) -> object:
+    async def inside() -> int:
+        return ctx.attempt
+
+    return await ctx.step(inside)
+
+
+async def test_the_function_of_a_step_sees_the_attempt_that_runs_it() -> None:
+    world = World()
+    world.run = world.new_run(Program(in_a_step), attempt=7)
+    result = await world.play(Program(in_a_step))
+    assert isinstance(result, Completed), result
+    assert json.loads(result.output) == 7

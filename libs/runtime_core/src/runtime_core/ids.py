@@ -100,6 +100,25 @@ def step_digest(kind: str, name: str, key: str, data: bytes) -> str:
     return hashlib.blake2b(head + data, digest_size=4).hexdigest()
 
 
+_MARK = "~"
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_MAX_MARKED = 36**2 - 1
+
+
+def digest_in_attempt(digest: str, attempt: int) -> str:
+    """Return the digest of a step that follows a read of `ctx.attempt` in this attempt, from 2.
+
+    Higher attempts than 1295 count as that one.
+    """
+    high, low = divmod(min(attempt, _MAX_MARKED), 36)
+    return f"{_MARK}{_DIGITS[high]}{_DIGITS[low]}{digest[:5]}"
+
+
+def attempt_in_digest(digest: str) -> int:
+    """Return the attempt in a digest from `digest_in_attempt`; 1 for any other digest."""
+    return int(digest[1:3], 36) if digest.startswith(_MARK) else 1
+
+
 def any_digest(kind: str, name: str) -> str:
     """Return a stand-in for a step's digest that matches every step of this kind and name, whatever its arguments.
 

@@ -15,7 +15,7 @@ from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Effect, Failed
-from runtime_core.ids import any_digest
+from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt
 from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import from_json, pack
 from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
@@ -142,6 +142,10 @@ class ReplayRun(Run):
             self._note_said(step)
         return value
 
+    def read_attempt(self) -> int:
+        """Return the recorded run's last attempt: its record does not say which attempt took which step."""
+        return self.attempt
+
     def _answer(self, step: Step[Any], questions: Mapping[str, deque[RecordedStep]]) -> None:  # Any: see find
         for digest in (step.digest, any_digest(step.kind, step.name)):
             if waiting := questions.get(digest):
@@ -182,7 +186,10 @@ def _questions(recorded: RecordedRun) -> dict[str, deque[RecordedStep]]:
 
 
 def _fits(step: Step[Any], there: RecordedStep) -> bool:  # Any: steps of all result types
-    return not there.kind or there.digest in (step.digest, any_digest(step.kind, step.name))
+    asked = step.digest
+    if (attempt := attempt_in_digest(there.digest)) > 1:
+        asked = digest_in_attempt(asked, attempt)
+    return not there.kind or there.digest in (asked, any_digest(step.kind, step.name))
 
 
 def _asked(step: Step[Any]) -> str:  # Any: steps of all result types

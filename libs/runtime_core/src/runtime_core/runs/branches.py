@@ -142,7 +142,7 @@ class Gather:
             return result_of(part, self.run.found(part), branch)
         assert task is not None
         if helper is not None:
-            branch.saw(helper.now_ms)
+            branch.joined(helper)
             if helper.context is not None:
                 join(self.run, branch, helper)
         return task.result()
@@ -220,7 +220,7 @@ class Job:
             yield from run.flow.wait(self._wait)
         if self.cancelled or self._task is None:
             raise JobCancelled(f"the job {self.id} was cancelled")
-        branch.saw(self._branch.now_ms)
+        branch.joined(self._branch)
         self.merge(branch)
         return self._task.result()
 

@@ -101,8 +101,12 @@ class AgentContext:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1."""
-        return self._run.attempt
+        """The number of this attempt, from 1.
+
+        Where an earlier attempt has recorded the following steps, it is the number of that attempt: the code takes the
+        same path in each replay.
+        """
+        return self._run.read_attempt()
 
     @property
     def session_id(self) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,13 +98,14 @@ def recorded_error(value: bytes) -> tuple[str, str]:
 class Journal:
     """The results by step id, and the digests of requested steps without a result (`pending`)."""
 
-    __slots__ = ("pending", "size", "values")
+    __slots__ = ("_places", "pending", "size", "values")
 
     def __init__(self, values: Mapping[str, bytes], pending: Mapping[str, str]) -> None:
         self.values = dict(values)
         self.pending = dict(pending)
         self.size = sum(map(len, self.values.values()))
         """The bytes of all values."""
+        self._places: dict[str, list[tuple[int, str]]] | None = None
 
     def add(self, step: str, value: bytes) -> bool:
         """Add a value unless the step has one, as the broker does. Return whether it was added."""
@@ -117,6 +121,37 @@ class Journal:
         if (value := self.values.get(step)) is not None:
             return value[:DIGEST_BYTES].decode("ascii", "replace")
         return self.pending.get(step, "")
+
+    def next_digest(self, prefix: str, count: int) -> str:
+        """Return the digest of the first step of a branch after its place `count`; empty if there is none.
+
+        The steps are those of the first call, since a run takes no step twice.
+        """
+        if self._places is None:
+            self._places = _places(chain(self.values, self.pending))
+        places = self._places.get(prefix, [])
+        following = bisect_right(places, count, key=itemgetter(0))
+        return self.digest(places[following][1]) if following < len(places) else ""
+
+
+def _places(steps: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
+    """Return, by the prefix of a branch, its places in order, each with the first step there or in its branches."""
+    numbered = sorted((path, step) for step in steps if (path := _path(step)))
+    places: dict[str, list[tuple[int, str]]] = {}
+    for path, step in numbered:
+        prefix = ""
+        for number in path:
+            here = places.setdefault(prefix, [])
+            if not here or here[-1][0] < number:
+                here.append((number, step))
+            prefix = f"{prefix}{number}."
+    return places
+
+
+def _path(step: str) -> tuple[int, ...]:
+    """Return the numbers in a step such as `3.0.1`; nothing for other ids, such as those of another loop."""
+    parts = step.split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 class State:

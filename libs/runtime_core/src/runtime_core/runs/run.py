@@ -26,7 +26,7 @@ from runtime_core.consumer.effects import (
 )
 from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
-from runtime_core.ids import ANY_DIGEST, any_digest
+from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
@@ -379,6 +379,24 @@ class Run:
             raise self.flow.abort(_too_many())
         branch.count += 1
         return f"{branch.prefix}{branch.count}"
+
+    def read_attempt(self) -> int:
+        """Return `ctx.attempt`: where the journal holds later steps of this branch, the attempt that took them.
+
+        So a replay takes the same path, although the number of the attempt is another one. The digests of the steps
+        after the first read of an attempt above 1 hold its number.
+        """
+        branch = self.flow.here
+        if branch is None:  # in a function of `ctx.step`, or a hook
+            return self.attempt
+        later = ""
+        place: Branch | None = branch
+        while not later and place is not None:  # what follows the end of a branch are the next steps of its parent
+            later = self.journal.next_digest(place.prefix, place.count)
+            place = place.parent
+        attempt = attempt_in_digest(later) if later else max(self.attempt, branch.attempt_read)
+        branch.attempt_read = attempt
+        return attempt
 
     def check_place(self, step: str, kind: str) -> None:
         """Check that the journal holds nothing at this place, for calls that take an id and record nothing."""

@@ -26,7 +26,7 @@ CANCEL_GRACE_SECONDS = 2.0
 class Branch:
     """Numbers steps as `<prefix>1`, `<prefix>2`, … so that ids depend on the program and not on timing."""
 
-    __slots__ = ("context", "count", "now_ms", "parent", "performing", "prefix", "stopped")
+    __slots__ = ("attempt_read", "context", "count", "now_ms", "parent", "performing", "prefix", "stopped")
 
     def __init__(self, prefix: str, now_ms: int, parent: Branch | None = None) -> None:
         self.prefix = prefix
@@ -34,6 +34,8 @@ class Branch:
         """The branch that waits for this one; None: this is the run's first."""
         self.context: Context | None = None
         """The branch's context, created at its first use; see `sharing.py`."""
+        self.attempt_read: int = 1 if parent is None else parent.attempt_read
+        """What `ctx.attempt` has returned here. The digests of the following steps hold it if it is not 1."""
         self.count = 0
         self.now_ms = now_ms
         """The time of the latest result that this branch has seen, for `ctx.now()`."""
@@ -48,6 +50,11 @@ class Branch:
 
     def saw(self, epoch_ms: int) -> None:
         self.now_ms = max(self.now_ms, epoch_ms)
+
+    def joined(self, ended: Branch) -> None:
+        """Take over what an awaited branch has seen."""
+        self.saw(ended.now_ms)
+        self.attempt_read = max(self.attempt_read, ended.attempt_read)
 
 
 class Wait:
@@ -145,6 +152,16 @@ class Flow:
         if branch.stopped:
             raise asyncio.CancelledError("the job was cancelled")
         return branch
+
+    @property
+    def here(self) -> Branch | None:
+        """The branch of the running task, if it may take steps; else None."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # a thread without a loop
+            return None
+        branch = None if task is None else self.tasks.get(task)
+        return None if branch is None or branch.performing else branch
 
     def is_stopped(self, task: asyncio.Task[Any] | None) -> bool:  # Any: as `tasks`
         """Whether the task's branch was stopped alone (see `stop_branch`)."""

@@ -27,7 +27,7 @@ from runtime_core.errors import (
     StepError,
     ToolError,
 )
-from runtime_core.ids import step_digest
+from runtime_core.ids import digest_in_attempt, step_digest
 from runtime_core.record.step import StepError as RowError
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
@@ -90,6 +90,8 @@ class Step(Generic[T]):
         """JSON of the request."""
         self.digest = digest or step_digest(kind, name, key, canonical(data) if data[:1] in _CONTAINERS else data)
         self.id = run.take_id(branch, kind, self.digest)
+        if branch.attempt_read > 1:
+            self.digest = digest_in_attempt(self.digest, branch.attempt_read)
         self.order = run.steps_taken
         """Its place among all steps of this execution."""
         run.unawaited[self.id] = self
