@@ -10,11 +10,12 @@ import pytest
 from pydantic import BaseModel
 
 from runtime_core.declare.declaration import RetryPolicy
-from runtime_core.llm.tokens import Price
+from runtime_core.llm.tokens import KeepRecent, Price, Summarise
 from runtime_core.replay.replay import replay
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns
-from weft import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent
+from weft import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent, SubmitOptions
+from weft.aworld import HookPoint
 from weft.testing import LocalApp
 
 
@@ -258,6 +259,127 @@ async def test_an_instance_with_a_key_remembers_its_conversation(desk: Desk) -> 
         roles = [message["role"] for message in desk.said()]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
         assert await ask(client, "Find a.", key="other") == "Found.", "another instance starts over"
+
+
+def messages_sent(desk: Desk) -> int:
+    return len(desk.said())
+
+
+async def test_a_remembered_conversation_has_a_bound(desk: Desk) -> None:
+    desk.add(memory=KeepRecent(max_tokens=60, keep_first=0))
+    desk.server.play(answer("Noted: {user}"))
+    async with LocalApp(desk.app) as client:
+        sent = []
+        for number in range(8):
+            await ask(client, f"Number {number} {'word ' * 10}", key="k")
+            sent.append(messages_sent(desk))
+    assert sent[:2] == [1, 3]
+    assert max(sent) == sent[-1] < 8, "only the latest exchanges are kept"
+
+
+async def test_by_default_a_remembered_conversation_is_kept_within_the_state(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LLMAgent("m").memory == KeepRecent(max_tokens=50_000, keep_first=0)
+    monkeypatch.setattr("runtime_core.llm.model_call.MEMORY_MAX_BYTES", 9_000)
+    desk.add()
+    desk.server.play(answer("Noted."))
+    async with LocalApp(desk.app) as client:
+        for text, known in (("One.", 1), ("Two.", 3), ("x" * 6_500, 5), ("Three.", 3), ("y" * 10_000, 5), ("Four.", 1)):
+            await ask(client, text, key="k")
+            assert messages_sent(desk) == known, text[:9]
+
+
+async def test_a_remembered_conversation_is_summarised_by_a_model(desk: Desk) -> None:
+    desk.add(memory=Summarise(max_tokens=60, keep_tokens=20, prompt="Sum up."))
+    desk.server.play(answer("They count.", when=When(user="Sum up.")), answer("Noted."))
+    async with LocalApp(desk.app) as client:
+        for number in range(4):
+            await ask(client, f"Number {number} {'word ' * 10}", key="k")
+    # The last request is that for the next summary.
+    first, *_, last = [message["content"] for message in desk.said(-2)]
+    assert first.endswith("They count.")
+    assert last.startswith("Number 3")
+
+
+async def test_a_conversation_is_remembered_in_a_store_of_its_own(desk: Desk) -> None:
+    kept: dict[str, list[dict[str, Any]]] = {}
+
+    class Store:
+        async def load(self, key: str) -> list[dict[str, Any]] | None:
+            return kept.get(key)
+
+        def save(self, key: str, messages: list[dict[str, Any]]) -> None:
+            kept[key] = messages
+
+    desk.add(memory=Store())
+    desk.server.play(answer("Noted."))
+    for known in (1, 3):  # the second app has no state of the first
+        async with LocalApp(desk.app) as client:
+            await ask(client, "Again.", key="k")
+            assert messages_sent(desk) == known
+    assert list(kept) == ["researcher/k"]
+
+
+async def test_an_agent_may_remember_nothing(desk: Desk) -> None:
+    desk.add(memory=None)
+    desk.server.play(answer("Noted."))
+    async with LocalApp(desk.app) as client:
+        for _ in range(2):
+            await ask(client, "Again.", key="k")
+            assert messages_sent(desk) == 1
+
+
+async def test_hooks_see_what_is_left_out_and_may_refuse_it(desk: Desk) -> None:
+    desk.add(memory=KeepRecent(max_tokens=60, keep_first=0), window=KeepRecent(max_tokens=40, keep_first=0))
+    desk.server.play(answer("Noted."))
+    seen: list[tuple[str, str, int]] = []
+    for point in ("before_context_compact", "after_context_compact"):
+
+        @desk.app.hook(point, name="note", always=True)
+        def note(event: HookEvent) -> None:
+            seen.append((str(event.point), event.name, event.payload["count"]))
+            assert len(event.payload["messages"]) == event.payload["count"]
+
+    @desk.app.hook("before_context_compact", name="keep", guard=True)
+    def keep(event: HookEvent) -> Deny:
+        return Deny("nothing may be left out")
+
+    async with LocalApp(desk.app) as client:
+        await ask(client, f"One {'word ' * 10}", key="k")
+        assert seen == []
+        await ask(client, f"Two {'word ' * 10}", key="k")
+        assert seen[:2] == [("before_context_compact", "request", 3), ("after_context_compact", "request", 1)]
+        assert seen[2:] == [("before_context_compact", "memory", 4), ("after_context_compact", "memory", 2)]
+        task = await client.submit(
+            "researcher", "Three.", key="k", options=SubmitOptions(hooks={"before_context_compact": ["keep"]})
+        )
+        assert "nothing may be left out" in (await task.result(timeout=60)).msg
+
+
+async def test_every_declared_hook_point_fires(desk: Desk) -> None:
+    fired: set[str] = set()
+    for point in HookPoint:
+
+        @desk.app.hook(point, name="note", always=True)
+        def note(event: HookEvent) -> None:
+            fired.add(str(event.point))
+
+    desk.add(tools=["pay", "search"], approval=[Approve("pay")], memory=KeepRecent(max_tokens=1, keep_first=0))
+    desk.server.play(calls(("pay", {"amount": 5}), ("search", {"query": "a"}), when=When(turn=0)), answer("Done."))
+
+    @desk.app.agent("fails")
+    async def fails(ctx: AgentContext) -> None:
+        await ctx.tool("missing")
+
+    async with LocalApp(desk.app) as client:
+        for _ in range(2):
+            task = await client.submit("researcher", "Pay.", key="k")
+            async for event in task.stream():
+                if event.type == "weft.human.requested":
+                    await task.signal(event.data["request_id"], True)
+        await (await client.submit("fails")).result(timeout=60)
+    assert fired == {str(point) for point in HookPoint}
 
 
 async def test_without_a_key_it_begins_anew_and_a_history_may_be_given(desk: Desk) -> None:

@@ -96,7 +96,7 @@ async def agent(ctx: AgentContext, input: object) -> object:
     except Exception as error:
         found.append(str(error))
     model = await ctx.model("small", {"prompt": 1}, lambda request: {"text": request["prompt"]})
-    return [found, said, model, await ctx.hook("file_changed", "a.txt")]
+    return [found, said, model, await ctx.hook("after_context_compact", "a.txt")]
 
 
 async def nested(ctx: AgentContext) -> object:

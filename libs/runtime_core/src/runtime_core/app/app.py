@@ -175,6 +175,7 @@ class App:
         deps: Callable[..., object] | None = None,
         stream: bool = True,
         prices: Mapping[str, Price] | None = None,
+        memory: object = ...,
         **settings: Unpack[AgentSettings],
     ) -> None:
         """Declare a pydantic-ai agent with its tools (`docs/pydantic-ai.md`). Needs the extra `llm`.
@@ -186,12 +187,21 @@ class App:
                 input's `deps` are read as the agent's `deps_type`.
             stream: Whether the task's client gets the model's text while it arrives.
             prices: Prices by model name or pattern, from which `cost` is computed.
+            memory: What an instance with a key keeps of its conversation, as for LLMAgent.
             settings: See `AgentSettings`.
         """
         from runtime_core.llm.pydantic_ai.definition import PydanticAgent
+        from runtime_core.llm.tokens import REMEMBERED
 
         definition = PydanticAgent(
-            name, agent, place_of(None, 2), deps=deps, stream=stream, prices=prices or {}, **settings
+            name,
+            agent,
+            place_of(None, 2),
+            deps=deps,
+            stream=stream,
+            prices=prices or {},
+            memory=REMEMBERED if memory is ... else memory,
+            **settings,
         )
         self.functions.agents.add(definition)
         for tool in definition.app_tools:

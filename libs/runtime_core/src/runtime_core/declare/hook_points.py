@@ -33,10 +33,9 @@ class HookPoint(StrEnum):
     HUMAN_REQUESTED = "human_requested"
     HUMAN_ANSWERED = "human_answered"
     OUTPUT_PROCESS = "output_process"
-    # Triggered by the agent's own code with `ctx.hook`.
+    # Around a shortened conversation with a model; agents with other ways to shorten one fire them with `ctx.hook`.
     BEFORE_CONTEXT_COMPACT = "before_context_compact"
     AFTER_CONTEXT_COMPACT = "after_context_compact"
-    FILE_CHANGED = "file_changed"
 
     # Older names, as attributes.
     START = TASK_CREATED

@@ -231,6 +231,9 @@ class RunHooks:
         changed = encode(shown.get("data"), "data of a question, which a hook has changed")
         return str(shown.get("prompt", prompt)), changed
 
+    def listens(self, point: HookPoint) -> bool:
+        return bool(self._pipeline.selection.at(point))
+
     def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes) -> Guarded[Any]:  # Any: JSON
         """Return a step that runs the hooks of a point named by the agent's code."""
         return Guarded(self._run, branch, f"hook {point}", self._fire(point, name, from_json(payload)))

@@ -21,7 +21,7 @@ from runtime_core.declare.schema import Schema
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.lazy import needs_extra
 from runtime_core.llm.input import SCHEMA, AgentInput, read
-from runtime_core.llm.tokens import Price
+from runtime_core.llm.tokens import REMEMBERED, Price, Summarise, is_store
 from runtime_core.llm.toolset import FINAL, Toolset, toolset_of
 from runtime_core.runs.calls import checked_default
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
@@ -247,6 +247,10 @@ class LLMAgent:
     calls that need a human's approval. `output` is the type of the answer (a pydantic model, dataclass, TypedDict,
     list …); None is text.
 
+    `memory` is what an instance with a key keeps of its conversation for its next task: a window strategy, such as
+    `KeepRecent(50_000, keep_first=0)`, the default, or `Summarise(…)`; an object with `load(key)` and
+    `save(key, messages)`, which stores it elsewhere; None keeps nothing.
+
     `max_turns` limits the model calls of one run. `output_retries` and `tool_retries` (for each tool) limit the
     model's corrections. `name` is its name in swarms, `description` its description for other models.
     """
@@ -264,6 +268,7 @@ class LLMAgent:
         approval: Sequence[Approve] = (),
         handoffs: Sequence[object] = (),
         members: Sequence[object] = (),
+        memory: object = REMEMBERED,
         max_turns: int = 50,
         output_retries: int = 2,
         tool_retries: int = 3,
@@ -296,6 +301,8 @@ class LLMAgent:
         self.approval: tuple[Approve, ...] = tuple(approval)
         self.handoffs = _list("handoffs", handoffs)
         self.members = _list("members", members)
+        check_memory("LLMAgent", memory)
+        self.memory = memory
         self.max_turns = _count("max_turns", max_turns, 1)
         self.output_retries = _count("output_retries", output_retries, 0)
         self.tool_retries = _count("tool_retries", tool_retries, 0)
@@ -310,6 +317,17 @@ def _list(name: str, given: object) -> tuple[Any, ...]:  # Any: checked where it
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigurationError(f"LLMAgent has {name}={given!r}: pass a list")
     return tuple(given)
+
+
+def check_memory(what: str, memory: object, *, has_model: bool = True) -> None:
+    """Raise ConfigurationError unless this can be the `memory` of an agent. `has_model`: it has a model's settings."""
+    if memory is not None and not callable(getattr(memory, "fit", None)) and not is_store(memory):
+        raise ConfigurationError(
+            f"{what} has memory={memory!r}: pass KeepRecent(…), Summarise(…), KeepAll(), an object with fit, an object "
+            "with load and save, or None to keep nothing"
+        )
+    if not has_model and isinstance(memory, Summarise) and memory.model is None:
+        raise ConfigurationError(f"{what} has memory={memory!r}, which needs a model: pass Summarise(…, model=…)")
 
 
 def _count(name: str, given: object, least: int) -> int:

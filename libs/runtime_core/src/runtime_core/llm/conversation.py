@@ -49,7 +49,7 @@ from runtime_core.errors import (
 from runtime_core.llm.agent import Approve, MatchedRule, ModelAgent, applicable_rule, matching_rules
 from runtime_core.llm.client import LazyModel
 from runtime_core.llm.failures import ConversationFailed
-from runtime_core.llm.model_call import messages_json, messages_of
+from runtime_core.llm.model_call import ConversationMemory, messages_json, messages_of
 from runtime_core.llm.pydantic_ai.durability import (
     RepetitionGuard,
     RequestHooks,
@@ -74,8 +74,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MESSAGES = "messages"
-"""The key in `ctx.state` under which an instance with a key keeps its conversation."""
 MAX_REPORTED_ERRORS = 10
 """How many errors of an answer the model gets at once."""
 MAX_HANDOFFS = 10
@@ -159,6 +157,7 @@ class Conversation(RequestHooks):
         self._definition = definition
         self._asked = asked
         self._guarding = RepetitionGuard(definition.what)
+        self._memory = ConversationMemory(ctx, definition.agent.model, definition.agent.memory, definition.name)
         self._toolset = Toolset([])
         self._decided: object = None
         self._calls: dict[str, _Call] = {}
@@ -173,7 +172,7 @@ class Conversation(RequestHooks):
         # A branch of its own, even for plain text, so that a deploy may turn the instructions into a function or change
         # its steps while conversations are running.
         [instructions] = await ctx.gather(self._instructed())
-        before = asked.history if asked.history is not None else ctx.state.get(MESSAGES, ()) if ctx.key else ()
+        before = asked.history if asked.history is not None else await self._memory.recall()
         prompt: Any = asked.prompt
         try:
             history = messages_of(_kept(before))
@@ -202,7 +201,7 @@ class Conversation(RequestHooks):
             return await self._hand_over(over)
         except (AgentRunError, UserError) as error:
             raise self._ended(error) from error
-        return self._end(self._definition.dump(result.output), messages_json(result.all_messages()))
+        return await self._end(self._definition.dump(result.output), messages_json(result.all_messages()))
 
     async def _instructed(self) -> str:
         given: object = self._definition.agent.instructions
@@ -216,9 +215,8 @@ class Conversation(RequestHooks):
                 )
         return str(given)
 
-    def _end(self, result: object, messages: Sequence[Message]) -> object:
-        if self._ctx.key:
-            self._ctx.state[MESSAGES] = _kept(messages)
+    async def _end(self, result: object, messages: Sequence[Message]) -> object:
+        await self._memory.remember(_kept(messages))
         return result
 
     def _ended(self, error: Exception) -> StepError:
@@ -441,7 +439,7 @@ class Conversation(RequestHooks):
         result: object = await self._ctx.agent(CallTarget(decided.name, decided.pool), given)
         said = result if isinstance(result, str) else codec.encode(result).decode()
         answer = {"kind": "response", "parts": [{"part_kind": "text", "content": said}]}
-        return self._end(result, [*over.messages, answer])
+        return await self._end(result, [*over.messages, answer])
 
 
 async def _usage(ctx: AgentContext) -> object:

@@ -10,6 +10,7 @@ makes the same ones, even with another version of the code.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_jsonable_python
 
 from runtime_core import codec
+from runtime_core.declare.hook_points import HookPoint
 from runtime_core.errors import InvalidInput, LocalStepError
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.client import CallState, TextBatcher, with_key
@@ -41,7 +43,16 @@ from runtime_core.llm.failures import (
     classify,
     final_error,
 )
-from runtime_core.llm.tokens import KeepAll, Message, Window, estimate_tokens, price_of, tokens_of_json
+from runtime_core.llm.tokens import (
+    KeepAll,
+    Message,
+    Window,
+    cuts,
+    estimate_tokens,
+    is_store,
+    price_of,
+    tokens_of_json,
+)
 from runtime_core.runs.model_step import ModelCall, Reserve
 from runtime_core.telemetry.attributes import ERROR_TYPE
 from runtime_core.telemetry.gen_ai import GenAISpan, model_span, request_attributes, response_attributes
@@ -50,6 +61,8 @@ from runtime_core.telemetry.redaction import Attribute, redactor
 if TYPE_CHECKING:
     from runtime_core.llm.models import Gate, OpenModels
     from runtime_core.runs.context import AgentContext
+
+log = logging.getLogger(__name__)
 
 RESERVED = "Reserved"
 """The error type when other calls of the task have reserved the rest of its limits."""
@@ -88,8 +101,148 @@ class Sender(Protocol):
         ...
 
 
+MESSAGES = "messages"
+"""The key in `ctx.state` under which an instance with a key keeps its conversation."""
+
+MEMORY_MAX_BYTES = 512 * 1024
+"""The most bytes of a kept conversation, so that its instance's state has room for more."""
+
+SHOWN_MAX_BYTES = 256 * 1024
+"""Longer conversations are not in the payload of hooks around a compaction."""
+
+
+class Compaction:
+    """Shortens a conversation by a window strategy, with the hooks around it. It is the strategy's WindowContext."""
+
+    def __init__(
+        self,
+        ctx: AgentContext,
+        settings: ModelSettings,
+        name: str,
+        *,
+        purpose: str,
+        request: Mapping[str, Any] | None = None,  # Any: JSON
+        memory: dict[str, Any] | None = None,  # Any: see WindowContext
+        left_out: int = 0,
+    ) -> None:
+        """`name` begins the names of the strategy's model calls; `purpose`, for hooks, is `request` or `memory`.
+
+        `request` is what the messages are sent with. `memory` is the strategy's storage; None: the one in the
+        instance's state. `left_out` is how many messages the hooks know to be left out.
+        """
+        self.ctx = ctx
+        self._request = request
+        self._settings = settings
+        self._name = name
+        self._purpose = purpose
+        self._memory = memory
+        self.left_out = left_out
+        self._own_calls = 0
+        self._given: list[Message] = []
+        self._announced = False
+
+    @property
+    def overhead_tokens(self) -> int:
+        return 0 if self._request is None else _overhead(self._request)
+
+    @property
+    def memory(self) -> dict[str, Any]:  # Any: see WindowContext
+        if self._memory is None:
+            return cast(dict[str, Any], self.ctx.state.setdefault("window", {}))
+        return self._memory
+
+    def tokens(self, messages: Sequence[Message]) -> int:
+        return (self._settings.estimate or estimate_tokens)(messages)
+
+    async def ask(self, messages: list[Message], *, model: str | None = None) -> str:
+        await self._announce()
+        self._own_calls += 1
+        settings = replace(self._settings, window=None, stream=False, model=model or self._settings.model)
+        name = f"{self._name} window {self._own_calls}"
+        response = await ask_model(self.ctx, settings, messages, name=name)
+        return "".join(part.content for part in response.parts if isinstance(part, TextPart))
+
+    async def fit(self, window: Window, messages: list[Message], *, shrink: bool = False) -> list[Message]:
+        """Return what the strategy keeps. Raises Denied if a hook refuses that something is left out."""
+        self._given, self._announced = messages, False
+        fitted = await window.fit(self, messages, shrink=shrink)
+        if not any(map(self.ctx.hooked, _AROUND_COMPACTION)):
+            return fitted
+        left_out = len(messages) - len(fitted)
+        if not self._announced and left_out in (0, self.left_out):
+            return fitted  # nothing more is left out than before
+        await self._announce()
+        self.left_out = left_out
+        await self._fire(HookPoint.AFTER_CONTEXT_COMPACT, fitted)
+        return fitted
+
+    async def _announce(self) -> None:
+        if not self._announced:
+            self._announced = True
+            await self._fire(HookPoint.BEFORE_CONTEXT_COMPACT, self._given)
+
+    async def _fire(self, point: HookPoint, messages: list[Message]) -> None:
+        if not self.ctx.hooked(point):
+            return
+        payload: dict[str, object] = {"count": len(messages), "tokens": self.tokens(messages)}
+        if len(codec.encode(messages)) <= SHOWN_MAX_BYTES:
+            payload["messages"] = messages
+        await self.ctx.hook(point, payload, name=self._purpose)
+
+
+_AROUND_COMPACTION = (HookPoint.BEFORE_CONTEXT_COMPACT, HookPoint.AFTER_CONTEXT_COMPACT)
+
+
+class ConversationMemory:
+    """The conversation of an instance with a key, kept from task to task: see `memory` of LLMAgent."""
+
+    def __init__(self, ctx: AgentContext, settings: ModelSettings, memory: object, agent: str) -> None:
+        self._ctx = ctx
+        self._settings = settings
+        self._memory = memory
+        self._agent = agent
+
+    async def recall(self) -> Sequence[Message]:
+        """Return the kept conversation; empty without a key."""
+        ctx, memory = self._ctx, self._memory
+        if not ctx.key or memory is None:
+            return ()
+        if is_store(memory):
+            return cast(Sequence[Message], await ctx.step(memory.load, self._id, name="load conversation") or ())
+        return cast(Sequence[Message], ctx.state.get(MESSAGES, ()))
+
+    async def remember(self, messages: list[Message]) -> None:
+        """Keep a conversation, shortened as the memory says. Without a key it does nothing."""
+        ctx, memory = self._ctx, self._memory
+        if not ctx.key:
+            return
+        if memory is None or is_store(memory):
+            ctx.state.pop(MESSAGES, None)
+            if memory is not None:
+                await ctx.step(memory.save, self._id, messages, name="save conversation")
+            return
+        shortening = Compaction(ctx, self._settings, f"{self._agent} memory", purpose="memory", memory={})
+        ctx.state[MESSAGES] = self._within_state(await shortening.fit(cast(Window, memory), messages))
+
+    @property
+    def _id(self) -> str:
+        return f"{self._agent}/{self._ctx.key}"
+
+    def _within_state(self, messages: list[Message]) -> list[Message]:
+        """Return the messages, or only the last exchange, or nothing, so that the state can hold them."""
+        last = cuts(messages)[-1:]
+        for kept in (messages, *(messages[at:] for at in last)):
+            if len(codec.encode(kept)) <= MEMORY_MAX_BYTES:
+                return kept
+        log.warning(
+            "agent %s, key %s: the last exchange alone is over %d bytes, so nothing of the conversation is kept",
+            self._agent, self._ctx.key, MEMORY_MAX_BYTES,
+        )  # fmt: skip
+        return []
+
+
 class ModelRequest:
-    """A request that is repeated until it is answered. It is also the WindowContext of a window strategy."""
+    """A request that is repeated until it is answered."""
 
     def __init__(
         self,
@@ -100,39 +253,20 @@ class ModelRequest:
         *,
         name: str,
         decide: Decide | None = None,
+        left_out: int = 0,
     ) -> None:
-        """`name` is persisted with the run: another version of the code finds the answer by it."""
+        """`name` is persisted with the run: another version of the code finds the answer by it.
+
+        `left_out` is how many messages earlier requests of the run left out.
+        """
         self.ctx = ctx
         self._agent = settings
         self._request = request
         self._sender = sender
         self._name = name
         self._decide = decide
+        self.left_out = left_out
         self._models: OpenModels = ctx.functions.models
-        self._own_calls = 0
-        """The number of calls that the window strategy made."""
-
-    # ---- for the window strategy ---------------------------------------------------------------------------
-
-    @property
-    def overhead_tokens(self) -> int:
-        return _overhead(self._request)
-
-    @property
-    def memory(self) -> dict[str, Any]:  # Any: see WindowContext
-        return cast(dict[str, Any], self.ctx.state.setdefault("window", {}))
-
-    def tokens(self, messages: Sequence[Message]) -> int:
-        return (self._agent.estimate or estimate_tokens)(messages)
-
-    async def ask(self, messages: list[Message], *, model: str | None = None) -> str:
-        self._own_calls += 1
-        settings = replace(self._agent, window=None, stream=False, model=model or self._agent.model)
-        name = f"{self._name} window {self._own_calls}"
-        response = await ask_model(self.ctx, settings, messages, name=name)
-        return "".join(part.content for part in response.parts if isinstance(part, TextPart))
-
-    # ---- the call ------------------------------------------------------------------------------------------
 
     async def answer(self) -> Mapping[str, Any]:
         """Return the journaled result: `message`, `finish_reason`, `usage`, `decided` …
@@ -141,14 +275,18 @@ class ModelRequest:
         """
         window: Window = self._agent.window or KeepAll()
         messages = self._request["messages"]
-        sent = await window.fit(self, messages, shrink=False)
+        compaction = Compaction(
+            self.ctx, self._agent, self._name, purpose="request", request=self._request, left_out=self.left_out
+        )
+        sent = await compaction.fit(window, messages)
+        self.left_out = compaction.left_out
         try:
             return await self._until_answered(sent, self._name)
         except ModelFailed as error:
             if error.type != "ContextTooLong":
                 raise
-            smaller = await window.fit(self, messages, shrink=True)
-            if len(smaller) >= len(sent) and self.tokens(smaller) >= self.tokens(sent):
+            smaller = await compaction.fit(window, messages, shrink=True)
+            if len(smaller) >= len(sent) and compaction.tokens(smaller) >= compaction.tokens(sent):
                 raise
         return await self._until_answered(smaller, f"{self._name} smaller")
 

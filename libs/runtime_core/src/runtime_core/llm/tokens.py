@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from runtime_core.codec import encode
 from runtime_core.errors import ConfigurationError
@@ -191,6 +191,23 @@ class Window(Protocol):
         with ContextTooLong.
         """
         ...
+
+
+class ConversationStore(Protocol):
+    """Keeps conversations outside the state of their instances. The methods may be async; each call is a step."""
+
+    def load(self, key: str, /) -> object:
+        """Return the messages that `save` got for this key, or None. `key` is `<agent>/<key of the instance>`."""
+        ...
+
+    def save(self, key: str, messages: list[Message], /) -> object:
+        """Replace the messages of a key. A step that is interrupted calls it again with the same messages."""
+        ...
+
+
+def is_store(memory: object) -> TypeGuard[ConversationStore]:
+    """Return whether this is a ConversationStore."""
+    return callable(getattr(memory, "load", None)) and callable(getattr(memory, "save", None))
 
 
 class KeepAll:
@@ -381,3 +398,7 @@ def _answers_call(part: Message) -> bool:
 def _check_tokens(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} is {value!r}: pass a whole number of tokens, at least 1")
+
+
+REMEMBERED = KeepRecent(max_tokens=50_000, keep_first=0)
+"""What an agent with a key keeps of its conversation by default."""

@@ -380,6 +380,12 @@ class AgentContext:
                 return guarded
         return ModelStep(run, branch, name, request, function, identity=identity, reserve=reserve)
 
+    def hooked(self, point: str) -> bool:
+        """Return whether a hook of this run listens at a point."""
+        run = self._run
+        known = point_named(point, "point")
+        return run.hooks is not None and run.hooks.listens(known)
+
     def hook(self, point: str, payload: object = None, /, *, name: str = "") -> Awaitable[Any]:  # Any: as the payload
         """Run the hooks of a point that only the agent's code knows, such as `before_context_compact`.
 

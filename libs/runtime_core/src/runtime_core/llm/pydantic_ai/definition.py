@@ -31,7 +31,8 @@ from runtime_core.declare.declaration import NAME, Place
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
-from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.agent import ModelSettings, check_memory
+from runtime_core.llm.model_call import ConversationMemory, messages_json
 from runtime_core.llm.pydantic_ai.durability import (
     RepetitionGuard,
     RequestHooks,
@@ -40,6 +41,7 @@ from runtime_core.llm.pydantic_ai.durability import (
     run_agent,
 )
 from runtime_core.llm.pydantic_ai.tool_events import CARRIED, ENGINE, SETTINGS, definitions, tool_name
+from runtime_core.llm.tokens import REMEMBERED
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
 from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext, ToolSettings, run_limited
@@ -111,8 +113,6 @@ class Dependencies:
 
 THREADS = 4
 """The most threads of an agent in one process; started when needed."""
-HISTORY = "messages"
-"""The key in `ctx.state` under which an instance with a key keeps its conversation."""
 _CALL: contextvars.ContextVar[ToolContext] = contextvars.ContextVar("weft_pydantic_ai_tool_call")
 _content: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
@@ -138,6 +138,7 @@ class PydanticAgent(AgentDefinition):
         deps: Callable[..., object] | None = None,
         stream: bool = True,
         prices: Mapping[str, Any] = MappingProxyType({}),  # Any: names to Price
+        memory: object = REMEMBERED,
         **settings: Unpack[AgentSettings],
     ) -> None:
         """Raise ConfigurationError for an agent that cannot run durably."""
@@ -146,6 +147,8 @@ class PydanticAgent(AgentDefinition):
             raise ConfigurationError(f"{self.what} ({place}): {agent!r} is not an agent of pydantic-ai")
         self.agent: AbstractAgent[Any, Any] = agent
         self.dependencies = Dependencies(self.what, agent, deps, place)
+        check_memory(self.what, memory, has_model=False)
+        self._memory = memory
         self._calls = RequestHooks(ModelSettings(None, stream=stream, prices=prices))
         bound = self._durability(None)
         try:
@@ -243,7 +246,8 @@ class PydanticAgent(AgentDefinition):
 
     async def _run(self, ctx: AgentContext, question: Question) -> object:
         deps = await self.dependencies.make(question.deps)
-        history = ModelMessagesTypeAdapter.validate_python(ctx.state.get(HISTORY, [])) if ctx.key else []
+        memory = ConversationMemory(ctx, self._calls.settings, self._memory, self.name)
+        history = ModelMessagesTypeAdapter.validate_python(await memory.recall())
         try:
             result = await run_agent(
                 ctx,
@@ -258,8 +262,7 @@ class PydanticAgent(AgentDefinition):
         except (AgentRunError, UsageLimitExceeded, UserError) as error:
             # A retry would fail in the same way.
             raise AgentError(type(error).__name__, str(error)) from error
-        if ctx.key:
-            ctx.state[HISTORY] = ModelMessagesTypeAdapter.dump_python(result.all_messages(), mode="json")
+        await memory.remember(messages_json(result.all_messages()))
         return result.output
 
 

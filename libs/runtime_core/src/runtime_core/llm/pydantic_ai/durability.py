@@ -173,8 +173,13 @@ class StepBackend(JournalCallableOperationBackend[dict[str, Any]]):
         async def work() -> Mapping[str, Any]:
             prepared = await calls.prepared(params)
             sender = _OperationSender(ctx, calls.settings, operation, prepared, inside)
-            asking = ModelRequest(ctx, calls.settings, sender.request, sender, name=name, decide=calls.decide)
-            return await asking.answer()
+            asking = ModelRequest(
+                ctx, calls.settings, sender.request, sender, name=name, decide=calls.decide, left_out=calls.left_out
+            )
+            try:
+                return await asking.answer()
+            finally:
+                calls.left_out = asking.left_out
 
         result = await guest.perform(
             name,
@@ -263,6 +268,8 @@ class RequestHooks:
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
         self.decide: Decide | None = None
+        self.left_out = 0
+        """How many messages the window left out of the latest request."""
 
     async def prepared(self, params: ModelRequestParams) -> ModelRequestParams:
         """Return the request to make. Runs on the run's own loop and takes no steps."""
