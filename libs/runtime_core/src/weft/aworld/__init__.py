@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
+    from runtime_core.aworld.events.bus import EventBus
     from runtime_core.aworld.events.handlers import (
         DefaultAgentHandler,
         DefaultBackgroundTaskHandler,
@@ -95,6 +96,7 @@ __all__ = [
     "DefaultTaskHandler",
     "DefaultToolHandler",
     "DefaultTrajectoryStrategy",
+    "EventBus",
     "EventLoop",
     "EventManager",
     "EventOutcome",
@@ -167,6 +169,7 @@ _PLACES = {
     "DefaultTaskHandler": "runtime_core.aworld.events.handlers",
     "DefaultToolHandler": "runtime_core.aworld.events.handlers",
     "DefaultTrajectoryStrategy": "runtime_core.trajectory.items",
+    "EventBus": "runtime_core.aworld.events.bus",
     "EventLoop": "runtime_core.aworld.events.manager",
     "EventManager": "runtime_core.aworld.events.manager",
     "EventOutcome": "runtime_core.aworld.events.message",

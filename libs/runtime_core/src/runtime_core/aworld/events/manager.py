@@ -330,7 +330,7 @@ class EventManager(MessageQuestions):
             subscribers := self.subscribers(message.category, message.topic, message.receiver)
         ):
             for subscriber in subscribers:
-                async for following in _messages(subscriber(message)):
+                async for following in messages_from(subscriber(message)):
                     await self.emit_message(following)
             return
         if message.category not in self.table:
@@ -368,7 +368,7 @@ class EventManager(MessageQuestions):
                 yield message
 
 
-async def _messages(given: object) -> AsyncIterator[Message]:
+async def messages_from(given: object) -> AsyncIterator[Message]:
     """Yield the messages that a subscriber returned. Raises InvalidInput for anything else."""
     if inspect.isawaitable(given):
         given = await given
