@@ -519,3 +519,85 @@ async def test_a_turn_that_two_processes_are_in_looks_at_the_journal_again(
     assert await other.record(turn, "2", theirs) == theirs
     with pytest.raises(JournalMoved):
         await port.confirm(("1",))
+
+
+async def test_a_first_turn_that_a_result_wakes_keeps_its_input(broker: Broker, bus: EventBus) -> None:
+    """Its first turn had called in mid-turn, and was parked. The event that wakes it has the result as its data."""
+    app, begun = App("parked"), list[object]()
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        begun.append(value)
+
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await bus.ask(turn, now(), "client", b"", ask("1"), 1) == {}
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert await bury(bus, turn, "diverged")
+    [letter] = [each for each in await broker.entries("dead") if each["stream"] == "tool"]
+    assert await bus.redrive(letter["id"], False) == ["ok", "t"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    woken = await broker.take(bus)
+    assert (woken.kind, woken.turn, woken.attempt) == ("resume", 0, 1)
+    await handler(bus, app).handle(woken)
+    assert begun == ["hi"]
+
+
+async def test_a_run_whose_answer_nobody_wants_does_not_begin(broker: Broker, bus: EventBus) -> None:
+    app, begun = App("withdrawn"), list[str]()
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        begun.append(ctx.task_id)
+
+    await broker.submit(bus, "t", key="k")
+    assert await bus.withdraw_request("t")
+    await handler(bus, app).handle(await broker.take(bus))
+    assert json.loads((await broker.task("t"))["out"])["error"]["type"] == "Cancelled"
+    assert begun == []
+
+
+async def test_a_kept_run_knows_the_attempt_of_its_turn(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Another process has failed in the turn: this one replays the run, whose code may go another way now."""
+    app, attempts = App("attempts"), list[int]()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer", retry=RetryPolicy(attempts=2, base_seconds=0.001))
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.tool(search)
+        attempts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise RuntimeError("not yet")
+
+    keeps = handler(bus, app)
+    await broker.submit(bus, "t")
+    await keeps.handle(await broker.take(bus))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handler(other, app).handle(await broker.take(other))
+    await broker.pass_time(3_600_000)
+    await bus.promote()
+    await keeps.handle(await broker.take(bus))
+    assert attempts == [1, 2]
+    assert await broker.status("t") == "completed"
+
+
+async def test_a_failed_run_whose_answer_nobody_wants_is_not_retried(broker: Broker, bus: EventBus) -> None:
+    """The heartbeat has told only those who ran it at that time: the next attempt reads it from the broker."""
+    app, attempts = App("withdrawn"), list[int]()
+
+    @app.agent("writer", retry=RetryPolicy(attempts=3, base_seconds=0.001))
+    async def writer(ctx: AgentContext, value: object) -> None:
+        attempts.append(ctx.attempt)
+        raise RuntimeError("not yet")
+
+    await broker.submit(bus, "t")
+    await handler(bus, app).handle(await broker.take(bus))
+    assert await bus.withdraw_request("t")
+    await broker.pass_time(60_000)
+    await bus.promote()
+    await handler(bus, app).handle(await broker.take(bus))
+    assert json.loads((await broker.task("t"))["out"])["error"]["type"] == "Cancelled"
+    assert attempts == [1]

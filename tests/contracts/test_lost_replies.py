@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -256,6 +256,124 @@ async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker,
     finally:
         await consumer.stop()
         await running
+    await broker.idle()
+
+
+class RacingBus(LookedBus):
+    """Runs the test's code after the server has answered, and before the reply arrives."""
+
+    def __init__(self, transport: Transport, keys: Keys) -> None:
+        super().__init__(transport, keys)
+        self.after_look: dict[int, Callable[[], Awaitable[None]]] = {}
+        self.after_reopen: Callable[[], Awaitable[None]] | None = None
+
+    async def own_pending(self, stream: str) -> dict[bytes, int]:
+        found = await super().own_pending(stream)
+        if self.looks in self.after_look:
+            await self.after_look[self.looks]()
+        return found
+
+    async def reopen(
+        self, stream: str, entries: dict[bytes, int]
+    ) -> tuple[list[Delivery], list[tuple[str, bytes, str]]]:
+        found = await super().reopen(stream, entries)
+        if self.after_reopen is not None:
+            await self.after_reopen()
+        return found
+
+
+class Racing:
+    """A consumer whose loops do not run: the test takes and reconciles."""
+
+    def __init__(self, broker: Broker, transport: Transport) -> None:
+        self.bus = RacingBus(transport, broker.keys)
+        self.worker = SlowWorker(self.bus)
+        metrics = Metrics(CollectorRegistry(), "test")
+        self.consumer = Consumer(self.bus, ["agent"], self.worker, metrics, service="test")
+
+    async def read(self) -> list[Delivery]:
+        return (await self.bus.read(["agent"], 10, 1000))[0]
+
+    async def settle(self) -> None:
+        """Let everything that is held end."""
+        self.worker.go_on.set()
+        await asyncio.wait(list(self.consumer._running.values()))
+        self.worker.go_on.clear()
+
+    def begun(self) -> list[str]:
+        return [self.worker.begun.get_nowait() for _ in range(self.worker.begun.qsize())]
+
+
+@pytest.fixture
+async def racing(broker: Broker) -> AsyncIterator[Racing]:
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    racing = Racing(broker, transport)
+    await racing.consumer.start()
+    yield racing
+    racing.bus.after_reopen = None
+    racing.worker.go_on.set()
+    await racing.consumer.stop()
+
+
+async def test_an_entry_that_ends_while_the_owner_looks_needs_no_second_look(
+    broker: Broker, bus: EventBus, racing: Racing
+) -> None:
+    """Each second look waits for replies, and a busy owner would wait at each of its looks."""
+    await broker.submit(bus, "t")
+    racing.consumer._take(await racing.read())
+    racing.bus.after_look[1] = racing.settle
+    await racing.consumer._reconcile()
+    assert racing.bus.looks == 1
+    assert racing.begun() == ["t"]
+    await broker.idle()
+
+
+async def test_an_entry_that_is_taken_while_the_owner_looks_needs_no_second_look(
+    broker: Broker, bus: EventBus, racing: Racing
+) -> None:
+    await broker.submit(bus, "t")
+    taken = await racing.read()
+
+    async def arrives() -> None:
+        racing.consumer._take(taken)
+
+    racing.bus.after_look[1] = arrives
+    await racing.consumer._reconcile()
+    assert racing.bus.looks == 1
+    assert racing.consumer.held == 1
+
+
+async def test_an_entry_that_is_read_between_two_looks_is_left_to_its_read(
+    broker: Broker, bus: EventBus, racing: Racing
+) -> None:
+    """The reply is on its way. An entry of an earlier read, which both looks have found, is taken."""
+    await broker.submit(bus, "lost")
+    await lose_read(broker, racing.bus)
+
+    async def read() -> None:
+        await broker.submit(bus, "fresh")
+        await lose_read(broker, racing.bus)
+
+    racing.bus.after_look[1] = read
+    await racing.consumer._reconcile()
+    assert racing.bus.looks == 2
+    assert [delivery.task for delivery in racing.consumer._held.values()] == ["lost"]
+
+
+async def test_an_entry_that_arrives_between_two_looks_runs_once(broker: Broker, bus: EventBus, racing: Racing) -> None:
+    """It may even end before the owner could take it a second time."""
+    await broker.submit(bus, "t")
+    taken = await racing.read()
+
+    async def arrives() -> None:
+        racing.consumer._take(taken)
+
+    racing.bus.after_look[2] = arrives
+    racing.bus.after_reopen = racing.settle
+    await racing.consumer._reconcile()
+    await racing.settle()
+    assert racing.begun() == ["t"]
     await broker.idle()
 
 

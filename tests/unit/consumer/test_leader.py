@@ -1,4 +1,4 @@
-"""A leader logs why its work failed, but not several times a second."""
+"""A leader logs why its work failed, but not several times a second, and knows whether it leads."""
 
 from __future__ import annotations
 
@@ -55,3 +55,21 @@ async def test_the_same_reason_is_told_once(caplog: pytest.LogCaptureFixture) ->
         "record: the disk is gone; restarting",
     ]
     assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_leader_leads_only_while_the_broker_hears_it() -> None:
+    """Another process may lead by now."""
+    begun = asyncio.Event()
+
+    async def work(epoch: int) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    leader = Leader(cast(EventBus, Bus()), "record", "recorder", 60, work)
+    assert not leader.leads
+    await leader.start()
+    await asyncio.wait_for(begun.wait(), 60)
+    assert leader.leads
+    leader._owner._heard -= 60
+    assert not leader.leads
+    await leader.stop()

@@ -251,7 +251,7 @@ class TurnHandler:
         if warm is not None:
             # After a failed attempt the warm run may be ahead of the journal, since another process may have made it.
             same_server = warm.connection == self._bus.transport.reconnects
-            if delivery.kind == "resume" and warm.turn == delivery.turn and delivery.attempt == 1 and same_server:
+            if warm.turn == delivery.turn and delivery.attempt == 1 and same_server:
                 # First, since a branch continues as soon as it has its result, and emits for this delivery.
                 warm.port.resume(delivery)
                 delivery.context = warm.context
