@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.connection import Transport
+from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import Keys
-from runtime_core.consumer.consumer import Consumer
+from runtime_core.bus.keys import Keys, namespace_settings
+from runtime_core.consumer.consumer import DEFECT_ATTEMPTS, Consumer
+from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, complete
 
@@ -33,6 +35,8 @@ class WatchedBus(EventBus):
         self.passes = asyncio.Semaphore(0)
         self.adopted_alone = asyncio.Event()
         self.emptying = asyncio.Event()
+        self.refusal: Exception | None = None
+        self.still_busy = False
 
     async def beat(self, lease_ms: int, first: bool, since_ms: str) -> tuple[str, list[str], int]:
         if first:
@@ -48,6 +52,11 @@ class WatchedBus(EventBus):
         finally:
             self.reads_ended += 1
 
+    async def insist(self, function: str, *args: Argument) -> Reply:
+        if self.refusal is not None:
+            raise self.refusal
+        return await super().insist(function, *args)
+
     async def own_pending(self, stream: str) -> dict[bytes, int]:
         self.passes.release()
         return await super().own_pending(stream)
@@ -55,6 +64,8 @@ class WatchedBus(EventBus):
     async def adopt(self, stream: str, count: int, idle: bool) -> Adopted:
         if idle:
             self.adopted_alone.set()
+        if self.still_busy:
+            return Adopted([], [], [], must_be_idle=True)
         adopted = await super().adopt(stream, count, idle)
         if adopted.must_be_idle and not idle:
             self.emptying.set()
@@ -70,9 +81,12 @@ class Handler:
         self.dropped: asyncio.Queue[str] = asyncio.Queue()
         self.forgotten = asyncio.Event()
         self.go_on = asyncio.Event()
+        self.error: Exception | None = None
 
     async def handle(self, delivery: Delivery) -> None:
         self.began.put_nowait(delivery.task)
+        if self.error is not None:
+            raise self.error
         try:
             await self.go_on.wait()
         except asyncio.CancelledError:
@@ -98,7 +112,7 @@ async def consumer_of(broker: Broker) -> AsyncIterator[tuple[Consumer, WatchedBu
     bus = WatchedBus(transport, broker.keys)
     handler = Handler(bus)
     metrics = Metrics(CollectorRegistry(), "test")
-    consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS, in_flight=8)
+    consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS, in_flight=2)
     await consumer.start()
     try:
         yield consumer, bus, handler
@@ -175,6 +189,9 @@ async def test_a_consumer_with_work_in_hand_takes_no_quarantined_entry(broker: B
         assert handler.began.empty()
         handler.go_on.set()
         assert await next_of(handler.began) == "poison"
+        await broker.call("XGROUP", "SETID", key, "agent-handler", "$")
+        await broker.submit(bus, "next")
+        assert await next_of(handler.began) == "next", "it reads again afterwards"
 
 
 async def test_a_delivery_that_is_held_is_not_handled_twice(broker: Broker) -> None:
@@ -198,3 +215,154 @@ async def test_a_delivery_that_arrives_during_a_stop_does_not_start(broker: Brok
         consumer._take([delivery])
         assert consumer.held == 0
         assert handler.began.empty()
+
+
+async def ended(consumer: Consumer) -> None:
+    """Wait until every held delivery has ended."""
+    await asyncio.gather(*consumer._running.values(), return_exceptions=True)
+
+
+async def dead_ones(broker: Broker, bus: EventBus, *tasks: str) -> None:
+    """Tasks whose first turns are in the hands of a dead owner."""
+    dead = await broker.owner()
+    for task in tasks:
+        await broker.submit(bus, task)
+        await broker.take(dead)
+    await broker.call("ZREM", broker.keys.alive, dead.owner)
+
+
+async def test_a_defect_of_a_handler_delays_its_delivery(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        handler.error = RuntimeError("a defect")
+        await broker.submit(bus, "t")
+        consumer._take([await broker.take(bus)])
+        await ended(consumer)
+        await broker.pass_time(60_000)
+        await bus.promote()
+        delivery = await broker.take(bus)
+        assert (delivery.task, delivery.attempt) == ("t", 2)
+        handler.error = None
+        handler.go_on.set()
+        consumer._take([delivery])
+        await ended(consumer)
+    await broker.idle()
+
+
+async def test_a_handler_that_fails_each_time_gives_up_its_delivery(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        handler.error = RuntimeError("a defect")
+        await broker.submit(bus, "t")
+        delivery = await broker.take(bus)
+        delivery.attempt = DEFECT_ATTEMPTS
+        consumer._take([delivery])
+        await ended(consumer)
+        assert [letter["reason"] for letter in await broker.entries("dead")] == ["defect"]
+        assert await broker.status("t") == "failed"
+    await broker.idle()
+
+
+@pytest.mark.parametrize("refusal", [BusUnavailable("away"), Fenced("dead")], ids=["unavailable", "fenced"])
+async def test_a_delivery_stays_pending_if_its_defect_cannot_be_stored(broker: Broker, refusal: Exception) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        handler.error, bus.refusal = RuntimeError("a defect"), refusal
+        await broker.submit(bus, "t")
+        consumer._take([await broker.take(bus)])
+        consumer._unreconciled = False
+        [handling] = consumer._running.values()
+        await ended(consumer)
+        assert handling.exception() is None
+        assert consumer._unreconciled
+        handler.error = bus.refusal = None
+        handler.go_on.set()
+        await consumer._reconcile()
+        assert [await next_of(handler.began) for _ in range(2)] == ["t", "t"]
+        await ended(consumer)
+    await broker.idle()
+
+
+async def test_a_delivery_whose_outcome_cannot_be_stored_is_found_again(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        handler.error = BusUnavailable("away")
+        await broker.submit(bus, "t")
+        consumer._take([await broker.take(bus)])
+        consumer._unreconciled = False
+        await ended(consumer)
+        assert consumer._unreconciled
+        assert await bus.own_pending("agent")
+
+
+async def test_a_fenced_handler_ends_the_work_of_its_owner(broker: Broker) -> None:
+    """It may learn it before the heartbeat does."""
+    async with consumer_of(broker) as (consumer, bus, handler):
+        for task in ("works", "fenced"):
+            await broker.submit(bus, task)
+        consumer._take([await broker.take(bus)])
+        assert await next_of(handler.began) == "works"
+        handler.error = Fenced("declared dead")
+        name = bus.owner
+        consumer._take([await broker.take(bus)])
+        assert await next_of(handler.dropped) == "works"
+        async with asyncio.timeout(SECONDS):
+            while consumer._rejoining:
+                await asyncio.sleep(0.01)
+        assert bus.owner != name
+        assert handler.forgotten.is_set()
+
+
+async def test_an_entry_of_a_newer_release_is_left_to_it(broker: Broker) -> None:
+    """This process ends, with an error that says why."""
+    settings = namespace_settings(broker.keys.namespace)
+    async with consumer_of(broker) as (consumer, bus, _):
+        await broker.call("XADD", broker.keys.stream("agent"), "*", "h", "2\nnewer", "d", "{}")
+        taken, malformed = await bus.read(["agent"], 10, 5)
+        await broker.submit(bus, "t")
+        poison = await broker.take(bus)
+        await broker.call("HSET", settings, "format", 2)
+        try:
+            consumer._take(taken, malformed)
+            with pytest.raises(ConfigurationError, match="update this service"):
+                await asyncio.wait_for(consumer.run(), SECONDS)
+            assert await broker.entries("dead") == []
+            await consumer._condemn(poison)
+            assert [letter["reason"] for letter in await broker.entries("dead")] == ["poison"]
+        finally:
+            await broker.call("DEL", settings)
+
+
+async def test_a_consumer_adopts_no_more_than_it_may_hold(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        await dead_ones(broker, bus, "a", "b", "c")
+        await consumer._adopt("agent")
+        assert consumer.held == 2
+        handler.go_on.set()
+        await ended(consumer)
+        await consumer._adopt("agent")
+        assert [await next_of(handler.began) for _ in range(3)] == ["a", "b", "c"]
+        await ended(consumer)
+
+
+async def test_a_consumer_that_stops_adopts_nothing(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, _):
+        await dead_ones(broker, bus, "t")
+        await consumer.stop()
+        await consumer._adopt("agent")
+        assert await bus.own_pending("agent") == {}
+
+
+async def test_a_consumer_that_waits_to_be_idle_looks_at_no_other_stream(broker: Broker) -> None:
+    """There is nothing in quarantine there, and it would stop waiting."""
+    async with consumer_of(broker) as (consumer, _, _):
+        consumer._alone = "agent"
+        await consumer._adopt("agent:big")
+        assert consumer._alone == "agent"
+        await consumer._adopt("agent")
+        assert consumer._alone is None
+
+
+async def test_a_consumer_waits_until_the_broker_takes_it_for_idle(broker: Broker) -> None:
+    """By the broker's word it may hold an entry that it does not know yet."""
+    async with consumer_of(broker) as (consumer, bus, _):
+        bus.still_busy = True
+        consumer._alone = "agent"
+        await consumer._adopt("agent")
+        assert consumer._alone == "agent"

@@ -120,6 +120,43 @@ async def test_a_beat_tells_of_tasks_that_were_cancelled_since(broker: Broker, b
     assert stopped == ["t"]
 
 
+async def test_an_owner_hears_of_a_task_that_ended_before_its_second_beat(broker: Broker, bus: EventBus) -> None:
+    owner = Owner(bus, "handler", LEASE_MS / 1000)
+    await broker.submit(bus, "t")
+    await owner.enter()
+    await bus.cancel("t", "not wanted")
+    assert await owner.beat() == ["t"]
+    assert await owner.beat() == [], "once"
+
+
+async def test_an_owner_that_comes_back_hears_of_tasks_that_ended_while_it_was_away(
+    broker: Broker, bus: EventBus
+) -> None:
+    owner = Owner(bus, "handler", LEASE_MS / 1000)
+    await broker.submit(bus, "t")
+    await owner.enter()
+    await broker.call("ZREM", broker.keys.alive, bus.owner)
+    await bus.cancel("t", "not wanted")
+    # An hour ago, as was the first beat: the broker reports those of the current millisecond in any case.
+    await broker.call("ZADD", broker.keys.base + "stopped", owner.at_ms - HOUR_MS, "t")
+    owner._since = str(owner.at_ms - HOUR_MS)
+    with pytest.raises(Fenced):
+        await owner.beat()
+    await owner.enter()
+    assert await owner.beat() == ["t"]
+
+
+async def test_an_owner_that_was_declared_dead_has_heard_the_broker(broker: Broker, bus: EventBus) -> None:
+    """Its probes must not take a late heartbeat for a broker that is away."""
+    owner = Owner(bus, "handler", LEASE_MS / 1000)
+    await owner.enter()
+    await broker.call("ZREM", broker.keys.alive, bus.owner)
+    owner._heard -= 1000
+    with pytest.raises(Fenced):
+        await owner.beat()
+    assert owner.silent_seconds < 1000
+
+
 WRITES: dict[str, Write] = {
     "commit_turn, ends": lambda bus, turn, call: complete(bus, turn),
     "commit_turn, waits": lambda bus, turn, call: suspend(bus, turn, ask("1")),

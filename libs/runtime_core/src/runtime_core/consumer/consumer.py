@@ -338,7 +338,7 @@ class Consumer:
         except Fenced:
             outcome = "fenced"
             self._metrics.fenced_commits.inc()
-            self._on_fenced(self._bus.owner)
+            self._on_fenced()
         except asyncio.CancelledError:
             if delivery.task not in self._stopped_tasks:
                 raise
@@ -428,7 +428,7 @@ class Consumer:
                     else:
                         self._stop_task(task)
             except Fenced:
-                self._on_fenced(self._bus.owner)
+                self._on_fenced()
             except BusError as error:
                 # A broker that refuses heartbeats, as with a full disk, is like an unreachable one: wait for it.
                 logger.warning("heartbeat: %s", error)
@@ -456,9 +456,9 @@ class Consumer:
                 if not self._running[place].cancelling():
                     self._cancel(place, STOPPED)
 
-    def _on_fenced(self, owner: str) -> None:
+    def _on_fenced(self) -> None:
         """Drop all deliveries, since this owner was declared dead and others own them, and rejoin under a new name."""
-        if owner != self._bus.owner or any(task.get_name() == "rejoin" for task in self._loops if not task.done()):
+        if any(task.get_name() == "rejoin" for task in self._loops if not task.done()):
             return
         logger.warning(
             "this owner was declared dead: its heartbeat was late; dropping %d deliveries and rejoining",
@@ -500,7 +500,7 @@ class Consumer:
                 for stream in self._streams:
                     await self._adopt(stream)
             except Fenced:
-                self._on_fenced(self._bus.owner)
+                self._on_fenced()
             except BusError as error:
                 logger.warning("adopt: %s", error)
             except Exception:
@@ -549,7 +549,7 @@ class Consumer:
         # One by one, each with a head start: an entry that kills its process immediately does so before others are
         # adopted, so they need not wait for another lease.
         count = 0
-        while len(self._held) < self._limit and self._alone is None and not self._stop.is_set():
+        while len(self._held) < self._limit and not self._stop.is_set():
             adopted = await self._bus.adopt(stream, 1, idle=False)
             if adopted.must_be_idle:
                 logger.warning(
