@@ -148,6 +148,16 @@ async def test_an_agent_gets_what_was_published_just_before_it_appeared(broker: 
     assert await heard(broker, bus) == ["writer/before"]
 
 
+async def test_a_step_of_the_clock_does_not_end_the_retention_of_a_message(broker: Broker, bus: EventBus) -> None:
+    """It was published before the server's clock stepped an hour ahead, so its id looks an hour older than it is."""
+    step = 3_600_000
+    fields = ("id", "before", "topic", "news", "key", "k", "d", "1", "x", "", "sender", "")
+    await broker.call("XADD", broker.keys.undelivered, f"{await bus.time_ms() - step - 1000}-0", *fields)
+    await broker.pass_time(-step)
+    await bus.subscribe(NEWS)
+    assert await heard(broker, bus) == ["writer/k"]
+
+
 @pytest.mark.parametrize("offset", [-3_600_000, 3_600_000])
 async def test_corrected_steps_of_the_clock_lose_and_add_no_message(broker: Broker, bus: EventBus, offset: int) -> None:
     await broker.pass_time(offset)

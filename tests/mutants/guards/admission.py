@@ -222,6 +222,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "subscribe",
+        "stepped_retention",
+        "local stepped = math.min(0, now_ms(base) - server_ms())",
+        "local stepped = 0",
+        "a corrected step of the server's clock does not end the retention of a kept message",
+        "contracts:topics",
+    ),
+    lua(
+        "subscribe",
         "once",
         "if other == line then return 0 end",
         "",

@@ -30,7 +30,9 @@ local function subscribe(keys, args)
   if args[4] == '' then return 1 end
   local newest = redis.call('HGET', tk, '@' .. agent)
   local retention = tonumber(redis.call('HGET', base .. 'meta', 'retention') or '3600') * 1000
-  local oldest = text(math.max(0, tonumber(ms_of(newest)) - retention))
+  -- Ids from before a step of the server's clock are as far behind as the stored offset.
+  local stepped = math.min(0, now_ms(base) - server_ms())
+  local oldest = text(math.max(0, tonumber(ms_of(newest)) + stepped - retention))
   for _, entry in ipairs(redis.call('XRANGE', base .. 'undelivered', oldest, newest)) do
     local message = {}
     for i = 1, #entry[2], 2 do message[entry[2][i]] = entry[2][i + 1] end
