@@ -1,4 +1,4 @@
-"""Make one Cluster of several real servers, each a master with its share of the slots."""
+"""Make one Cluster of several real servers: masters with their shares of the slots, and replicas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
-from tests.fleet import until
+from tests.fleet import plain_redis, until
 from tests.servers.process import HOST, Server
 
 CLUSTER_OPTIONS = ("--cluster-enabled", "yes")
@@ -34,3 +34,21 @@ async def join(servers: Sequence[Server], url_of: Callable[[Server], str] = lamb
 
     await until(whole, 30, "the cluster is whole")
     await asyncio.gather(*(transport.close() for transport in transports))
+
+
+async def follow(master: Server, replica: Server) -> None:
+    """Make a server the replica of a master of a Cluster, and wait until it is in sync."""
+    async with plain_redis(master.port, text=True) as first, plain_redis(replica.port, text=True) as second:
+        name = await first.execute_command("CLUSTER", "MYID")
+        await second.execute_command("CLUSTER", "MEET", HOST, master.port)
+
+        async def knows() -> bool:
+            return name in str(await second.execute_command("CLUSTER", "NODES"))
+
+        await until(knows, 30, "the replica knows its master")
+        await second.execute_command("CLUSTER", "REPLICATE", name)
+
+        async def in_sync() -> bool:
+            return bool((await second.info("replication"))["master_link_status"] == "up")
+
+        await until(in_sync, 30, "the replica is in sync")
