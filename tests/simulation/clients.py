@@ -31,8 +31,10 @@ from tests.simulation.transport import SimTransport
 if TYPE_CHECKING:
     from tests.simulation.history import History
 
-ANSWERS = "answers"
-"""Where clients of the whole system want to be answered."""
+PUBLISHER = "shop"
+"""The publisher to whom answers belong that are bounded."""
+ANSWERS, BOUNDED = "answers", "shop:answers"
+"""Where clients of the whole system want to be answered. Of the second stream, only the newest answers are kept."""
 QUESTION_MS = 13
 """How many digits, of the time at which it was asked, stand before a question on the broker."""
 
@@ -68,6 +70,8 @@ class Clients:
         self._answered: dict[str, None] = {}
         self._told = 0
         """How many commands were sent."""
+        self._durable: Admission | None = None
+        """Where submits wait for a replica: the connections of all clients."""
 
     @property
     def answers_questions(self) -> bool:
@@ -89,7 +93,7 @@ class Clients:
 
     async def submit_all(self, tasks: list[Task]) -> None:
         """Submit one client's tasks one after the other over one connection; copies of one are sent at once."""
-        admission = Admission(self._process.buses())
+        admission = self._admission()
         transport = self._process.transport()
         for task in tasks:
             if self._history.whole:
@@ -100,6 +104,17 @@ class Clients:
                     await self._command(transport, SUBMIT, task.id, body, task.tenant)
                 continue
             await asyncio.gather(*(self._submit(admission, task) for _ in range(task.copies)))
+
+    def _admission(self) -> Admission:
+        """Return what submits go through: connections of their own, or those on which submits wait for a replica."""
+        if not self._history.quorum:
+            return Admission(self._process.buses())
+        if self._durable is None:
+            buses = self._process.buses()
+            for bus in buses:
+                bus.durability = "quorum"
+            self._durable = Admission(buses)
+        return self._durable
 
     async def _submit(self, admission: Admission, task: Task) -> None:
         submission = Submission(
@@ -140,7 +155,7 @@ class Clients:
     ) -> None:
         """Append a command to the ingress. Its answers arrive on a stream of the user's."""
         command = Envelope(
-            id=id, source="sim", type=kind, replyto=ANSWERS, tenant=tenant, data=msgspec.json.encode(body)
+            id=id, source="sim", type=kind, replyto=self._stream, tenant=tenant, data=msgspec.json.encode(body)
         )
         while True:
             try:
@@ -150,12 +165,24 @@ class Clients:
             else:
                 return
 
+    @property
+    def _stream(self) -> str:
+        """Where clients want to be answered."""
+        return BOUNDED if self._history.bounds_answers else ANSWERS
+
     def answers(self) -> list[dict[str, str]]:
-        """Return the answers to clients, as attributes of events, with `data`."""
-        found = cast(list[tuple[bytes, list[bytes]]], self._history.server.execute("XRANGE", ANSWERS, "-", "+"))
-        return [
-            {fields[at].decode(): fields[at + 1].decode() for at in range(0, len(fields), 2)} for _, fields in found
-        ]
+        """Return the answers to clients, as attributes of events, with `data`: all that were ever written."""
+        found = []
+        for _, _, args, reply in self._history.scheduler.log:
+            if args[:2] == ("XADD", self._stream) and isinstance(reply, bytes):
+                fields = [part.decode() if isinstance(part, bytes) else str(part) for part in args[3:]]
+                found.append({"": reply.decode(), **dict(zip(fields[::2], fields[1::2], strict=True))})
+        return found
+
+    def kept_answers(self) -> dict[str, int]:
+        """Return the answers that are left: their ids, and their sizes in bytes."""
+        kept = cast(list[tuple[bytes, list[bytes]]], self._history.server.execute("XRANGE", self._stream, "-", "+"))
+        return {entry.decode(): sum(map(len, fields)) for entry, fields in kept}
 
     def answer_questions(self) -> None:
         """Answer all open questions of all runs, each differently, all at once."""
@@ -276,7 +303,7 @@ class Clients:
         self.ask(self._fork(origin.id, fork.id, at))
 
     async def _fork(self, origin: str, fork: str, at: str | None) -> None:
-        admission = Admission(self._process.buses())
+        admission = self._admission()
         try:
             bus = await admission.find(origin)
             plan = await plan_fork(bus, bus.keys.namespace, origin, at=at, input=..., store=None)

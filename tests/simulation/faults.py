@@ -109,15 +109,18 @@ def step_clock(history: History) -> None:
 def lose_tail(history: History) -> None:
     """A partition's server crashes a little later, and loses what it wrote from now on.
 
-    So does a replica that takes its place, as in a Cluster.
+    So does a replica that takes its place, as in a Cluster. It confirms nothing meanwhile.
     """
     base = pick(history.choice_source, history.scheduler.bases)
     saved = _saved(history, base)
     accepted = list(history.clients.accepted)
     history.lost_tail = True
+    lags = history.scheduler.lags
+    lags[base] = lags.get(base, 0) + 1
 
     def crash() -> None:
         history.note(f"the server of {base} loses its last writes")
+        lags[base] -= 1
         server = history.server
         found = cast(list[bytes], server.execute("KEYS", _pattern(base)))
         commands: list[tuple[Argument, ...]] = [("DEL", *found)] if found else []
@@ -127,7 +130,9 @@ def lose_tail(history: History) -> None:
         history.ledger.once.clear()
         history.ledger.stored.clear()
         # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
-        history.uncertain += [task for task in history.clients.accepted if task not in accepted]
+        # Submits that wait for a replica are accepted only when it has them.
+        if not history.quorum:
+            history.uncertain += [task for task in history.clients.accepted if task not in accepted]
         history.scheduler.lose_connections(0.2, base)
         history.scheduler.forget_reads()
         history.clients.repeat_schedule()

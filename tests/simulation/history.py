@@ -19,17 +19,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import BusError, ServerError
+from runtime_core.ingress.publishers import Publisher
 from runtime_core.maintenance.keeper import ClockWatch
 from runtime_core.telemetry.metrics import Metrics
 from tests.simulation import faults, invariants, schedules, waiting
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
-from tests.simulation.clients import Clients
+from tests.simulation.clients import PUBLISHER, Clients
 from tests.simulation.clock import virtual
 from tests.simulation.engines import ENGINES, Cluster, GatewayProcess
 from tests.simulation.ledger import LEDGER, Ledger
@@ -44,7 +46,7 @@ from tests.simulation.programs import (
 )
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
-from tests.simulation.services import MemoryStore, ServiceProcess
+from tests.simulation.services import MOST_ANSWER_BYTES, MemoryStore, ServiceProcess
 from tests.simulation.snapshot import Broken, Violation
 from tests.simulation.story import story as story_of
 from tests.simulation.tasks import draw_tasks, uses
@@ -97,6 +99,10 @@ class History:
         """Whether clients send commands, and all services run: else handlers run alone, and clients call functions."""
         self.objects = choice_source.choose(10) == 9
         """Whether agents that are objects take part: they ask each other in the middle of a turn."""
+        self.quorum = choice_source.choose(4) == 3
+        """Whether submits wait for a replica, all over the same connections."""
+        self.bounds_answers = self.whole and choice_source.choose(2) == 1
+        """Whether only the newest answers are kept."""
         self.clusters: dict[str, Cluster] = {}
         """By engine, what runs compute steps, where there are any."""
         if choice_source.choose(10) == 9:
@@ -181,6 +187,9 @@ class History:
                 ("XGROUP", "CREATE", base + "record", "state-manager", "0", "MKSTREAM"),
                 ("XGROUP", "CREATE", base + "record", "trajectory-recorder", "0", "MKSTREAM"),
             ]
+        if self.bounds_answers:
+            publisher = Publisher(name=PUBLISHER, tenant=PUBLISHER)
+            commands.append(("HSET", self.scheduler.bases[0] + "publishers", PUBLISHER, msgspec.json.encode(publisher)))
         self.server.pipeline(commands)
         if not self.server.execute("FUNCTION", "LIST"):
             self.server.load_library()
@@ -190,7 +199,7 @@ class History:
         scheduler, choice_source = self.scheduler, self.choice_source
         for _ in range(1 + choice_source.choose(2)):
             self.start_process("agent")
-        if any(uses(task.program, "tool", "try", "once") for task in self.tasks):
+        if any(uses(task.program, "tool", "try", "once", "limited") for task in self.tasks):
             self.start_process("tool")
         for engine in self.clusters:
             if any(uses(task.program, engine) for task in self.tasks):
@@ -340,7 +349,8 @@ class History:
         elif what in self.clusters:
             process = GatewayProcess(self.scheduler, name, self.clusters[what], self.app, _metrics(), GATEWAY_SECONDS)
         else:
-            process = ServiceProcess(self.scheduler, name, what, self.store, _metrics())
+            bounds = MOST_ANSWER_BYTES if self.bounds_answers else None
+            process = ServiceProcess(self.scheduler, name, what, self.store, _metrics(), bounds)
         self.served.append(process)
         process.start()
         return process

@@ -9,11 +9,14 @@ import msgspec
 
 from runtime_core.bus.topics import task_of_message
 from runtime_core.ids import task_of_message as message_of_step
+from runtime_core.ingress.answers import ANSWER_OVERHEAD
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED
 from tests.simulation import faults, schedules
 from tests.simulation.programs import LATE, SUBSCRIPTIONS, UNHEARD
+from tests.simulation.services import MOST_ANSWER_BYTES
 from tests.simulation.snapshot import ENDED, Snapshot, Violation
+from tests.simulation.transport import position
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -33,6 +36,7 @@ def look(history: History) -> list[Violation]:
     found += schedules.look(history, held)
     if history.whole:
         found += _answers(history)
+        found += _kept_answers(history)
     return found
 
 
@@ -78,6 +82,24 @@ def _answers(history: History) -> list[Violation]:
         elif len(finals.get(task.id, {})) > 1 and task.id not in history.clients.redriven:
             found.append(Violation("two ends", f"{task.id} was answered {kinds}, with ids {list(finals[task.id])}"))
     return found + _signals(history)
+
+
+def _kept_answers(history: History) -> list[Violation]:
+    """Answers stay until they are too many: the newest one always, and the others within the bound."""
+    if history.lost_tail or not history.bounds_answers:
+        return []
+    written, kept = [answer[""] for answer in history.clients.answers()], history.clients.kept_answers()
+    newest = max(written, key=lambda entry: position(entry.encode()), default="")
+    found = []
+    if newest and newest not in kept:
+        found.append(Violation("answer trimmed", f"the newest answer {newest} is not among {list(kept)}"))
+    size = sum(kept.values()) + len(kept) * ANSWER_OVERHEAD
+    most = MOST_ANSWER_BYTES * len(history.scheduler.bases)
+    if not any(fault not in faults.OF_USERS for _, fault in history.planned) and size > most and len(kept) > 1:
+        found.append(
+            Violation("answers left", f"{len(kept)} answers with {size} bytes are kept, at most {most} may be")
+        )
+    return found
 
 
 def _signals(history: History) -> list[Violation]:

@@ -74,7 +74,12 @@ class Process:
 
     def buses(self) -> list[EventBus]:
         """One bus for each partition, each on a connection of its own."""
-        return [EventBus(self.transport(), keys) for keys in self.partitions]
+        buses = []
+        for keys in self.partitions:
+            transport = self.transport()
+            transport.base = keys.base
+            buses.append(EventBus(transport, keys))
+        return buses
 
     @property
     def runs(self) -> bool:

@@ -33,6 +33,8 @@ TOPICS = (NEWS, NOTES, UNHEARD)
 SUBSCRIPTIONS = (
     TopicSubscription(NEWS, "alpha"), TopicSubscription("ne", "beta", prefix=True), TopicSubscription(NOTES, "free"),
 )  # fmt: skip
+LIMIT_SECONDS = 0.5
+"""How long a tool with a time limit may take."""
 RETRY = RetryPolicy(attempts=3, base_seconds=0.1, factor=2.0)
 
 
@@ -65,6 +67,15 @@ def simulated_app() -> App:
         LEDGER.get().once_begins(ctx.task_id, ctx.run_id)
         if seconds:
             await asyncio.sleep(seconds)
+        return 1
+
+    @app.tool(retry=RETRY, timeout_seconds=LIMIT_SECONDS)
+    async def limited(ctx: ToolContext, seconds: float) -> int:
+        ledger = LEDGER.get()
+        ledger.call_begins(ctx.task_id, ctx.run_id)
+        await asyncio.sleep(seconds)
+        if seconds > LIMIT_SECONDS:
+            ledger.broken.append(("over limit", f"task {ctx.task_id}, run {ctx.run_id} ran for {seconds} s"))
         return 1
 
     @app.engine_function(retry=RETRY)
@@ -103,6 +114,9 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
         case ["once", seconds]:
             with suppress(StepError):
                 await ctx.tool("once", seconds=seconds)
+        case ["limited", seconds]:
+            with suppress(StepError):
+                await ctx.tool("limited", seconds=seconds)
         case ["ray" | "spark" as engine, seconds, fails]:
             with suppress(StepError):
                 await ctx.engine(engine).call("compute", seconds=seconds, fails=fails)
@@ -180,6 +194,7 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
             (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
             (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
+            (1, "limited"),
         ],
     )  # fmt: skip
     match kind:
@@ -197,6 +212,8 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             return ["tool", 0, 3]
         case "once":
             return ["once", pick(choice_source, (0, 0.5, 2.0))]
+        case "limited":
+            return ["limited", pick(choice_source, (0.2, 0.7, 2.0))]
         case "ask" | "send":
             agent = pick(choice_source, ("beta", "alpha", "free"))
             key = pick(choice_source, KEYS) if agent in KEYED else ""

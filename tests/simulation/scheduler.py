@@ -56,6 +56,8 @@ class Scheduler:
         """So many writes are still refused."""
         self.full = False
         """Whether the server is at its maxmemory."""
+        self.lags: dict[str, int] = {}
+        """By the base of a partition, how many of its replicas have stopped to follow, and will take its place."""
         self.clock_step_ms = 0
         """How far the server's clock stands from true time."""
         self._delivered: dict[str, tuple[int, int]] = {}
@@ -138,9 +140,19 @@ class Scheduler:
             call.reply, call.error = None, ServerError(DISK_ERROR)
         elif self.full and self.server.needs_memory(call.args):
             call.reply, call.error = None, ServerError(OOM_ERROR)
+        elif call.args[0] == "WAIT":
+            call.reply = self._wait(transport, cast(int, call.args[2]))
         else:
             call.reply, call.error = self.run(call.args)
         self.log.append((self.loop.now, transport.name, call.args, call.error or call.reply))
+
+    def _wait(self, transport: SimTransport, timeout_ms: int) -> int:
+        """Return how many replicas have what this connection has written. One that follows has everything at once."""
+        if not self.lags.get(transport.base):
+            return 1
+        transport.held_until = self.loop.now + timeout_ms / 1000
+        self.loop.call_later(timeout_ms / 1000, transport.answer_executed)
+        return 0
 
     def run(self, args: tuple[Argument, ...], also: Sequence[str] = ()) -> tuple[Reply, ServerError | None]:
         """Run one command now. Also read new entries of streams with waiting readers, and of those in `also`."""

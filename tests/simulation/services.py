@@ -20,6 +20,10 @@ STOP_SECONDS = 3.0
 """How long a service may take to stop."""
 
 
+MOST_ANSWER_BYTES = 3000
+"""How much is kept of the answers, where that is bounded: three or four."""
+
+
 class MemoryStore:
     """The part of a trajectory store that the recorder needs. It survives the processes that write to it."""
 
@@ -53,8 +57,17 @@ class MemoryStore:
 class ServiceProcess(RoleProcess):
     """A state-manager (`admit`) or a recorder (`record`)."""
 
-    def __init__(self, scheduler: Scheduler, name: str, serves: str, store: MemoryStore, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        name: str,
+        serves: str,
+        store: MemoryStore,
+        metrics: Metrics,
+        most_answer_bytes: int | None,
+    ) -> None:
         super().__init__(scheduler, name, serves, STOP_SECONDS)
+        self._most_answer_bytes = most_answer_bytes
         self._store = store
         self._metrics = metrics
 
@@ -69,5 +82,6 @@ class ServiceProcess(RoleProcess):
             namespace=namespace,
             partitions=len(buses),
             lease_seconds=LEASE_SECONDS,
+            answers_max_bytes=self._most_answer_bytes or Settings.answers_max_bytes,
         )
         return StateManager(buses, self.transport(), settings, self._metrics)

@@ -76,6 +76,8 @@ class SimTransport:
         self.held_until = 0.0
         """Until then no reply comes: a slow network, or a connection that is made again."""
         self.closed = False
+        self.base = ""
+        """What the keys begin with that it is used for, if they belong to one partition."""
         self._reconnects = 0
 
     def __repr__(self) -> str:
