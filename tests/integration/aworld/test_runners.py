@@ -26,6 +26,7 @@ from weft.aworld import (
     Swarm,
     Task,
     TaskRunner,
+    TaskStatus,
     TeamSwarm,
 )
 from weft.errors import ConfigurationError, InvalidInput
@@ -172,6 +173,13 @@ async def test_sync_run_works_inside_a_running_loop_too() -> None:
     assert Runners.sync_run("hi", agent=upper).answer == "HI"
     with pytest.raises(InvalidInput, match=r"^wrong: is not a field of Task"):
         Runners.sync_run("hi", agent=upper, wrong=1)
+    tasks = [Task(id="a", input="hi", agent=exclaim), Task(id="b", input="x", agent=broken)]
+    found = Runners.sync_run_task(tasks)
+    assert found["a"].answer == "hi!"
+    assert failure(found["b"]) == ("ValueError", "no x")
+    assert [task.task_status for task in tasks] == [TaskStatus.SUCCESS, TaskStatus.FAILED]
+    with pytest.raises(InvalidInput, match=r"^concurrency: 0 is not"):
+        Runners.sync_run_task(tasks, concurrency=0)
 
 
 @pytest.mark.parametrize(
@@ -583,6 +591,36 @@ async def test_a_runner_runs_other_tasks_as_parts_of_its_own() -> None:
     assert failure(await Runners.run("x", runner_cls=Late, app=app))[1].startswith("timeout: a sub-task has the time")
 
 
+async def test_a_detached_sub_task_outlives_its_task() -> None:
+    class Starts(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            started = await self.run_sub_task(Task(input="x", agent="asks", name="child"), detach=True)
+            await self.ctx.emit(started)
+            await self.ctx.human("go on?")
+            return TaskResponse(self.task.id)
+
+    app = App("starts")
+
+    @app.agent("asks")
+    async def asks(ctx: AgentContext, text: str) -> str:
+        return f"{text}: {await ctx.human('well?')}"
+
+    app.add_runner(Starts)
+    app.add_runner(TaskRunner)
+    async with LocalApp(app) as client:
+        parent = await client.submit("weft.task.Starts", {"id": "parent", "runner": "Starts"})
+        async for event in parent.stream():
+            if event.text:
+                child = await client.task(event.text)
+            if event.type == "weft.human.requested":
+                await parent.cancel()
+        assert (await parent.result(timeout=60)).status == "cancelled"
+        async for event in child.stream():
+            if event.type == "weft.human.requested":
+                await child.signal(event.data["request_id"], "yes")
+        assert (await child.result(timeout=60)).answer == "x: yes"
+
+
 async def test_a_runner_and_its_agents_share_a_context() -> None:
     async def adds(ctx: AgentContext, text: str) -> str:
         ctx.context.put("seen", [*ctx.context.get("seen", []), text])
@@ -757,6 +795,24 @@ async def test_a_loop_ends_when_its_condition_is_met() -> None:
         return len(str(output)) >= 4
 
     assert (await Runners.run("hi", swarm=Swarm(Loopable(exclaim, 10, long)))).answer == "hi!!"
+
+
+@pytest.mark.parametrize(
+    ("swarm", "status"),
+    [
+        (Swarm(Loopable(exclaim, 5)), "completed"),
+        (Swarm(Loopable(exclaim, 6)), "failed"),
+        (Swarm(Loopable((exclaim, Loopable(question, 3)), 2)), "failed"),
+        (Swarm(Loopable(exclaim, 6), max_steps=6), "completed"),
+        (Swarm(Swarm(Loopable(exclaim, 6)), upper), "failed"),
+    ],
+)
+async def test_loops_end_at_max_steps(swarm: Swarm, status: str) -> None:
+    response = await Runners.run("x", swarm=swarm, conf={"max_steps": 5})
+    assert response.status == status
+    if response.error is not None:
+        assert failure(response)[0] == "LimitExceeded"
+        assert "max_steps=5 rounds" in failure(response)[1]
 
 
 async def test_a_swarm_with_code_must_be_declared_where_it_runs() -> None:

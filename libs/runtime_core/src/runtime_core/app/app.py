@@ -10,6 +10,8 @@ from runtime_core.app.registry import DeclaredSubscriber, Functions
 from runtime_core.declare.declaration import NAME, Place, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
+from runtime_core.engines.local import engine_name
+from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook, HookTable
 from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
@@ -104,6 +106,22 @@ class App:
             return function
 
         return declare if function is None else declare(function, 3)
+
+    def add_engine(self, engine: type[RuntimeEngine], config: RunConfig | None = None) -> None:
+        """Declare an engine of your own, for `ctx.engine("package.module:Class")` and `conf.engine`.
+
+        Each process that runs the app's agents creates one object of it with `config` at the first call. Raises
+        ConfigurationError.
+        """
+        if not (isinstance(engine, type) and issubclass(engine, RuntimeEngine)):
+            raise ConfigurationError(f"{self!r} cannot add the engine {engine!r}: give a subclass of RuntimeEngine")
+        if config is not None and not isinstance(config, RunConfig):
+            raise ConfigurationError(f"{self!r}: config={config!r} of engine {engine.__name__} is not a RunConfig")
+        self._add_engine(engine_name(engine), (engine, config or RunConfig(name=engine_name(engine))))
+
+    def _add_engine(self, name: str, declared: tuple[type[RuntimeEngine], RunConfig]) -> None:
+        if self.functions.engines.declared.setdefault(name, declared) != declared:
+            raise ConfigurationError(f"{self!r} has the engine {name!r} with another config: declare it once")
 
     @overload
     def batch_job(self, function: Function, /) -> Function: ...
@@ -346,6 +364,8 @@ class App:
             self.functions.tools.add(tool)
         for engine_function in other.engine_functions.values():
             self.functions.engine_functions.add(engine_function)
+        for name, declared in other.functions.engines.declared.items():
+            self._add_engine(name, declared)
         for agent in other.agents.values():
             self.functions.agents.add(agent)
         for server in other.mcp_servers.values():

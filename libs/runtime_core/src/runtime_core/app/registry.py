@@ -13,6 +13,7 @@ from runtime_core.engines.function import EngineFunction
 from runtime_core.errors import ConfigurationError
 from runtime_core.llm.models import OpenModels
 from runtime_core.runs.definition import AgentDefinition
+from runtime_core.runs.engine_calls import OwnEngines
 from runtime_core.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ class Functions:
         self.agents: Names[AgentDefinition] = Names()
         self.tools: Names[Tool] = Names()
         self.engine_functions = EngineFunctionNames()
+        self.engines = OwnEngines()
+        """The engines that the app has declared, for `ctx.engine`."""
         self.handlers: dict[str, type[Any]] = {}
         """Handlers of messages, by category or by the app's own names."""
         self.subscribers: list[DeclaredSubscriber] = []

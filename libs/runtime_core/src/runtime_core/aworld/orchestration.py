@@ -211,6 +211,8 @@ class Workflow(Orchestration):
 
     async def begin(self, seen: Observation) -> Ask | Done:
         self._stages = iter(self.swarm.node.nodes)
+        self._rounds = 0
+        """The rounds of all loops so far."""
         return await self._next(seen)
 
     async def after(self, output: Any) -> Ask | Done:  # Any: JSON
@@ -237,6 +239,11 @@ class Workflow(Orchestration):
                 return await self._at_once(nodes, seen)
             case Loop(inner, times, stop):
                 for _ in range(times):
+                    self._rounds += 1
+                    if self._rounds > self.max_steps:
+                        raise LimitExceeded(
+                            f"the loop of {_name(inner)} has not finished after max_steps={self.max_steps} rounds"
+                        )
                     seen = Observation(await self._stage(inner, seen), observer=_name(inner), info=seen.info)
                     if stop is not None and await self.ctx.step(stop, seen.content, name="stop_condition"):
                         break

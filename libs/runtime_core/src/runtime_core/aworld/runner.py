@@ -13,7 +13,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from runtime_core.aworld.events.manager import EventLoop, EventManager, HandlerTable
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
@@ -139,19 +139,29 @@ class Runner(ABC):
         await self.post_run()
         return self._unsaid() if response is None else response
 
-    async def run_sub_task(self, task: Task) -> TaskResponse:
+    @overload
+    async def run_sub_task(self, task: Task, *, detach: Literal[False] = False) -> TaskResponse: ...
+
+    @overload
+    async def run_sub_task(self, task: Task, *, detach: Literal[True]) -> str: ...
+
+    async def run_sub_task(self, task: Task, *, detach: bool = False) -> TaskResponse | str:
         """Run another task as a child run, which shares this task's time limit and cancellation.
 
-        Its agents, tools and runner are names, or objects that the app has declared. An error is a response, too.
+        Its agents, tools and runner are names, or objects that the app has declared. An error is a response, too. With
+        `detach`, it is a task of its own: it outlives this one, whatever ends that, and the result is its id on the
+        broker.
         """
         if not hasattr(task, "timeout_seconds"):
             raise InvalidInput("task", f"{task!r} is not a Task")
         if task.timeout_seconds is not None:
             raise InvalidInput("timeout", "a sub-task has the time limit of its task: set the timeout there")
         part = dataclasses.replace(
-            task, is_sub_task=True, parent_task=self.task.id, session_id=task.session_id or self.task.session_id
+            task, is_sub_task=not detach, parent_task=self.task.id, session_id=task.session_id or self.task.session_id
         )
         found = describe(part, self._scope.name_of)
+        if detach:
+            return await self.ctx.send(agent_of_runner(task.runner_cls), found)
         try:
             output = await self.ctx.agent(agent_of_runner(task.runner_cls), found)
         except AgentError as error:

@@ -17,6 +17,7 @@ from runtime_core.client.client import Client
 from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.host.local import LocalApp
+from runtime_core.wire.commands import is_own_engine
 from runtime_core.wire.events import StreamEvent, TaskResponse
 
 if TYPE_CHECKING:
@@ -249,7 +250,8 @@ _REMEDY = """whole tasks run on 'local' or 'ray'; use Spark in a step, through c
 
 def _engine_of(tasks: Sequence[Task]) -> str:
     """Return the engine that `conf.engine` of all tasks names, for a call without services."""
-    wanted = [task.config.engine for task in tasks]
+    # An engine of the user's own runs steps only; whole tasks then run in this process.
+    wanted = ["local" if is_own_engine(task.config.engine) else task.config.engine for task in tasks]
     if "spark" in wanted:
         raise InvalidInput("conf.engine", f"'spark' cannot run whole tasks: {_REMEDY}, on services")
     for number, engine in enumerate(wanted):

@@ -37,7 +37,8 @@ StopCondition = Callable[[object], bool]
 class Loopable:
     """An agent, a group or a swarm that runs repeatedly, each time on its own output.
 
-    It ends after `max_run_times` rounds, or when `stop_condition` accepts the output of a round.
+    It ends after `max_run_times` rounds, or when `stop_condition` accepts the output of a round. All loops of a swarm
+    together may take its `max_steps` rounds; one more is a LimitExceeded.
     """
 
     def __init__(self, agent: object, max_run_times: int = 1, stop_condition: StopCondition | None = None) -> None:
@@ -103,7 +104,7 @@ class Swarm:
         max_steps: int | None = None,
         root_agent: object = None,
     ) -> None:
-        """`max_steps` limits handoffs and the rounds of a leader; None: the task's `conf.max_steps` applies."""
+        """`max_steps` limits handoffs and rounds of a leader and of loops; None: `conf.max_steps` of the task."""
         if build_type is not None:
             self.build_type = _build_type(build_type)
         if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):

@@ -27,13 +27,14 @@ from runtime_core.aworld.swarm import Swarm, code_in_swarm
 from runtime_core.aworld.task import TASK_AGENT, Description, Task, agent_of_runner, agents_of, describe
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.declare.declaration import RetryPolicy, label, one_line, place_of, underlying
+from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.runs.definition import Agent
 from runtime_core.runs.policy import PolicyDefinition, has_policy
 from runtime_core.tools.tool import is_allowed, is_pattern
-from runtime_core.wire.commands import SubmitOptions
+from runtime_core.wire.commands import SubmitOptions, is_own_engine
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskResponse
 
 LOCAL_APP = "local-tasks"
@@ -51,7 +52,7 @@ _Carried = tuple[App | None, list[tuple[Any, str, object, str]]]  # Any: a Part'
 class Part:
     """One object in a task, and the name under which it is declared."""
 
-    kind: Literal["agent", "tool", "swarm", "runner"]
+    kind: Literal["agent", "tool", "swarm", "runner", "engine"]
     name: str
     value: object
     field: str
@@ -79,6 +80,7 @@ class TasksApp:
 
     def take(self, task: Task) -> None:
         """Declare the objects in a task. Raises InvalidInput and ConfigurationError."""
+        self._engine(task.config.engine)
         for tool in task.tools:
             self._tool(tool)
         if task.agent is not None:
@@ -89,6 +91,14 @@ class TasksApp:
             self._swarm(task.swarm)
         if task.runner_cls is not None:
             self._runner(task.runner_cls)
+
+    def _engine(self, name: str) -> None:
+        """Declare the engine of the task's own; for services, their app does that."""
+        if is_own_engine(name) and name not in self.app.functions.engines.declared:
+            try:
+                self._declare(Part("engine", name, engine_class(name), "conf.engine"))
+            except ConfigurationError as error:
+                raise InvalidInput("conf.engine", str(error)) from error
 
     def _agent(self, agent: object, field: str) -> None:
         if isinstance(agent, str):
@@ -170,6 +180,9 @@ def declare(app: App, part: Part) -> None:
         case "runner":
             assert isinstance(value, type)
             app.add_runner(value)
+        case "engine":
+            assert isinstance(value, type)
+            app.add_engine(value)
 
 
 def _declare_agent(app: App, name: str, agent: object, field: str) -> None:
@@ -354,7 +367,9 @@ class RunTarget:
             )
             if value
         }
-        engine_wait = task.config.engine_wait_seconds
+        engine, engine_wait = task.config.engine, task.config.engine_wait_seconds
+        if is_own_engine(engine) and self._app is not None:
+            self._app.functions.engines.check(engine, "conf.engine")
         handle = self._open[task.id] = await self._client.submit(
             asked,
             found,
@@ -366,7 +381,7 @@ class RunTarget:
                 engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
                 metadata=metadata,
                 hooks=task.hooks,
-                engine=task.config.engine if self._gateways and task.config.engine != "local" else None,
+                engine=engine if is_own_engine(engine) or (self._gateways and engine != "local") else None,
             ),
         )
         return handle

@@ -25,7 +25,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import TASK_ID_RULE, is_task_id
-from runtime_core.wire.commands import ENGINES
+from runtime_core.wire.commands import ENGINES, is_own_engine
 from runtime_core.wire.events import StreamingMode, streaming_mode
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TaskConfig(Mapping[str, object]):
     exit_on_failure: bool = False
     """When several tasks run together, start no more of them once this one has failed."""
     engine: str = "local"
-    """The default engine of `ctx.engine()` in the task's agents."""
+    """The default engine of `ctx.engine()` in the task's agents; `package.module:Class` for your own."""
     engine_wait_seconds: float = ENGINE_WAIT_SECONDS
     """How long steps wait for an unavailable engine; 0: they fail immediately."""
     handlers: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,8 @@ class TaskConfig(Mapping[str, object]):
         mode = self.run_mode.lower() if isinstance(self.run_mode, str) else self.run_mode
         _one_of("conf.run_mode", mode, RUN_MODES)
         object.__setattr__(self, "run_mode", mode)
-        _one_of("conf.engine", self.engine, ENGINES)
+        if not is_own_engine(self.engine):
+            _one_of("conf.engine", self.engine, (*ENGINES, "package.module:Class"))
         _seconds("conf.engine_wait_seconds", self.engine_wait_seconds, "0 means not to wait")
         if not isinstance(self.handlers, Mapping) or not all(
             isinstance(each, str) for pair in self.handlers.items() for each in pair

@@ -149,6 +149,23 @@ _CLUSTERS = {
 """Loaded by name, so that unused engines cost nothing."""
 
 
+def engine_name(engine: type[RuntimeEngine]) -> str:
+    """Return the name of your own engine: `package.module:Class`."""
+    return f"{engine.__module__}:{engine.__qualname__}"
+
+
+def engine_class(name: str) -> type[RuntimeEngine]:
+    """Import your own engine, `package.module:Class`. Raises ConfigurationError."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"engine {name!r} cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, RuntimeEngine)):
+        raise ConfigurationError(f"engine {name!r} is {found!r}: name a subclass of RuntimeEngine")
+    return found
+
+
 def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
     """Return the engine `local`, `ray` or `spark`, or your own as `package.module:Class`; not started.
 
@@ -158,15 +175,8 @@ def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
     if name == "local":
         return LocalEngine(config)
     name = _CLUSTERS.get(name, name)
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if not name.partition(":")[2]:
         raise ConfigurationError(
             f"engine {name!r} does not exist: use 'local', 'ray', 'spark', or your own engine as 'package.module:Class'"
         )
-    try:
-        found: object = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"engine {name!r} cannot be loaded: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, RuntimeEngine)):
-        raise ConfigurationError(f"engine {name!r} is {found!r}: name a subclass of RuntimeEngine")
-    return found(config)
+    return engine_class(name)(config)

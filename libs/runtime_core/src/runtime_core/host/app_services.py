@@ -85,6 +85,7 @@ def add_agents(
 ) -> None:
     """Run the agents of these pools, with up to `in_flight` turns at once. The host closes `compute` when it stops."""
     host.add(stop=app.functions.models.close)
+    host.add(stop=app.functions.engines.close)
     if compute is not None:
         host.add(stop=compute.close)
     outflow = Outflow(PROCESS_BYTES)

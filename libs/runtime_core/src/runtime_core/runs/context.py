@@ -15,6 +15,7 @@ import msgspec
 from runtime_core.codec import quoted
 from runtime_core.declare.hook_points import point_named
 from runtime_core.declare.schema import encode
+from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_topic, idempotency_key
 from runtime_core.record.step import Usage, total_usage
@@ -43,6 +44,7 @@ from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 
 if TYPE_CHECKING:
     from runtime_core.declare.manifest import Manifest
+    from runtime_core.engines.runtime_engine import RuntimeEngine
     from runtime_core.runs.definition import Agent
     from runtime_core.runs.ports import Functions, RegisteredTool
     from runtime_core.runs.run import Run
@@ -270,16 +272,18 @@ class AgentContext:
         key = checked_key("key of ctx.agent", key)
         return call(run, branch, "agent", name, data=data, key=key, pool=pool, reader=reader)
 
-    def engine(self, engine: str | None = None) -> Engine:
+    def engine(self, engine: str | type[RuntimeEngine] | None = None) -> Engine:
         """Return an engine for compute steps, as in `ctx.engine("ray").call(rank, passages=found)`.
 
-        None: the task's `conf.engine`, or `local`.
+        None: the task's `conf.engine`, or `local`. An engine that `app.add_engine` has declared is named as
+        `package.module:Class`, or given as its class.
         """
         if engine is None:
             engine = self._run.meta.get("engine", "local")
-        if engine not in ENGINES:
-            raise InvalidInput("engine", f"{engine!r} is not an engine; there are {', '.join(ENGINES)}")
-        return Engine(self._run, engine)
+        name = engine if isinstance(engine, str) else engine_name(engine)
+        if name not in ENGINES:
+            self._run.functions.engines.check(name)
+        return Engine(self._run, name)
 
     def human(
         self,

@@ -29,7 +29,7 @@ from runtime_core.engines.results import (
     with_errors,
     with_references,
 )
-from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig
+from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig, RuntimeEngine
 from runtime_core.errors import EngineError, InvalidInput, Reject
 from runtime_core.errors import Outcome as RaisedOutcome
 from runtime_core.runs.calls import RequestStep, call
@@ -38,6 +38,7 @@ from runtime_core.runs.ports import LocalFunction
 from runtime_core.runs.step import LocalStep, call_function, name_and_pool
 from runtime_core.telemetry import gen_ai
 from runtime_core.text import text_of_error
+from runtime_core.wire.commands import ENGINES, is_own_engine
 
 if TYPE_CHECKING:
     from runtime_core.runs.run import Run
@@ -48,7 +49,7 @@ PROGRESS_SECONDS = 0.5
 
 
 class Engine:
-    """An engine: `local` (threads or worker processes), `ray` or `spark`."""
+    """An engine: `local` (threads or worker processes), `ray`, `spark`, or one that the app has declared."""
 
     __slots__ = ("_engine", "_run")
 
@@ -58,7 +59,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """`local`, `ray` or `spark`."""
+        """`local`, `ray`, `spark` or `package.module:Class`."""
         return self._engine
 
     def call(self, function: object, /, **arguments: object) -> RequestStep[Any] | LocalStep:  # Any: its own JSON
@@ -68,9 +69,9 @@ class Engine:
         """
         branch, known, name, pool = self._found("call", function)
         data = encode(arguments, f"arguments of engine function {name!r}")
-        if self._engine != LOCAL or known is None:
+        if known is None or not self._here:
             return call(self._run, branch, self._engine, name, data=data, pool=pool, step_class=_Call)
-        return LocalCall(self._run, branch, known, data)
+        return LocalCall(self._run, branch, known, data, engine=self._engine)
 
     def map(
         self,
@@ -106,16 +107,21 @@ class Engine:
             },
             f"items of engine function {name!r}",
         )
-        if self._engine != LOCAL or known is None:
+        if known is None or not self._here:
             return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, step_class=_Map)
-        return LocalMap(self._run, branch, known, data)
+        return LocalMap(self._run, branch, known, data, engine=self._engine)
+
+    @property
+    def _here(self) -> bool:
+        """Whether this process calls the engine; the gateways of clusters take their steps from streams."""
+        return self._engine == LOCAL or is_own_engine(self._engine)
 
     def _found(self, what: str, function: object) -> tuple[Branch, LocalFunction | None, str, str]:
         """Return the current branch, the function as this app declares it, its name and its pool."""
         run = self._run
         branch = run.flow.branch_here(f"ctx.engine({self._engine!r}).{what}")
         known = run.functions.engine_function(function)
-        if known is None and self._engine == LOCAL:
+        if known is None and self._here:
             raise run.flow.misuse(
                 f"{getattr(function, '__qualname__', function)!r} is not an engine function of this app: "
                 "decorate it with @app.engine_function"
@@ -140,18 +146,22 @@ class _Map(RequestStep[Any]):  # Any: a list of the function's own JSON
 
 
 class LocalCall(LocalStep):
-    """One call of an engine function, in a thread or a worker process."""
+    """One call of an engine function, in a thread, a worker process, or an engine that the app has declared."""
 
-    __slots__ = ("_traceparent", "function")
+    __slots__ = ("_engine", "_traceparent", "backend", "function")
 
-    def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes, key: str = "") -> None:
+    def __init__(
+        self, run: Run, branch: Branch, function: LocalFunction, data: bytes, key: str = "", *, engine: str = LOCAL
+    ) -> None:
         super().__init__(run, branch, "engine", function.name, self._traced, data, key)
         self.function = function
+        self._engine = engine
+        self.backend = run.compute if engine == LOCAL else run.functions.engines.compute(engine)
         self._traceparent = ""
 
     async def _traced(self) -> object:
         run = f"{self.run.run_id}/{self.id}"
-        with gen_ai.engine_span("local", self.function.name, call=run) as span:
+        with gen_ai.engine_span(self._engine, self.function.name, call=run) as span:
             self._traceparent = span.traceparent
             return await self.compute()
 
@@ -171,8 +181,8 @@ class LocalCall(LocalStep):
             traceparent=self._traceparent,
         )
         try:
-            if run.compute is not None:
-                return await run.compute.run(self.function, arguments, step, run.results)
+            if self.backend is not None:
+                return await self.backend.run(self.function, arguments, step, run.results)
             body = partial(_called, self.function, arguments, step, run.results)
             result = await call_function(body, (), {})
         except Reject as error:
@@ -190,12 +200,12 @@ class LocalMap(LocalCall):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes) -> None:
-        super().__init__(run, branch, function, data, MAP)
+    def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes, *, engine: str = LOCAL) -> None:
+        super().__init__(run, branch, function, data, MAP, engine=engine)
 
     async def compute(self) -> object:
         request = MapRequest.from_json(self.data)
-        compute = self.run.compute
+        compute = self.backend
         most = compute.workers if compute is not None else os.cpu_count() or 1
         workers = min(request.in_flight or most, most, len(request.items))
         outcomes: list[Outcome | None] = [None] * len(request.items)
@@ -258,11 +268,11 @@ def _failed(error: BaseException) -> Error:
     return Error("function", class_name(error), error_text(text_of_error(error)))
 
 
-class ProcessCompute:
-    """Runs engine functions in up to `processes` worker processes, each call under its function's limit."""
+class EngineCompute:
+    """Runs engine functions on an engine of this process, each call under its function's limit."""
 
-    def __init__(self, processes: int) -> None:
-        self.engine = LocalEngine(RunConfig(mode="processes", worker_num=processes))
+    def __init__(self, engine: RuntimeEngine) -> None:
+        self.engine = engine
 
     @property
     def workers(self) -> int:
@@ -270,7 +280,7 @@ class ProcessCompute:
         return self.engine.config.workers
 
     async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
-        """Call it with a JSON object. Return JSON. A cancel kills the process that runs it.
+        """Call it with a JSON object. Return JSON. A cancel stops the call, as the engine does.
 
         Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be pickled), CallFailed, and the
         function's Retry and Reject.
@@ -280,7 +290,7 @@ class ProcessCompute:
         bound = await asyncio.to_thread(bind) if has_references(arguments) else bind()
         call = EngineCall(bound, name=function.name, timeout_seconds=function.timeout_seconds)
         try:
-            [result] = await self.engine.agather(call)
+            [result] = await self.engine.execute([call])
         except CallFailed as failed:
             if isinstance(failed.__cause__, RaisedOutcome):
                 raise failed.__cause__ from None
@@ -289,5 +299,43 @@ class ProcessCompute:
         return data if len(data) <= results.limit else await asyncio.to_thread(results.kept, data, step.task)
 
     async def close(self) -> None:
-        """End the processes."""
+        """Close the engine."""
         await self.engine.close()
+
+
+class ProcessCompute(EngineCompute):
+    """Runs engine functions in up to `processes` worker processes. A cancel kills the process of its call."""
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(LocalEngine(RunConfig(mode="processes", worker_num=processes)))
+
+
+class OwnEngines:
+    """The engines that an app has declared, by `package.module:Class`. Each starts at its first call in a process."""
+
+    def __init__(self) -> None:
+        self.declared: dict[str, tuple[type[RuntimeEngine], RunConfig]] = {}
+        self._open: dict[str, tuple[asyncio.AbstractEventLoop, EngineCompute]] = {}
+
+    def compute(self, name: str) -> EngineCompute:
+        """Return where an engine's functions run. Raises InvalidInput (`engine`) for an engine that is not declared."""
+        self.check(name)
+        loop, known = asyncio.get_running_loop(), self._open.get(name)
+        if known is None or known[0] is not loop:  # an engine belongs to one event loop
+            engine, config = self.declared[name]
+            known = self._open[name] = (loop, EngineCompute(engine(config)))
+        return known[1]
+
+    def check(self, name: str, field: str = "engine") -> None:
+        """Raise InvalidInput unless the engine is declared."""
+        if name not in self.declared:
+            known = ", ".join((*ENGINES, *self.declared))
+            raise InvalidInput(field, f"{name!r} is not an engine; there are {known}; app.add_engine declares your own")
+
+    async def close(self) -> None:
+        """Close the engines that this event loop has used."""
+        loop = asyncio.get_running_loop()
+        for name, (opened, compute) in list(self._open.items()):
+            if opened is loop:
+                del self._open[name]
+                await compute.close()

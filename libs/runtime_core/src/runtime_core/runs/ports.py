@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.calls import Approval, Call
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import AgentDefinition
+    from runtime_core.runs.engine_calls import OwnEngines
     from runtime_core.runs.model_step import Reserve
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
@@ -219,6 +220,9 @@ class Functions(Protocol):
     def mcp_server_of(self, tool: str, /) -> MCPServer | None:
         """Return the declared MCP server with this tool; None if there is none, or the app has its own."""
         ...
+
+    @property
+    def engines(self) -> OwnEngines: ...
 
     @property
     def models(self) -> Any:  # Any: `llm.models.OpenModels`, which runs do not know

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,14 @@ MAX_PRIORITY = 9
 MAX_TOKENS = 1_000_000_000_000
 
 ENGINES = ("local", "ray", "spark")
+_OWN_ENGINE = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_][\w.<>]{0,199}")
+
+
+def is_own_engine(name: object) -> bool:
+    """Return whether this names an engine of the user's own, as `package.module:Class`; only apps declare them."""
+    return isinstance(name, str) and _OWN_ENGINE.fullmatch(name) is not None
+
+
 """Where compute steps may run."""
 
 DEFAULT_PRIORITY = 5
@@ -546,8 +555,12 @@ def _required_task_id(data: Mapping[str, object]) -> str:
 
 
 def _engine(value: object) -> str:
-    if value not in ENGINES or not isinstance(value, str):
-        raise InvalidInput("data.conf.engine", f"{quoted(value)} is not an engine; known are {', '.join(ENGINES)}")
+    if not isinstance(value, str) or not (value in ENGINES or is_own_engine(value)):
+        raise InvalidInput(
+            "data.conf.engine",
+            f"{quoted(value)} is not an engine; known are {', '.join(ENGINES)}, and package.module:Class that an app "
+            "has declared",
+        )
     return value
 
 
