@@ -23,7 +23,7 @@ from typing import Any, Self, TypeAlias
 
 from redis.asyncio import Redis
 
-from tests.service_forks import Fork, can_fork, forks
+from tests.service_forks import SOURCES, Fork, can_fork, forks
 
 ROOT = Path(__file__).resolve().parent.parent
 TIED = Path(__file__).parent / "servers" / "tied.py"
@@ -154,7 +154,7 @@ class Fleet:
             "WEFT_LEASE_SECONDS": f"{lease_seconds:g}",
             "WEFT_DATA_DIR": str(folder),
             "WEFT_TRAJECTORY_URL": self.trajectory_url,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": SOURCES,
             **(environ or {}),
         }
         self.harms: list[Harm] = []

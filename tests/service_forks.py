@@ -27,6 +27,8 @@ from runtime_core.bus.library import library
 from tests.servers.tied import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = os.pathsep.join((str(ROOT / "libs" / "runtime_core" / "src"), str(ROOT)))
+"""The PYTHONPATH of processes that a test starts: in a copy of the tree, they run the copy."""
 TIED = Path(__file__).parent / "servers" / "tied.py"
 IMPORTED = (
     "runtime_core.aworld.runner",
@@ -78,7 +80,7 @@ class Forks:
             self._process = subprocess.Popen(
                 [*launcher, sys.executable, "-m", "tests.service_forks", str(theirs.fileno())],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": SOURCES},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -133,7 +135,7 @@ def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     return (
         sys.platform == "linux"
         and command[0].startswith("services.")
-        and environ.get("PYTHONPATH") == str(ROOT)
+        and environ.get("PYTHONPATH") == SOURCES
         and all(os.environ.get(name) == value for name, value in special.items())
     )
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
-from tests.service_forks import ROOT, can_fork, forks
+from tests.service_forks import SOURCES, can_fork, forks
 
 SERVICE = ("services.agent_handler",)
 
 
 def test_its_status_and_what_it_prints_are_those_of_its_own_environment(tmp_path: Path) -> None:
-    environ = {"PYTHONPATH": str(ROOT), "WEFT_REDIS_URL": "nonsense://", "WEFT_INSTANCE": "here"}
+    environ = {"PYTHONPATH": SOURCES, "WEFT_REDIS_URL": "nonsense://", "WEFT_INSTANCE": "here"}
     first, second = (forks().start(SERVICE, environ, tmp_path / name) for name in ("first", "second"))
     assert (first.wait(), second.wait()) == (1, 1)
     assert first.poll() == 1
@@ -40,7 +40,7 @@ async def test_a_killed_one_is_started_again(valkey: Server, namespace: str, tmp
 
 
 def test_what_a_fork_would_not_have_is_a_process_of_its_own() -> None:
-    environ = {"PYTHONPATH": str(ROOT)}
+    environ = {"PYTHONPATH": SOURCES}
     assert can_fork(SERVICE, environ)
     assert not can_fork(("tests.chaos.next_release", "agent-handler", "1"), environ)
     assert not can_fork(SERVICE, {**environ, "PYTHONPROFILEIMPORTTIME": "1"})

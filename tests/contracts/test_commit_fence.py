@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import pytest
 
+from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.errors import Fenced
-from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, send, suspend
+from runtime_core.errors import Fenced, ServerError
+from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, now, send, suspend
 
 
 async def test_a_turn_takes_effect_whole(broker: Broker, bus: EventBus) -> None:
@@ -186,3 +187,34 @@ async def test_an_owner_that_only_the_server_remembers_takes_no_effect_twice(
     assert following.task == "next"
     assert await complete(bus, following)
     await broker.idle()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["z", "1", "2"], ["c", "tool", "1"], [*ask("1"), "c"]],
+    ids=["unknown letter", "cut", "more than counted"],
+)
+@pytest.mark.parametrize("mode", ["w", "c"])
+async def test_a_commit_with_a_malformed_part_changes_nothing(
+    broker: Broker, bus: EventBus, mode: str, parts: list[Argument]
+) -> None:
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    before = await broker.snapshot()
+    with pytest.raises(ServerError, match="malformed part"):
+        await bus.commit_turn(turn, mode, now(), b"[]", 1, b"{}", b"", parts, 1)
+    assert await broker.snapshot() == before
+    assert await complete(bus, turn)
+
+
+async def test_a_run_that_has_not_changed_the_state_leaves_it(broker: Broker, bus: EventBus) -> None:
+    for task, state in (("a", b'{"n":1}'), ("b", b"")):
+        await broker.submit(bus, task, key="k")
+        assert await complete(bus, await broker.take(bus), state=state)
+        assert (await broker.hash("inst:writer/k"))["state"] == '{"n":1}'
+
+
+async def test_a_run_without_an_instance_leaves_no_state(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await complete(bus, await broker.take(bus), state=b'{"n":1}')
+    assert await broker.call("KEYS", broker.keys.base + "inst:*") == []

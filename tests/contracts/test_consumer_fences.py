@@ -366,3 +366,23 @@ async def test_a_consumer_waits_until_the_broker_takes_it_for_idle(broker: Broke
         consumer._alone = "agent"
         await consumer._adopt("agent")
         assert consumer._alone == "agent"
+
+
+async def test_a_consumer_that_stops_reads_no_more(broker: Broker) -> None:
+    """An entry that it still read would be pending under a name that has left."""
+    async with consumer_of(broker) as (consumer, bus, _):
+        running = asyncio.create_task(consumer.run())
+        async with asyncio.timeout(SECONDS):
+            while not bus.reads_begun:
+                await asyncio.sleep(0.01)
+        await consumer.stop()
+        await running
+        assert bus.reads_ended == bus.reads_begun
+
+
+async def test_a_consumer_that_was_stopped_before_it_ran_begins_nothing(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, _):
+        running = asyncio.create_task(consumer.run())
+        await consumer.stop()
+        await running
+        assert bus.reads_begun == 0

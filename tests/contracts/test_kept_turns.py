@@ -6,19 +6,19 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import JournalMoved, ServerError
-from runtime_core.runs.commit import TurnPort
+from runtime_core.runs.commit import TurnGone, TurnPort
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.runs.turn import SETTLE_SECONDS, TurnHandler
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import Broker, answer, ask, bury, now
+from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, now
 from weft import AgentContext, App, Reject
 
 WAIT_SECONDS = 60.0
@@ -105,7 +105,7 @@ async def test_a_turn_whose_delta_could_not_be_written_is_not_committed(
         await ctx.emit("working")
         return "done"
 
-    async def broken(delivery: Delivery, step: str, value: bytes, data: bytes) -> bool:
+    async def broken(*_: object, **__: object) -> bool:
         raise ServerError("ERR no such luck")
 
     monkeypatch.setattr(bus, "emit", broken)
@@ -601,3 +601,94 @@ async def test_a_failed_run_whose_answer_nobody_wants_is_not_retried(broker: Bro
     await handler(bus, app).handle(await broker.take(bus))
     assert json.loads((await broker.task("t"))["out"])["error"]["type"] == "Cancelled"
     assert attempts == [1]
+
+
+WRITES: dict[str, Callable[[TurnPort], Awaitable[object]]] = {
+    "a step": lambda port: port.record("1", DIGEST, b"K", b"1"),
+    "the begin of a model call": lambda port: port.begin_call("1", b"{}"),
+    "a model call": lambda port: port.settle_call("1", DIGEST, b"K", b"1", b'{"tokens":1}'),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_write_of_a_turn_that_is_over_ends_it(broker: Broker, bus: EventBus, write: str) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    port = TurnPort(bus, turn, App("over"))
+    await port.confirm(())
+    assert await complete(bus, turn)
+    with pytest.raises(TurnGone):
+        await WRITES[write](port)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_runs_in_memory_are_bounded(broker: Broker, bus: EventBus, limit: int) -> None:
+    """The one that has waited longest is replayed."""
+    app, begun = App("bounded"), list[str]()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        begun.append(ctx.task_id)
+        await ctx.tool(search)
+
+    keeps = TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler"), warm_runs=limit)
+    for task in ("a", "b"):
+        await broker.submit(bus, task)
+        await keeps.handle(await broker.take(bus))
+    for _ in range(2):
+        assert await answer(bus, await broker.take(bus, "tool"))
+        await keeps.handle(await broker.take(bus))
+    assert begun == (["a", "b", "a"] if limit == 1 else ["a", "b"])
+
+
+async def test_the_end_of_a_task_leaves_the_runs_of_others_in_memory(broker: Broker, bus: EventBus) -> None:
+    app, begun = App("two"), list[str]()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        begun.append(ctx.task_id)
+        await ctx.tool(search)
+
+    keeps = handler(bus, app)
+    for task in ("a", "b"):
+        await broker.submit(bus, task)
+        await keeps.handle(await broker.take(bus))
+    keeps.stop_task("a")
+    for _ in range(2):
+        assert await answer(bus, await broker.take(bus, "tool"))
+        await keeps.handle(await broker.take(bus))
+    assert begun == ["a", "b", "a"]
+
+
+async def test_the_end_of_a_task_cancels_no_run_of_another(broker: Broker, bus: EventBus) -> None:
+    app, begun, go_on = App("two"), asyncio.Queue[str](), asyncio.Event()
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> str:
+        async def work() -> None:
+            begun.put_nowait(ctx.task_id)
+            await go_on.wait()
+
+        await ctx.step(work)
+        return "done"
+
+    runs = handler(bus, app)
+    handling: list[asyncio.Task[None]] = []
+    for task in ("a", "b"):
+        await broker.submit(bus, task)
+        handling.append(asyncio.create_task(runs.handle(await broker.take(bus))))
+        assert await asyncio.wait_for(begun.get(), WAIT_SECONDS) == task
+    runs.stop_task("a")
+    await asyncio.wait(handling[:1], timeout=WAIT_SECONDS)
+    go_on.set()
+    await asyncio.wait(handling, timeout=WAIT_SECONDS)
+    assert (await broker.final("b"))["output"] == "done"
+    assert await broker.status("a") != "completed"

@@ -15,7 +15,7 @@ from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import Fenced, JournalMoved, LimitExceeded, ServerError
 from runtime_core.runs.calls import Call
 from runtime_core.runs.commit import TurnPort
-from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send
+from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send, suspend
 
 REPLY = "asker"
 
@@ -195,6 +195,23 @@ async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus
     assert repeated["c1"][1] == b'1 {"n":2}', "a handler that runs and asks again gets it too"
     await complete(bus, turn, state=b'{"n":3}')
     assert (await broker.hash("inst:writer/k"))["state"] == '{"n":3}'
+    await broker.idle()
+
+
+async def test_a_call_back_is_delivered_while_the_turn_waits_for_a_call_of_an_earlier_turn(
+    broker: Broker, bus: EventBus
+) -> None:
+    turn = await begun(broker, bus, key="k")
+    assert await suspend(bus, turn, agent("c1"), ask("c2"))
+    editor = await broker.take(bus)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    assert await asks(bus, turn, agent("c1")) == {}
+    await asks(bus, editor, agent("c1", "writer", key="k"))
+    nested = await broker.take(bus)
+    assert (nested.run, nested.instance) == ("r/c1/c1", "writer/k")
+    for each in (nested, editor, turn):
+        assert await complete(bus, each)
     await broker.idle()
 
 

@@ -188,3 +188,48 @@ async def test_a_dead_owner_adopts_nothing(broker: Broker, bus: EventBus, other:
     with pytest.raises(Fenced):
         await bus.adopt("agent", 10, False)
     assert len((await other.adopt("agent", 10, False)).deliveries) == 1
+
+
+async def quarantined(broker: Broker, victim: EventBus, task: str = "poison") -> str:
+    """Put the first turn of a task into quarantine, in the hands of an owner that dies. Return its entry."""
+    await broker.submit(victim, task)
+    turn = await broker.take(victim)
+    entry, key = turn.entry.decode(), broker.keys.stream("agent")
+    await broker.call("XCLAIM", key, group("agent"), victim.owner, 0, entry, "RETRYCOUNT", QUARANTINE_AFTER, "JUSTID")
+    await broker.silence(victim)
+    return entry
+
+
+async def test_an_idle_owner_takes_only_what_must_run_alone(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Anything else would run beside the quarantined entry that comes next."""
+    await broker.submit(bus, "t")
+    await broker.take(other)
+    await broker.silence(other)
+    assert (await bus.adopt("agent", 10, True)).deliveries == []
+    assert [turn.task for turn in (await bus.adopt("agent", 10, False)).deliveries] == ["t"]
+
+
+async def test_an_owner_gives_up_its_turn_in_quarantine_if_nothing_is_left_there(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """No other owner could run a quarantined entry while it lives."""
+    entry = await quarantined(broker, other)
+    assert (await bus.adopt("agent", 1, False)).must_be_idle
+    await broker.call("XACK", broker.keys.stream("agent"), group("agent"), entry)
+    await broker.call("XDEL", broker.keys.stream("agent"), entry)
+    assert not (await bus.adopt("agent", 1, True)).must_be_idle
+    assert await broker.hash("quarantine") == {}
+
+
+async def test_an_adoption_leaves_another_owner_its_turn_in_quarantine(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    third = await broker.owner()
+    await quarantined(broker, other)
+    assert (await bus.adopt("agent", 1, False)).must_be_idle
+    before = await broker.hash("quarantine")
+    for idle in (False, True):
+        adopted = await third.adopt("agent", 1, idle)
+        assert (adopted.deliveries, adopted.must_be_idle) == ([], False)
+    assert await broker.hash("quarantine") == before
+    assert len((await bus.adopt("agent", 1, True)).deliveries) == 1

@@ -19,6 +19,7 @@ from runtime_core.bus.deliveries import QUARANTINE_AFTER
 from tests.conftest import ROOT
 from tests.integration.actors.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
 from tests.servers.process import Server
+from tests.service_forks import SOURCES
 from weft.runtime import (
     AgentId,
     CancellationToken,
@@ -46,7 +47,7 @@ def start(valkey: Server, namespace: str, tmp_path: Path) -> Iterator[Start]:
     workers: list[subprocess.Popen[bytes]] = []
 
     async def begin(*types: str, url: str = "") -> subprocess.Popen[bytes]:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "WEFT_TEST_FOLDER": str(tmp_path)}
+        environ = {**os.environ, "PYTHONPATH": SOURCES, "WEFT_TEST_FOLDER": str(tmp_path)}
         command = [sys.executable, "-m", "tests.integration.actors.worker", url or valkey.url, namespace, *types]
         worker = subprocess.Popen(
             [sys.executable, str(TIED), str(os.getpid()), *command], stdout=subprocess.PIPE, env=environ, cwd=ROOT

@@ -6,6 +6,38 @@ from tests.mutants.mutant import Mutant, lua
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "commit_turn",
+        "malformed",
+        "if not size or not args[at + size - 1] then return malformed_part(letter) end",
+        "",
+        "a commit with a malformed part changes nothing",
+        "contracts:commit_fence",
+    ),
+    lua(
+        "commit_turn",
+        "state_kept",
+        "if instance == '' or state == '' then return end",
+        "if instance == '' then return end",
+        "a run that has not changed the state leaves it",
+        "contracts:commit_fence",
+    ),
+    lua(
+        "commit_turn",
+        "no_instance",
+        "if instance == '' or state == '' then return end",
+        "if state == '' then return end",
+        "a run without an instance leaves no state",
+        "contracts:commit_fence",
+    ),
+    lua(
+        "ask",
+        "opened_again",
+        "if string.sub(wait_of(known[2]), 1, 1) ~= WAKES.by_reply then turn.opened = turn.opened + 1 end",
+        "",
+        "a call back is delivered while its holder waits for a call of an earlier turn",
+        "contracts:mid_turn_asks",
+    ),
+    lua(
         "mailbox",
         "busy",
         "  local ref = task .. '|' .. run\n  if not busy then\n",

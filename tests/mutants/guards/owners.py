@@ -9,6 +9,30 @@ DEAD = "an owner that was declared dead writes nothing"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "adopt",
+        "idle_only",
+        "  if args[4] == '1' and kind ~= QUARANTINED then return nil end\n",
+        "",
+        "an idle owner adopts only what must run alone",
+        "contracts:quarantine",
+    ),
+    lua(
+        "adopt",
+        "gives_up_turn",
+        "if reply[2] == '0' and not given and redis.call('HGET', quarantine, '~' .. stream) == owner then",
+        "if false then",
+        "an owner gives up its turn in quarantine if nothing is left there",
+        "contracts:quarantine",
+    ),
+    lua(
+        "adopt",
+        "own_turn",
+        " and redis.call('HGET', quarantine, '~' .. stream) == owner then",
+        " then",
+        "an adoption leaves another owner its turn in quarantine",
+        "contracts:quarantine",
+    ),
+    lua(
         "commit_turn",
         "owner",
         "if not may_commit(base, args[1]) then return 'FENCED' end",

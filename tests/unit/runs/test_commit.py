@@ -8,7 +8,7 @@ from runtime_core.bus.topics import sent
 from runtime_core.consumer.effects import Completed
 from runtime_core.ids import partition_of
 from runtime_core.runs.calls import Call, Send
-from runtime_core.runs.commit import parts, parts_of
+from runtime_core.runs.commit import parts, parts_of, row_of_run
 
 
 def delivery() -> Delivery:
@@ -47,3 +47,19 @@ def test_a_request_to_another_partition_carries_its_own_time_limit() -> None:
     assert parts([call], delivery(), App("x"), 1)[1] == "?agent"
     call.timeout_ms = 0
     assert str(parts([call], delivery(), App("x"), partitions)[1]).count(":") == 1
+
+
+def test_the_input_of_a_run_is_the_data_of_its_first_event() -> None:
+    """A later event brings the result of a step."""
+    taken = delivery()
+    taken.kind, taken.data = "resume", b"7"
+    later = row_of_run(taken, "failed", 1, 2, "")
+    taken.kind = "start"
+    assert bytes(row_of_run(taken, "failed", 1, 2, "").input) == b"7"
+    assert bytes(later.input) != b"7"
+
+
+def test_the_row_of_a_run_has_the_errors_of_its_earlier_attempts() -> None:
+    taken = delivery()
+    taken.errors = b'[{"type":"Broken","message":"first"}]'
+    assert [error.message for error in row_of_run(taken, "failed", 1, 2, "").errors] == ["first"]

@@ -17,8 +17,9 @@ from runtime_core.client.client import Client
 from runtime_core.replay.replay import replay
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.apps.events_app import app
-from tests.fleet import ROOT, Fleet, until
+from tests.fleet import Fleet, until
 from tests.servers.process import Server
+from tests.service_forks import SOURCES
 from weft.aworld import EventManager
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,7 +38,7 @@ def weft(fleet: Fleet, *arguments: str) -> str:
         "WEFT_REDIS_URL": fleet.url,
         "WEFT_NAMESPACE": fleet.namespace,
         "WEFT_TRAJECTORY_URL": fleet.trajectory_url,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": SOURCES,
     }
     done = subprocess.run(  # our own command
         [Path(sys.executable).with_name("weft"), *arguments],

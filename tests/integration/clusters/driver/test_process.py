@@ -21,6 +21,7 @@ from runtime_core.engines.protocol import Error, Pickled, Registered, State, Val
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
 from tests.fleet import ROOT
+from tests.service_forks import SOURCES
 
 WAIT = 60.0
 """Patience of a test, which decides nothing."""
@@ -29,7 +30,7 @@ MIB = 1024 * 1024
 
 
 def environ(folder: Path) -> dict[str, str]:
-    return {**os.environ, FOLDER: str(folder), "PYTHONPATH": str(ROOT)}
+    return {**os.environ, FOLDER: str(folder), "PYTHONPATH": SOURCES}
 
 
 @asynccontextmanager

@@ -131,6 +131,8 @@ class Consumer:
 
     async def run(self) -> None:
         """Work until `stop`."""
+        if self._stop.is_set():
+            return  # before this task began: nothing would end its loops
         loop = asyncio.get_running_loop()
         self._loops = [
             loop.create_task(self._beating(), name="heartbeat"),
