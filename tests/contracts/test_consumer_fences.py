@@ -82,6 +82,7 @@ class Handler:
         self.forgotten = asyncio.Event()
         self.go_on = asyncio.Event()
         self.error: Exception | None = None
+        self.drained = 0
 
     async def handle(self, delivery: Delivery) -> None:
         self.began.put_nowait(delivery.task)
@@ -98,7 +99,7 @@ class Handler:
         self.forgotten.set()
 
     def drain(self) -> None:
-        """A turn here is one step."""
+        self.drained += 1
 
     def stop_task(self, task: str) -> None:
         """Nothing here ends early."""
@@ -386,3 +387,43 @@ async def test_a_consumer_that_was_stopped_before_it_ran_begins_nothing(broker: 
         await consumer.stop()
         await running
         assert bus.reads_begun == 0
+
+
+async def test_a_delivery_that_its_owner_drops_stays_pending(broker: Broker) -> None:
+    """Its next owner has it by now, or gets it soon: to put it back would take it from that one."""
+    async with consumer_of(broker) as (consumer, bus, handler):
+        await broker.submit(bus, "t")
+        delivery = await broker.take(bus)
+        consumer._take([delivery])
+        assert await next_of(handler.began) == "t"
+        [place] = consumer._running
+        consumer._cancel(place)
+        await ended(consumer)
+        assert list(await bus.own_pending("agent")) == [delivery.entry]
+
+
+async def test_an_entry_that_ran_alone_leaves_quarantine_with_its_end(broker: Broker) -> None:
+    """Until then no other owner may run the next one."""
+    async with consumer_of(broker) as (consumer, bus, handler):
+        await broker.submit(bus, "t")
+        delivery = await broker.take(bus)
+        place = f"agent|{delivery.entry.decode()}"
+        await broker.call("HSET", broker.keys.quarantine, place, "1", "~agent", bus.owner)
+        delivery.quarantined = True
+        handler.go_on.set()
+        consumer._take([delivery])
+        await ended(consumer)
+        assert await broker.hash("quarantine") == {}
+
+
+async def test_a_stop_whose_work_ends_in_time_interrupts_nothing(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        consumer._finish_seconds = SECONDS
+        await broker.submit(bus, "t")
+        consumer._take([await broker.take(bus)])
+        assert await next_of(handler.began) == "t"
+        handler.go_on.set()
+        await consumer.stop()
+        assert handler.drained == 0
+        assert handler.dropped.empty()
+        assert await broker.status("t") == "completed"

@@ -322,6 +322,29 @@ async def test_a_full_broker_takes_no_new_nodes_and_lets_open_ones_end(state: St
     assert await state.run_succeed("n")
 
 
+async def test_a_broker_that_has_room_again_takes_new_nodes(state: StateManager, broker: Broker) -> None:
+    await broker.call("HSET", broker.keys.meta, "overload", "")
+    assert (await state.create_node("n")).status == "INIT"
+
+
+CREATED = ("{}", "g", "a", 60, "")
+"""A node of the group's subgroup `a`, as a client creates it that has looked at the group before."""
+
+
+async def test_a_group_that_has_expired_meanwhile_takes_no_node(broker: Broker, bus: EventBus) -> None:
+    before = await broker.snapshot()
+    assert await bus.call("create_node", "node", "n", *CREATED) == [b"no_group", b"g"]
+    assert await broker.snapshot() == before
+
+
+async def test_a_sub_group_that_has_ended_takes_no_node(state: StateManager, broker: Broker, bus: EventBus) -> None:
+    await members(state, "g", "a", "b")
+    await state.finish_sub_group("g", "a")
+    before = await broker.snapshot()
+    assert await bus.call("create_node", "node", "n", *CREATED) == [b"ended", b"g/a", b"SUCCESS"]
+    assert await broker.snapshot() == before
+
+
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
