@@ -24,7 +24,7 @@ from runtime_core.errors import InvalidInput
 from runtime_core.maintenance.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
 from runtime_core.maintenance.keeper import LetterSweeper
 from runtime_core.wire.envelope import MAX_STRUCTURED_BYTES as MAX_EVENT_BYTES
-from tests.contracts.broker import Broker, bury, complete
+from tests.contracts.broker import Broker, ask, bury, complete, suspend
 
 FOREVER_MS = 10**12
 ENOUGH = 10**9
@@ -269,6 +269,32 @@ async def test_old_letters_are_trimmed(broker: Broker, bus: EventBus) -> None:
     assert (done.old, done.large, done.stored, done.counted) == (2, 0, 0, 0)
     assert await letter_bytes(bus) == {}
     assert await trimmed_letters(bus) == {("age", "agent"): 1, ("age", "tasks:a"): 1}
+    assert cast(int, await broker.call("TTL", broker.keys.task("t"))) > 0
+
+
+async def test_a_trimmed_letter_does_not_end_the_data_of_a_running_task(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1"))
+    assert await bury(bus, await broker.take(bus, "tool"))
+    assert (await bus.trim_letters(ENOUGH, -60_000)).stored == 0
+    assert await broker.call("TTL", broker.keys.task("t")) == -1
+    assert await complete(bus, await broker.take(bus))
+
+
+async def test_a_trimmed_letter_leaves_its_task_to_the_others(broker: Broker, bus: EventBus) -> None:
+    """A redrive of any of them can reopen it."""
+    await broker.submit(bus, "t")
+    large = b'"' + b"x" * 20_000 + b'"'
+    assert await suspend(bus, await broker.take(bus), ask("1", data=large), ask("2"))
+    for _ in range(2):
+        assert await bury(bus, await broker.take(bus, "tool"))
+    assert await bury(bus, await broker.take(bus))
+    stored = sum((await letter_bytes(bus)).values())
+    await bus.trim_letters(10_000, FOREVER_MS)
+    assert 0 < sum((await letter_bytes(bus)).values()) < stored
+    assert len(await ids(broker)) == 2
+    assert await broker.call("TTL", broker.keys.task("t")) == -1
+    await bus.trim_letters(ENOUGH, -60_000)
     assert cast(int, await broker.call("TTL", broker.keys.task("t"))) > 0
 
 

@@ -76,6 +76,20 @@ async def test_the_sender_does_not_hear_itself(broker: Broker, bus: EventBus) ->
     assert sorted(await heard(broker, bus)) == ["editor/k", "editor/other", "writer/other"]
 
 
+async def test_the_sender_does_not_hear_later_what_it_had_sent_before_it_subscribed(
+    broker: Broker, bus: EventBus
+) -> None:
+    for message, key in (("m", "k"), ("m2", "other")):
+        assert await bus.publish(message, "news", key, b"1", b"", "writer/k") == 0
+    assert await bus.subscribe(NEWS)
+    assert await heard(broker, bus) == ["writer/other"]
+
+
+async def test_a_subscription_to_a_topic_that_nobody_hears_cannot_be_ended(broker: Broker, bus: EventBus) -> None:
+    assert not await bus.unsubscribe(NEWS)
+    assert not await bus.unsubscribe(ALL_NEWS)
+
+
 async def test_a_repeated_publish_starts_nothing_again(broker: Broker, bus: EventBus) -> None:
     await bus.subscribe(NEWS)
     await bus.publish("m", "news", "k", b"1")

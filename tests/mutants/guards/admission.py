@@ -8,6 +8,22 @@ SCHEDULER = "ingress/scheduler.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "subscribe",
+        "own_message",
+        "if match and agent .. '/' .. message.key ~= message.sender then",
+        "if match then",
+        "the sender does not hear later what it had sent before it subscribed",
+        "contracts:topics",
+    ),
+    lua(
+        "unsubscribe",
+        "unknown",
+        "if not there then return 0 end",
+        "",
+        "a subscription that does not exist ends as such",
+        "contracts:topics",
+    ),
+    lua(
         "submit",
         "epoch",
         "if tonumber(args[13]) < newest then return {'fenced'} end",

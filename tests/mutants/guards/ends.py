@@ -6,6 +6,22 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "letters",
+        "trimmed_running",
+        "unpin(key, v[2] or '') or not ENDED[v[1]] then return end",
+        "unpin(key, v[2] or '') then return end",
+        "a trimmed letter does not end the data of a running task",
+        "contracts:dead_letter_bounds",
+    ),
+    lua(
+        "letters",
+        "trimmed_pinned",
+        "if type(v[1]) ~= 'string' or unpin(key, v[2] or '') or not ENDED",
+        "if type(v[1]) ~= 'string' or not ENDED",
+        "a trimmed letter leaves its task to the others",
+        "contracts:dead_letter_bounds",
+    ),
+    lua(
         "dead_letter",
         "wanted",
         "if not is_wanted(base, entry, is_turn, task, run, v[1]) then",
