@@ -31,9 +31,11 @@ def runtime_class() -> type[Any]:
         return _ORIGINAL
     # Loaded after the original was remembered, and not at all where that is what is tested.
     from tests.autogen.forked import Forked
-    from tests.autogen.modes import OnServer, WeftAgentRuntime
+    from tests.autogen.modes import WeftAgentRuntime
 
-    return {"memory": WeftAgentRuntime, "server": OnServer, "hosts": OnServer, "workers": Forked}[mode()]
+    return {"memory": WeftAgentRuntime, "server": WeftAgentRuntime, "hosts": WeftAgentRuntime, "workers": Forked}[
+        mode()
+    ]
 
 
 def exchange(replacement: type[Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from autogen_core import Agent, AgentId, AgentType, BaseAgent
 
 from runtime_core.integrations.autogen import WeftAgentRuntime
-from tests.autogen.modes import OnServer
+from tests.autogen.modes import Shared
 
 # Any below: what a test keeps in its agents, and what AutoGen's signatures say.
 ANSWER_SECONDS = 60
@@ -47,7 +47,7 @@ class Child:
         self._end.close()
 
 
-class Forked(OnServer):
+class Forked(Shared):
     """A client of processes that it forks."""
 
     def __init__(self, **options: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from runtime_core.integrations.autogen import WeftAgentRuntime
 
-__all__ = ["OnServer", "WeftAgentRuntime"]
+__all__ = ["Shared", "WeftAgentRuntime"]
 
 
-class OnServer(WeftAgentRuntime):
-    """On the broker of WEFT_REDIS_URL, in a namespace of its own: tests expect a runtime that nobody else uses."""
+class Shared(WeftAgentRuntime):
+    """On the broker of WEFT_REDIS_URL, in a namespace that other processes may share."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(namespace=f"a{secrets.token_hex(6)}", services=False, **options)

@@ -18,6 +18,7 @@ from autogen_core import (
     DefaultTopicId,
     MessageContext,
     RoutedAgent,
+    SingleThreadedAgentRuntime,
     TopicId,
     UnknownPayload,
     default_subscription,
@@ -32,6 +33,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pydantic import BaseModel
 
 from runtime_core.actors.errors import SerializationError
+from runtime_core.errors import ConfigurationError
 from runtime_core.integrations.autogen import WeftAgentRuntime
 from runtime_core.integrations.autogen.serialization import FaithfulRegistry
 
@@ -93,7 +95,7 @@ class Agent(RoutedAgent):
 
 @pytest.fixture
 async def runtime() -> AsyncIterator[WeftAgentRuntime]:
-    made = WeftAgentRuntime(url="memory://", interleaved=["beside"])
+    made = WeftAgentRuntime(url="memory://")
     made.start()
     yield made
     await made.close()
@@ -159,11 +161,93 @@ async def test_what_a_handler_published_before_it_failed_is_published(runtime: W
     assert another.heard == [Said("it failed")]
 
 
-async def test_messages_of_an_interleaved_type_are_handled_beside_each_other(runtime: WeftAgentRuntime) -> None:
+@pytest.mark.parametrize("interleave", [True, ["beside"]])
+async def test_messages_of_an_interleaved_type_are_handled_beside_each_other(interleave: bool | list[str]) -> None:
+    runtime = WeftAgentRuntime(url="memory://", interleave=interleave)
     await Agent.register(runtime, "beside", Agent)
+    runtime.start()
     beside = AgentId("beside", "default")
     async with asyncio.timeout(IDLE_SECONDS):
         await asyncio.gather(runtime.send_message(Ask("wait"), beside), runtime.send_message(Ask("go on"), beside))
+    await runtime.close()
+
+
+@pytest.mark.parametrize("wrong", ["beside", 1, None, [1]])
+def test_a_wrong_interleave_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"interleave is .*: pass True, False or a list of agent types"):
+        WeftAgentRuntime(interleave=wrong)
+
+
+async def test_interleave_names_only_types_that_are_registered() -> None:
+    runtime = WeftAgentRuntime(url="memory://", interleave=["agent", "agnet"])
+    await Agent.register(runtime, "agent", Agent)
+    with pytest.raises(ConfigurationError, match=r"interleave names 'agnet', .* it has 'agent'"):
+        runtime.start()
+    await runtime.close()
+
+
+@pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
+async def test_a_message_is_not_for_those_who_subscribe_later(runtime_class: type[Any]) -> None:
+    runtime = runtime_class()
+    await runtime.publish_message(Said("early"), DefaultTopicId())
+    runtime.start()
+    await idle(runtime)
+    await Agent.register(runtime, "agent", Agent)
+    await runtime.publish_message(Said("late"), DefaultTopicId())
+    runtime.start()
+    await idle(runtime)
+    agent = await runtime.try_get_underlying_agent_instance(HERE, Agent)
+    assert agent.heard == [Said("late")]
+    await runtime.close()
+
+
+@pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
+async def test_a_program_may_step_through_its_messages(runtime_class: type[Any]) -> None:
+    runtime = runtime_class()
+    assert runtime.unprocessed_messages_count == 0
+    await Agent.register(runtime, "agent", Agent)
+    for text in ("one", "two"):
+        await runtime.publish_message(Said(text), DefaultTopicId())
+    asked = asyncio.create_task(runtime.send_message(Ask("x"), HERE))
+    async with asyncio.timeout(IDLE_SECONDS):
+        while runtime.unprocessed_messages_count < 3:
+            await asyncio.sleep(0.01)
+        for left, heard in ((2, ["one"]), (1, ["one", "two"])):
+            await runtime.process_next()
+            agent = await runtime.try_get_underlying_agent_instance(HERE, Agent)
+            while [said.text for said in agent.heard] != heard or runtime.unprocessed_messages_count != left:
+                await asyncio.sleep(0.01)
+        await runtime.process_next()
+        await runtime.process_next()
+        assert await asked == Ask("x")
+        assert runtime.unprocessed_messages_count == 0
+    await runtime.publish_message(Said("three"), DefaultTopicId())
+    runtime.start()
+    await idle(runtime)
+    assert [said.text for said in agent.heard] == ["one", "two", "three"]
+    await runtime.close()
+
+
+async def test_a_runtime_that_is_closed_between_two_steps_leaves_no_handler(runtime: WeftAgentRuntime) -> None:
+    stepped = WeftAgentRuntime(url="memory://")
+    await Agent.register(stepped, "agent", Agent)
+    for text in ("one", "two"):
+        await stepped.publish_message(Said(text), DefaultTopicId())
+    async with asyncio.timeout(IDLE_SECONDS):
+        await stepped.process_next()
+        while not stepped._actors.stepping:  # the second message has arrived and waits for its step
+            await asyncio.sleep(0.01)
+        await stepped.close()
+
+
+async def test_only_a_runtime_that_handles_all_messages_itself_steps_through_them(runtime: WeftAgentRuntime) -> None:
+    with pytest.raises(RuntimeError, match="the runtime is started"):
+        await runtime.process_next()
+    shared = WeftAgentRuntime(url="redis://127.0.0.1:1", namespace="team")
+    with pytest.raises(RuntimeError, match=r"process_next: other processes .* 'team'"):
+        await shared.process_next()
+    with pytest.raises(RuntimeError, match=r"unprocessed_messages_count: other processes .* 'team'"):
+        _ = shared.unprocessed_messages_count
 
 
 async def test_a_generic_message_keeps_its_class(runtime: WeftAgentRuntime) -> None:

@@ -6,6 +6,38 @@ from tests.mutants.mutant import Mutant, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "bus/connection.py",
+        "ended_loop",
+        "            self._end()\n            raise\n",
+        "            raise\n",
+        "a program that ends without closing its connection waits for no reply",
+        "unit/bus:private_server",
+    ),
+    python(
+        "bus/namespace.py",
+        "own_in_use",
+        'await transport.call("ZADD", OWN_NAMESPACES, now_ms, namespace)',
+        "pass",
+        "the namespace of a killed program is known, and erased later",
+        "integration/actors:own_namespace",
+    ),
+    python(
+        "actors/host.py",
+        "erases_own",
+        "                await self._erase(client)\n",
+        "                pass\n",
+        "a runtime that closes leaves nothing of its own namespace",
+        "integration/actors:own_namespace",
+    ),
+    python(
+        "actors/messaging.py",
+        "unheard",
+        "replay=self._replay_unheard)",
+        "replay=True)",
+        "a message without a subscriber reaches only later ones that want it",
+        "integration/actors:own_namespace",
+    ),
+    python(
         "bus/replies.py",
         "waits_for_broker",
         "            except (BusError, TimeoutError):\n                keep_at = 0.0\n",

@@ -25,7 +25,7 @@ from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.private_server import PrivateServer
 from runtime_core.client.task import TaskHandle
-from runtime_core.errors import BusLost, ConfigurationError
+from runtime_core.errors import BusLost, BusUnavailable, ConfigurationError
 from runtime_core.host.local import LocalApp
 from weft import AgentContext, App, Client
 from weft.runtime import AgentId, MessageContext, RoutedAgent, Runtime, message_handler
@@ -105,6 +105,29 @@ def test_event_loops_one_after_another_use_one_server(namespace: str) -> None:
 def test_an_event_loop_that_ends_leaves_no_connection_open() -> None:
     asyncio.run(connect("memory://"))  # nobody closes it
     gc.collect()  # warns of open sockets, and a warning fails the test
+
+
+def test_an_event_loop_that_ends_waits_for_no_reply() -> None:
+    async def clean_up() -> None:
+        transport = await connect("memory://")
+        begun.append(transport)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with pytest.raises(BusUnavailable, match="closed"):
+                await transport.call("PING")
+            begun.append("cleaned up")
+
+    async def program() -> None:
+        task = asyncio.create_task(clean_up())
+        async with asyncio.timeout(SECONDS):
+            while not begun:
+                await asyncio.sleep(0)
+        assert not task.done()
+
+    begun: list[object] = []
+    asyncio.run(program())  # cancels all tasks at its end, that of the connection too
+    assert begun[1:] == ["cleaned up"]
 
 
 def test_the_server_outlives_the_thread_that_asked_first(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from runtime_core.actors.message import (
     message_of,
 )
 from runtime_core.actors.serialization import SerializationRegistry
+from runtime_core.actors.stepping import Stepping, done
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
@@ -74,6 +75,8 @@ class Actors:
         """Called with the error of a published message's handler if the message is not retried."""
         self.shared = False
         """Whether other processes may run the same agents, so that a call back may arrive there."""
+        self.stepping: Stepping | None = None
+        """Set while the program steps through its messages."""
         self.tokens: dict[str, Any] = {}
         """Cancellation tokens of callers in this process, by `task|run`. Any: another library's class."""
         self.published_tokens: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -91,6 +94,11 @@ class Actors:
             there.discard(run)
             if not there:
                 del self._runs[run.task_id]
+
+    @property
+    def begun(self) -> int:
+        """The number of handlers in this process that have begun and not ended."""
+        return sum(len(runs) for runs in self._runs.values()) - (0 if self.stepping is None else len(self.stepping))
 
     def cancel(self, task: str, run: str = "r") -> None:
         """Cancel the handlers of a request in this process; the broker informs other processes."""
@@ -117,6 +125,7 @@ class Actors:
     def begin_anew(self) -> None:
         """Forget all handlers: they ended with their event loop."""
         self._runs.clear()
+        self.stepping = None
         self.tokens.clear()
         self.instances.release()
 
@@ -166,6 +175,10 @@ class ActorRun(Run):
         self._instance: Instance | None = None
         self._asked: Counter[str] = Counter()
         self._waiting = 0
+        self._begun: asyncio.Future[None] | None = None
+        """Done when the handler has begun, if the program steps through its messages."""
+        self._queued = False
+        """Whether it waits for its step."""
         self._shared_state = False
         """Whether a request of this turn has taken the object's state along."""
         self._sharing = asyncio.Lock()
@@ -184,6 +197,7 @@ class ActorRun(Run):
         try:
             return await super().advance()
         finally:
+            self._note_begun()
             self.handling = False
             self._stop_flushing()
             self.actors.end(self)
@@ -216,8 +230,8 @@ class ActorRun(Run):
         super().drop()
 
     def give_up_waiting(self) -> None:
-        """Stop a handler that waits for another agent, since the process stops. It runs again from the top later."""
-        if self._waiting:
+        """Stop a handler that waits for another agent or for its step, since the process stops. It runs again later."""
+        if self._waiting or self._queued:
             self.cut_off()
 
     def cut_off(self) -> None:
@@ -367,6 +381,8 @@ class ActorRun(Run):
         try:
             envelope = decode_envelope(self.input)
             self._is_rpc = envelope.is_rpc or bool(envelope.operation)
+            if not envelope.operation:
+                await self._step()
             self._token = self.actors.published_tokens.get(envelope.message_id) or self._token
             instance = self._instance = await instances.enter(
                 type_of(self.actor.name),
@@ -411,6 +427,20 @@ class ActorRun(Run):
             self.state.put(state)
         return output
 
+    async def _step(self) -> None:
+        """Wait for this handler's step if the program steps through its messages."""
+        stepping = self.actors.stepping
+        if stepping is not None:
+            self._queued = True
+            try:
+                self._begun = await stepping.enter()
+            finally:
+                self._queued = False
+
+    def _note_begun(self) -> None:
+        if self._begun is not None:
+            done(self._begun)
+
     def _end(self, failed: Failed) -> asyncio.CancelledError:
         return self.flow.end(failed, f"{failed.type}: {failed.message}")
 
@@ -429,6 +459,7 @@ class ActorRun(Run):
             cancellation_token=self._token,
             message_id=envelope.message_id or self.task_id,
         )
+        self._note_begun()
         with vocabulary.handler_scope(id, message, context):
             response = await instance.agent.on_message(message, ctx=context)
         return encode_response(response, self.actors.registry) if envelope.is_rpc else b"null"

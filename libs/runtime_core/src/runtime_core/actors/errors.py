@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime_core.actors.checks import find_class, name_of
-from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.errors import Deadlock, InvalidInput, WeftError
 
 
 class InvalidName(InvalidInput, ValueError):
@@ -128,6 +128,8 @@ class Failures:
 
     def error(self, type: str, message: str) -> BaseException:
         """Return the error of this class with this text; RemoteError if this process does not have the class."""
+        if type == Deadlock.__name__:
+            return Deadlock(type, message)
         found = self._seen.get(type) or _OF_THE_CORE.get(type) or find_class(type)
         if found is None or not issubclass(found, BaseException) or issubclass(found, _NOT_FROM_ELSEWHERE):
             return RemoteError(type, message)

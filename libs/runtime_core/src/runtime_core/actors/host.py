@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -15,7 +16,8 @@ from runtime_core.app.app import App
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.namespace import connect
+from runtime_core.bus.keys import Keys
+from runtime_core.bus.namespace import connect, erase_own, note_own
 from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
@@ -23,7 +25,7 @@ from runtime_core.client.client import Client
 from runtime_core.consumer.consumer import Handler
 from runtime_core.consumer.leader import Leader
 from runtime_core.declare.manifest import Manifest, announce
-from runtime_core.errors import ConfigurationError
+from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.host.host import Host
 from runtime_core.ids import instance_address, partition_of
 from runtime_core.maintenance.keeper import Keeper
@@ -39,7 +41,8 @@ MAX_TURNS_IN_FLIGHT = 10_000
 class ActorHost:
     """Connects at the first use. It can be started and stopped repeatedly.
 
-    `url` None: WEFT_REDIS_URL, else `memory://`, where each host has its own database.
+    `url` None: WEFT_REDIS_URL, else `memory://`, where each host has its own database. With `own_namespace`, a host
+    without a named namespace gets one that no other has, and erases it when it closes.
     """
 
     def __init__(
@@ -51,19 +54,23 @@ class ActorHost:
         lease_seconds: float,
         shutdown_seconds: float,
         services: bool,
+        own_namespace: bool,
         on_new_loop: Callable[[], None],
     ) -> None:
         self.url = url or os.environ.get("WEFT_REDIS_URL") or MEMORY
         self.private = self.url.startswith(MEMORY)
         if self.private:
             self.url = new_database()
-        self.namespace = namespace or os.environ.get("WEFT_NAMESPACE") or "weft"
+        named = namespace or os.environ.get("WEFT_NAMESPACE")
+        self.own = own_namespace and not named and not self.private
+        """Whether the namespace is this host's own, on a broker that others use too."""
+        self.namespace = f"weft-own-{secrets.token_hex(8)}" if self.own else named or "weft"
         self._actors = actors
         self._actors.shared = not self.private
         self._lease = lease_seconds
         self._shutdown = shutdown_seconds
         self._on_new_loop = on_new_loop
-        self._services = services and not self.private
+        self._services = services and not (self.private or self.own)
         self._app = App("actors")
         self._metrics = Metrics(CollectorRegistry(), "runtime")
         self._client: Client | None = None
@@ -119,10 +126,11 @@ class ActorHost:
 
     async def _open(self) -> Client:
         try:
-            partitions = 1 if self.private else None
+            partitions = 1 if self.private or self.own else None
             client = Client.connect(self.url, namespace=self.namespace, partitions=partitions)
             await client.open()
             self._opened = True
+            await self._note_own(client.buses[0])
             for bus in client.buses:
                 await bus.load_library()
                 await bus.make_groups(())
@@ -153,6 +161,7 @@ class ActorHost:
                 await self._consume(self._host, [f"agent:{definition.pool}"])
 
     async def _announce(self) -> None:
+        await self._note_own((await self.buses())[0])
         for name in list(self._app.agents):
             definition = self.definition(name)
             if definition is not None:
@@ -208,9 +217,21 @@ class ActorHost:
         await self.stop()
         client, self._client, self._opening = self._client, None, None
         if client is not None:
+            if self.own:
+                await self._erase(client)
             await client.close()
         if self.private and self._opened:
             await self._forget()
+
+    async def _note_own(self, bus: EventBus) -> None:
+        if self.own:
+            await note_own(bus.transport, self.namespace, await bus.time_ms())
+
+    async def _erase(self, client: Client) -> None:
+        try:
+            await erase_own(client.buses[0].transport, self.namespace)
+        except BusError as error:
+            logger.warning("could not erase the namespace %r, which a later program does: %s", self.namespace, error)
 
     async def _forget(self) -> None:
         """Delete this host's data on the private server. A later use starts over."""
@@ -219,6 +240,18 @@ class ActorHost:
             await drop_database(self.url, transport)
             await transport.close()
         self.url, self._opened = new_database(), False
+
+    async def count_open(self) -> int:
+        """Return the number of messages that no handler has finished, over a connection of its own."""
+        if not self._opened:
+            return 0
+        transport = await self._transport()
+        try:
+            bus = EventBus(transport, Keys(self.namespace, 0))
+            (running, _), waiting = await bus.idle(), await bus.mailbox_events()
+            return running + waiting
+        finally:
+            await transport.close()
 
     async def idle(self) -> bool:
         """Whether the broker has no work in this namespace."""

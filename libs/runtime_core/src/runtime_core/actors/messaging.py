@@ -274,10 +274,11 @@ async def _withdraw(bus: EventBus, task: str) -> None:
 
 class Publishing:
     """The subscriptions and publications of this process. Subscriptions are Any: they have `id`, `is_match`,
-    `map_to_agent`.
+    `map_to_agent`. With `replay_unheard`, subscribers also get earlier messages that had no subscriber.
     """
 
-    def __init__(self, host: ActorHost, vocabulary: Vocabulary) -> None:
+    def __init__(self, host: ActorHost, vocabulary: Vocabulary, replay_unheard: bool) -> None:
+        self._replay_unheard = replay_unheard
         self._host = host
         self._vocabulary = vocabulary
         self._subscriptions: list[Any] = []
@@ -293,7 +294,7 @@ class Publishing:
         if wanted is None:
             return
         try:
-            await (await self._host.topics()).subscribe(wanted)
+            await (await self._host.topics()).subscribe(wanted, replay=self._replay_unheard)
         except InvalidInput:
             logger.debug("%r matches no topic, since its text is not a valid topic", subscription)
         except BaseException:

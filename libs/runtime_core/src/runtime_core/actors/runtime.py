@@ -66,7 +66,9 @@ class Runtime:
     published message's handler in this process. `services=False`: no services run, so this process does their work. Up
     to `max_instances` agent objects whose state is on the broker stay in memory. A process that is silent for
     `lease_seconds` is declared dead, and others handle its messages. A stop waits `shutdown_seconds` for running
-    handlers.
+    handlers. With `replay_unheard`, a type that subscribes also gets messages that were published before it first
+    appeared and had no subscriber. `own_namespace`: without `namespace` and WEFT_NAMESPACE the runtime gets a namespace
+    of its own, which `close` erases.
 
     Any: messages, agents and states are the user's own types.
     """
@@ -83,6 +85,8 @@ class Runtime:
         max_instances: int = MAX_INSTANCES,
         lease_seconds: float = 3.0,
         shutdown_seconds: float = 30.0,
+        replay_unheard: bool = True,
+        own_namespace: bool = False,
         vocabulary: Vocabulary | None = None,
         registry: SerializationRegistry | None = None,
     ) -> None:
@@ -103,12 +107,13 @@ class Runtime:
             lease_seconds=lease_seconds,
             shutdown_seconds=shutdown_seconds,
             services=services,
+            own_namespace=own_namespace,
             on_new_loop=self._begin_anew,
         )
         self._ignore_unhandled = ignore_unhandled_exceptions
         self._unhandled: BaseException | None = None
         self._requests = Requests(self._host, self._actors)
-        self._publishing = Publishing(self._host, self._vocabulary)
+        self._publishing = Publishing(self._host, self._vocabulary, replay_unheard)
         self._busy = 0
         """The number of messages that this process is about to send, or waits for an answer to."""
         self._started = False
@@ -315,8 +320,8 @@ class Runtime:
 
         Returns when the broker has the message. Inside a handler, it is sent with the handler's end, its next request,
         or after 50 ms. With `message_id`, a repeat from outside a handler reaches nobody twice. A message without a
-        subscriber is kept for types of agents that are registered later. A publication that an intervention handler
-        drops raises nothing.
+        subscriber is kept for types of agents that are registered later with `replay_unheard`. A publication that an
+        intervention handler drops raises nothing.
         """
         check_topic_id("topic_id", topic_id)
         check_message(sender, cancellation_token, message_id)

@@ -245,7 +245,12 @@ class RespTransport:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait((self._keeper,))
-        calls = list(self._unsent)
+        self._end()
+
+    def _end(self) -> None:
+        """Abort the connections and fail all calls, also later ones."""
+        self._closed = True
+        calls, self._unsent = list(self._unsent), []
         for connection in (self._connection, self._blocking):
             if connection is not None:
                 calls.extend(connection.waiting)
@@ -266,6 +271,14 @@ class RespTransport:
         connection.send(calls)
 
     async def _keep(self) -> None:
+        try:
+            await self._keep_open()
+        except asyncio.CancelledError:
+            # An event loop that ends cancels this task, and nobody calls close(): no call may wait for a reply now.
+            self._end()
+            raise
+
+    async def _keep_open(self) -> None:
         """Keep a connection open. Calls without a reply go first over the next one."""
         from redis.backoff import DecorrelatedJitterBackoff  # here: the import takes 0.1 s
 
@@ -291,11 +304,7 @@ class RespTransport:
             self._connection = connection
             self._connected.set()
             self._flush()
-            try:
-                await self._watch(connection)
-            except asyncio.CancelledError:
-                connection.abort()  # an event loop that ends cancels this task, and nobody calls close()
-                raise
+            await self._watch(connection)
             self._connection = None
             self._unsent[:0] = [call for call in connection.waiting if not call[1].done()]
             connection.waiting.clear()

@@ -16,6 +16,12 @@ from runtime_core.errors import BusLost, BusUnavailable, ConfigurationError, Ser
 
 logger = logging.getLogger(__name__)
 
+OWN_NAMESPACES = "weft-own"
+"""The namespaces that `note_own` has noted, by the time of the last note (ms): a sorted set."""
+OWN_NAMESPACE_SILENT_MS = 24 * 3600 * 1000
+"""After this time without a note, the program of a namespace of its own is gone."""
+ERASED_AT_ONCE = 1000
+
 CONNECT_SECONDS = 5.0
 ROLE_POLL_SECONDS = 0.25
 OLDEST_REDIS = 7
@@ -98,6 +104,27 @@ def _checked(namespace: str, partitions: int, stored: list[bytes]) -> list[Keys]
             f"{NAMESPACE_FORMAT}: update this service"
         )
     return [Keys(namespace, partition) for partition in range(partitions)]
+
+
+async def note_own(transport: Transport, namespace: str, now_ms: int) -> None:
+    """Note that the program of a namespace of its own lives, and erase the namespaces of those that are gone."""
+    await transport.call("ZADD", OWN_NAMESPACES, now_ms, namespace)
+    gone = await transport.call("ZRANGEBYSCORE", OWN_NAMESPACES, "-inf", f"({now_ms - OWN_NAMESPACE_SILENT_MS}")
+    for name in cast(list[bytes], gone):
+        await erase_own(transport, name.decode())
+
+
+async def erase_own(transport: Transport, namespace: str) -> None:
+    """Erase a program's own namespace with all its keys."""
+    cursor: bytes = b"0"
+    while True:
+        scan = ("SCAN", cursor, "MATCH", f"{namespace}:*", "COUNT", ERASED_AT_ONCE)
+        cursor, keys = cast(tuple[bytes, list[bytes]], await transport.call(*scan))
+        for key in keys:
+            await transport.call("UNLINK", key)
+        if cursor == b"0":
+            break
+    await transport.call("ZREM", OWN_NAMESPACES, namespace)
 
 
 async def _set_limits(transport: Transport, meta: str, limits: Mapping[str, int]) -> None:

@@ -59,17 +59,18 @@ class Topics:
     def __init__(self, buses: Sequence[EventBus]) -> None:
         self._buses = buses
 
-    async def subscribe(self, wanted: TopicSubscription) -> bool:
+    async def subscribe(self, wanted: TopicSubscription, *, replay: bool = True) -> bool:
         """Subscribe. Return False if there is an equal subscription. The agent need not exist yet.
 
-        Raises InvalidInput for an invalid topic.
+        With `replay`, the agent gets messages without a subscriber that were published before it first appeared. Raises
+        InvalidInput for an invalid topic.
         """
         if wanted.topic or not wanted.prefix:
             checked_topic(wanted.topic)
         if len(self._buses) == 1:
-            return await self._buses[0].subscribe(wanted)
+            return await self._buses[0].subscribe(wanted, deliver=replay)
         new = [await bus.subscribe(wanted, deliver=False) for bus in self._buses]
-        if new[0]:
+        if new[0] and replay:
             await self._deliver_kept(wanted)
         return any(new)
 

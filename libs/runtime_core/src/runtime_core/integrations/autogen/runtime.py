@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -46,7 +48,9 @@ from opentelemetry.trace import Span, TracerProvider
 from runtime_core.actors.errors import SerializationError
 from runtime_core.actors.runtime import Runtime
 from runtime_core.actors.serialization import SerializationRegistry
+from runtime_core.actors.stepping import Stepping
 from runtime_core.actors.vocabulary import Vocabulary, topic_reader
+from runtime_core.errors import ConfigurationError
 from runtime_core.integrations.autogen.serialization import FaithfulRegistry
 
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -102,10 +106,12 @@ def _keeps_state(agent: Any) -> bool:  # Any: as above
 class WeftAgentRuntime(Runtime):
     """An `autogen_core.AgentRuntime` whose messages and states are on a broker.
 
-    It takes the arguments of `SingleThreadedAgentRuntime`, with the same meaning. In addition, `url` and `namespace`
-    name the broker (as in `weft.runtime.Runtime`: WEFT_REDIS_URL, or else one in this process), and `services` says
-    whether services run on it. An agent of an `interleaved` type handles several messages concurrently, as all agents
-    do in AutoGen. Other agents handle one message at a time, except for AgentChat's, which have their own queues.
+    It takes the arguments of `SingleThreadedAgentRuntime`, with the same meaning. In addition, `url` names the broker
+    (None: WEFT_REDIS_URL, or else one in this process), and `namespace` a namespace that programs share (None:
+    WEFT_NAMESPACE, or else one of this runtime's own, which `close` erases). `services` says whether services run on a
+    shared namespace. `interleave`, True for all types or a list of them, lets an agent handle several messages
+    concurrently, as all agents do in AutoGen. Other agents handle one message at a time, except for AgentChat's, which
+    have their own queues. `replay_unheard` gives subscribers earlier messages that had no subscriber.
 
     Any: messages, agents and states are the user's own types.
     """
@@ -131,11 +137,12 @@ class WeftAgentRuntime(Runtime):
         url: str | None = None,
         namespace: str | None = None,
         services: bool = True,
-        interleaved: Collection[str] = (),
+        interleave: bool | Collection[str] = False,
+        replay_unheard: bool = False,
     ) -> None:
         registry = FaithfulRegistry()
         self._telemetry = Telemetry(registry, tracer_provider)
-        self._interleaved = frozenset(interleaved)
+        self._interleave = _checked_interleave(interleave)
         self._instance_classes: dict[str, type] = {}
         super().__init__(
             url,
@@ -143,9 +150,66 @@ class WeftAgentRuntime(Runtime):
             intervention_handlers=intervention_handlers,
             ignore_unhandled_exceptions=ignore_unhandled_exceptions,
             services=services,
+            replay_unheard=replay_unheard,
+            own_namespace=True,
             vocabulary=autogen(self._telemetry),
             registry=registry,
         )
+
+    def start(self) -> None:
+        """Begin to handle messages. Raises ConfigurationError if `interleave` names a type that is not registered."""
+        unknown = [] if isinstance(self._interleave, bool) else sorted(self._interleave - set(self._factories))
+        if unknown:
+            raise ConfigurationError(
+                f"interleave names {', '.join(map(repr, unknown))}, which this runtime has not registered; it has "
+                f"{', '.join(map(repr, sorted(self._factories))) or 'no types'}: register types before start"
+            )
+        stepping, self._actors.stepping = self._actors.stepping, None
+        super().start()
+        if stepping is not None:
+            stepping.end()
+
+    # -- step by step ------------------------------------------------------------------------------------------
+
+    @property
+    def unprocessed_messages_count(self) -> int:
+        """How many messages no handler has begun; a publication counts once for each recipient.
+
+        It waits for the broker. Raises RuntimeError in a shared namespace.
+        """
+        self._check_alone("unprocessed_messages_count")
+        with ThreadPoolExecutor(1) as thread:  # an event loop of its own, since this is no coroutine
+            waiting = thread.submit(lambda: asyncio.run(self._host.count_open())).result()
+        return max(0, waiting - self._actors.begun)
+
+    async def process_next(self) -> None:
+        """Begin to handle the next message, or take note of the next answer; wait for one if there is none.
+
+        Raises RuntimeError if the runtime is started, or shares its namespace, and the error of a published message's
+        handler with `ignore_unhandled_exceptions=False`.
+        """
+        self._check_alone("process_next")
+        if self._started:
+            raise RuntimeError("process_next: the runtime is started, and takes the messages itself")
+        self._host.follow_loop()
+        self._raise_unhandled()
+        if self._actors.stepping is None:
+            self._actors.stepping = Stepping()
+        stepping = self._actors.stepping
+        await self._host.start()
+        await stepping.step()
+
+    async def _process_next(self) -> None:
+        await self.process_next()
+
+    def _check_alone(self, what: str) -> None:
+        if not (self._host.own or self._host.private):
+            raise RuntimeError(
+                f"{what}: other processes may handle the messages of the namespace {self._host.namespace!r}: create "
+                "the runtime without a namespace"
+            )
+
+    # -- messages ----------------------------------------------------------------------------------------------
 
     async def send_message(  # type: ignore[override]  # see above
         self,
@@ -167,6 +231,8 @@ class WeftAgentRuntime(Runtime):
                 timeout=timeout,
             )
         self._telemetry.answered(response, recipient, sender)
+        if self._actors.stepping is not None:
+            self._actors.stepping.note_answer()
         return response
 
     async def publish_message(  # type: ignore[override]  # see above
@@ -235,7 +301,17 @@ class WeftAgentRuntime(Runtime):
 
     def _interleaves(self, agent_type: str | AgentType, cls: type | None) -> bool:
         name = agent_type if isinstance(agent_type, str) else agent_type.type
-        return name in self._interleaved or (cls is not None and locks_itself(cls))
+        named = self._interleave if isinstance(self._interleave, bool) else name in self._interleave
+        return named or (cls is not None and locks_itself(cls))
+
+
+def _checked_interleave(value: object) -> bool | frozenset[str]:
+    """Raises ConfigurationError."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
+        raise ConfigurationError(f"interleave is {value!r}: pass True, False or a list of agent types")
+    return frozenset(value)
 
 
 class Telemetry:
