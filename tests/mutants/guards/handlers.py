@@ -11,6 +11,30 @@ ENDED = "consumer/heartbeat.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "actors/watch.py",
+        "same_first",
+        "        if not first or first != before:\n",
+        "        if True:\n",
+        "a message that waits behind a handler is in the log",
+        "integration/actors:waits",
+    ),
+    python(
+        "maintenance/waits.py",
+        "running",
+        "    if running:\n",
+        "    if False:\n",
+        "an agent type that a process runs is not dropped",
+        "integration/actors:waits",
+    ),
+    python(
+        "maintenance/waits.py",
+        "free_instance",
+        '        await call("HDEL", f"{keys.base}inst:{instance}", "busy", "ws")\n',
+        "",
+        "an agent whose mailbox was dropped takes messages again",
+        "integration/actors:waits",
+    ),
+    python(
         TURNS,
         "warm_connection",
         " and delivery.attempt == 1 and same_server:",

@@ -106,8 +106,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "bus/connection.py",
         "end_of_loop",
-        "                connection.abort()  # an event loop that ends",
-        "                # an event loop that ends",
+        "                calls.extend(connection.waiting)\n                connection.abort()\n",
+        "                calls.extend(connection.waiting)\n",
         "an event loop that ends leaves no open connection behind",
         "unit/bus:private_server",
     ),

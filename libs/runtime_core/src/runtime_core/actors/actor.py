@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -98,7 +99,11 @@ class Actors:
     @property
     def begun(self) -> int:
         """The number of handlers in this process that have begun and not ended."""
-        return sum(len(runs) for runs in self._runs.values()) - (0 if self.stepping is None else len(self.stepping))
+        return len(self.running()) - (0 if self.stepping is None else len(self.stepping))
+
+    def running(self) -> list[ActorRun]:
+        """The handlers of this process, with those that wait to begin."""
+        return [run for runs in self._runs.values() for run in runs]
 
     def cancel(self, task: str, run: str = "r") -> None:
         """Cancel the handlers of a request in this process; the broker informs other processes."""
@@ -109,15 +114,13 @@ class Actors:
     def stop(self) -> None:
         """Give up handlers that wait for agents that this process no longer runs. Their messages are handled again."""
         self._stopping = True
-        for runs in list(self._runs.values()):
-            for run in list(runs):
-                run.give_up_waiting()
+        for run in self.running():
+            run.give_up_waiting()
 
     def cut_off(self) -> None:
         """Cancel all handlers now. Their messages are handled again."""
-        for runs in list(self._runs.values()):
-            for run in list(runs):
-                run.cut_off()
+        for run in self.running():
+            run.cut_off()
 
     def start(self) -> None:
         self._stopping = False
@@ -169,12 +172,15 @@ class ActorRun(Run):
         assert isinstance(definition, ActorDefinition)
         self.actor = definition
         self.actors = definition.actors
+        self.began_at = time.monotonic()
         self.handling = False
         """Whether the handler is running. Messages that it sends later do not belong to this run."""
         self._token: Any = self.actors.tokens.get(self._place) or self.actors.vocabulary.cancellation_token()
         self._instance: Instance | None = None
         self._asked: Counter[str] = Counter()
         self._waiting = 0
+        self.asked: dict[str, tuple[Address, float]] = {}
+        """By place, each open request's recipient and when it was made."""
         self._begun: asyncio.Future[None] | None = None
         """Done when the handler has begun, if the program steps through its messages."""
         self._queued = False
@@ -260,6 +266,7 @@ class ActorRun(Run):
             if timeout is not None:
                 call.timeout_ms = max(1, int(timeout * 1000))
             self.actors.tokens[place] = token
+            self.asked[place] = (recipient, time.monotonic())
             self._waiting += 1
             if self._instance is not None:
                 self._instance.freed.set()
@@ -273,6 +280,7 @@ class ActorRun(Run):
                 raise self.flow.abandon(moved) from moved
             finally:
                 self._waiting -= 1
+                self.asked.pop(place, None)
                 self.actors.tokens.pop(place, None)
         await self._see(self.later_state(state))
         if status_of(value) == FAILED:

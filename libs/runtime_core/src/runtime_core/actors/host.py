@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from prometheus_client import CollectorRegistry
@@ -29,6 +29,7 @@ from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.host.host import Host
 from runtime_core.ids import instance_address, partition_of
 from runtime_core.maintenance.keeper import Keeper
+from runtime_core.periodic import Periodic
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_TURNS_IN_FLIGHT = 10_000
 """The most turns at once. A handler that waits for another one keeps its place, so leave room for the others."""
+LOOK_SECONDS = 1.0
 
 
 class ActorHost:
@@ -56,7 +58,9 @@ class ActorHost:
         services: bool,
         own_namespace: bool,
         on_new_loop: Callable[[], None],
+        look: Callable[[], Awaitable[None]],
     ) -> None:
+        """`look` is called every second while there is a connection."""
         self.url = url or os.environ.get("WEFT_REDIS_URL") or MEMORY
         self.private = self.url.startswith(MEMORY)
         if self.private:
@@ -70,6 +74,7 @@ class ActorHost:
         self._lease = lease_seconds
         self._shutdown = shutdown_seconds
         self._on_new_loop = on_new_loop
+        self._look = look
         self._services = services and not (self.private or self.own)
         self._app = App("actors")
         self._metrics = Metrics(CollectorRegistry(), "runtime")
@@ -80,6 +85,7 @@ class ActorHost:
         self._opened = False
         """Whether the broker may have keys of this host."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: Periodic | None = None
         self._lock = asyncio.Lock()
 
     # -- connections -------------------------------------------------------------------------------------------
@@ -97,7 +103,7 @@ class ActorHost:
         self._loop = loop
         if before is None:
             return
-        self._client, self._opening, self._host = None, None, None
+        self._client, self._opening, self._host, self._watching = None, None, None, None
         self._lock = asyncio.Lock()
         self._actors.begin_anew()
         self._on_new_loop()
@@ -134,6 +140,8 @@ class ActorHost:
             for bus in client.buses:
                 await bus.load_library()
                 await bus.make_groups(())
+            self._watching = Periodic("watch what waits", LOOK_SECONDS, self._look, _ignore)
+            self._watching.start()
             return client
         except BaseException:
             self._opening = None
@@ -215,6 +223,9 @@ class ActorHost:
     async def close(self) -> None:
         """Stop and disconnect."""
         await self.stop()
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            await watching.stop()
         client, self._client, self._opening = self._client, None, None
         if client is not None:
             if self.own:
@@ -297,3 +308,8 @@ class ActorHost:
                 "the namespace with Runtime(services=False)",
                 self.namespace,
             )
+
+
+def _ignore(error: Exception) -> None:
+    """Say nothing: a broker that does not answer is in the log already."""
+    logger.debug("could not look at what waits: %s", error)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -57,7 +58,8 @@ class Requests:
     def __init__(self, host: ActorHost, actors: Actors) -> None:
         self._host = host
         self._actors = actors
-        self._waiting: dict[asyncio.Future[Any], str] = {}  # Any: the futures are those of the reply stream
+        self._waiting: dict[asyncio.Future[Any], tuple[Address, float]] = {}
+        """Each open request's recipient, and when it was made. (Any: the futures are those of the reply stream.)"""
         self._withdrawn: set[asyncio.Task[bytes]] = set()
         """Requests that continue although their callers' tokens were cancelled."""
 
@@ -65,6 +67,12 @@ class Requests:
     def waiting(self) -> bool:
         """Whether a request from outside any handler is unanswered."""
         return bool(self._waiting or self._withdrawn)
+
+    def older_than(self, seconds: float) -> list[Address]:
+        """Return the recipients of this process's requests, inside handlers and outside, that have waited so long."""
+        latest = time.monotonic() - seconds
+        inside = [asked for run in self._actors.running() for asked in run.asked.values()]
+        return [recipient for recipient, since in (*self._waiting.values(), *inside) if since <= latest]
 
     async def ask(
         self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None = None
@@ -90,10 +98,11 @@ class Requests:
 
     def fail_waiting(self) -> None:
         """Raise RuntimeStopped in all waiting callers: this process no longer reads their answers."""
-        for future, what in list(self._waiting.items()):
+        for future, (recipient, _) in list(self._waiting.items()):
             if not future.done():
+                to = f"{recipient.type}/{recipient.key}"
                 future.set_exception(
-                    RuntimeStopped(f"the runtime was stopped while {what} was not answered; it stays queued")
+                    RuntimeStopped(f"the runtime was stopped while a message to {to} was not answered; it stays queued")
                 )
 
     def forget_waiting(self) -> None:
@@ -180,7 +189,7 @@ class Requests:
         place = f"{task}|{ROOT_RUN}"
         self._actors.tokens[place] = token
         future = replies.expect(task)
-        self._waiting[future] = f"a message to {recipient.type}/{recipient.key}"
+        self._waiting[future] = (recipient, time.monotonic())
         try:
             with sending(TASKS, message=envelope.message_id, task=task) as traceparent:
                 new.context = restated(b"", traceparent)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -41,6 +43,7 @@ from runtime_core.actors.messaging import Publishing, Requests
 from runtime_core.actors.saved import Saved
 from runtime_core.actors.serialization import MessageSerializer, SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary, native
+from runtime_core.actors.watch import WAIT_SECONDS, Watch
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.declaration import RetryPolicy, place_of
 from runtime_core.errors import InvalidInput
@@ -109,10 +112,12 @@ class Runtime:
             services=services,
             own_namespace=own_namespace,
             on_new_loop=self._begin_anew,
+            look=self._look,
         )
         self._ignore_unhandled = ignore_unhandled_exceptions
         self._unhandled: BaseException | None = None
         self._requests = Requests(self._host, self._actors)
+        self._watch = Watch(self._host, self._actors, self._requests)
         self._publishing = Publishing(self._host, self._vocabulary, replay_unheard)
         self._busy = 0
         """The number of messages that this process is about to send, or waits for an answer to."""
@@ -144,14 +149,19 @@ class Runtime:
         self._raise_unhandled()
 
     async def stop_when_idle(self) -> None:
-        """Stop when no process in the namespace has a queued or running message, and nobody here waits."""
+        """Stop when no process in the namespace has a queued or running message, and nobody here waits.
+
+        After five seconds the log says which messages wait for whom.
+        """
         self._host.follow_loop()
         if not self._started:
             raise RuntimeError("the runtime is not started")
-        pause = IDLE_LOOK_SECONDS
+        pause, said_at = IDLE_LOOK_SECONDS, time.monotonic() + WAIT_SECONDS
         while not await self._is_idle():
             if not self._ignore_unhandled and self._unhandled is not None:
                 break
+            if time.monotonic() >= said_at:
+                said_at = math.inf if await self._watch.say_what_is_left() else time.monotonic() + WAIT_SECONDS
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, IDLE_LOOK_LONGEST_SECONDS)
         await self.stop()
@@ -225,6 +235,9 @@ class Runtime:
         error, self._unhandled = self._unhandled, None
         if error is not None and not self._ignore_unhandled:
             raise error
+
+    async def _look(self) -> None:
+        await self._watch.look()
 
     async def broker(self) -> Sequence[EventBus]:
         """Return the partitions of the broker, for tools that use it directly."""

@@ -24,6 +24,7 @@ from runtime_core.ingress.publishers import Publishers
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.maintenance.measures import groups_of
 from runtime_core.maintenance.stuck import find_circles, find_stuck, free
+from runtime_core.maintenance.waits import find_lasting_waits
 from runtime_core.text import plain
 
 CLOCK_SECONDS = 1.0
@@ -370,6 +371,20 @@ async def deadlock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("deadlock", True, "no runs wait for each other")
 
 
+async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+    """Find messages of agents that wait for a busy agent, or for one that no process runs."""
+    found = await find_lasting_waits(opened.buses)
+    for wait in found:
+        remedy = (
+            f"start a process that registers it, or forget it with weft agents drop {wait.agent}"
+            if wait.unserved
+            else "if that handler waits for one of them: weft task cancel ID, and let the type interleave"
+        )
+        yield Finding("waits", False, str(wait), remedy)
+    if not found:
+        yield Finding("waits", True, "no message waits behind another one for long")
+
+
 async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     found = DeadLetters(opened.buses)
     count, sizes = await found.count(), await found.sizes()
@@ -434,7 +449,7 @@ async def _recorded_elsewhere(opened: Broker, url: str, published: dict[EventBus
 
 CHECKS: tuple[Check, ...] = (
     server, memory, persistence, clock, namespace, functions, ingress, consumers, engines, apps, stuck, deadlock,
-    letters, store,
+    waits, letters, store,
 )  # fmt: skip
 
 

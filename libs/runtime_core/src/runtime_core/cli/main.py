@@ -32,12 +32,13 @@ COMMANDS = {
     "publisher": "Register untrusted publishers, each with its own ingress stream.",
     "tenant": "Set the weights and limits of tenants.",
     "dead": "Inspect, redrive or drop dead letters.",
+    "agents": "List agent types of runtimes, and forget those that no process runs.",
     "lag": "Show how much work is waiting, and where.",
     "doctor": "Check the installation.",
     "acl": "Print ACL rules for the broker's users.",
 }
 """Each one is in the module of the same name."""
-GROUPS = ("task", "trajectory", "schedule", "publisher", "tenant", "dead")
+GROUPS = ("task", "trajectory", "schedule", "publisher", "tenant", "dead", "agents")
 """The commands that have subcommands."""
 
 HELP = """Run durable agents, and inspect and operate them.
