@@ -78,19 +78,28 @@ async def running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def make_admitter(bus: EventBus, transport: Transport, blob_url: str | None = None) -> Admitter:
+def make_admitter(
+    bus: EventBus, transport: Transport, blob_url: str | None = None, tenant_schedules_max: int = 100
+) -> Admitter:
     metrics, watch = Metrics(CollectorRegistry(), "test"), ProgressWatch(limit_seconds=60.0)
     return Admitter(
-        transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch, blob_url=blob_url
-    )
+        transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch, blob_url=blob_url,
+        tenant_schedules_max=tenant_schedules_max,
+    )  # fmt: skip
 
 
 @asynccontextmanager
 async def admitting(
-    broker: Broker, bus: EventBus, edge: Edge | None = None, *, blob_url: str | None = None
+    broker: Broker,
+    bus: EventBus,
+    edge: Edge | None = None,
+    *,
+    blob_url: str | None = None,
+    tenant_schedules_max: int = 100,
 ) -> AsyncIterator[None]:
     epoch = await bus.lead("admit")
-    async with running(make_admitter(bus, edge or await connected(broker), blob_url).run(str(epoch))):
+    admitter = make_admitter(bus, edge or await connected(broker), blob_url, tenant_schedules_max)
+    async with running(admitter.run(str(epoch))):
         yield
 
 

@@ -251,6 +251,41 @@ async def test_schedules_are_their_tenants(world: World) -> None:
     assert await Schedules(world.bus, admission).all() == []
 
 
+async def test_a_tenant_cannot_take_the_schedules_of_others(world: World) -> None:
+    data = {"agent": "writer", "input": 1, "cron": "@daily"}
+    async with admitting(world.broker, world.bus, tenant_schedules_max=3):
+        for number in range(5):
+            await world.send("shop", "schedule.set", {**data, "schedule_id": f"s{number}"})
+        await until(lambda: world.settled("shop"))
+        # A schedule that exists may be replaced, and another tenant and trusted programs are not affected.
+        await world.send("shop", "schedule.set", {**data, "schedule_id": "s0", "cron": "@hourly"})
+        await world.send("desk", "schedule.set", {**data, "schedule_id": "s0"})
+        await world.send("", "schedule.set", {**data, "schedule_id": "acme.trusted"})
+        # A deleted one makes room.
+        await world.send("shop", "schedule.delete", {"schedule_id": "s1"})
+        await world.send("shop", "schedule.set", {**data, "schedule_id": "s5"})
+        await until(lambda: world.settled("", "shop", "desk"))
+    schedules = Schedules(world.bus, Admission([world.bus]))
+    found = {each.schedule_id: each for each in await schedules.all()}
+    assert set(found) == {"acme.s0", "acme.s2", "acme.s5", "acme.trusted", "globex.s0"}
+    assert (found["acme.s0"].cron, found["acme.s2"].cron) == ("@hourly", "@daily")
+    refused = await world.letters()
+    assert len(refused) == 2
+    assert all(
+        "tenant 'acme' has 3 schedules, the maximum (WEFT_TENANT_SCHEDULES_MAX)" in each["error"] for each in refused
+    )
+    # The next leader counts those that it finds, and the one that a trusted program has set.
+    await schedules.delete("acme.trusted")
+    await schedules.delete("acme.s2")
+    async with admitting(world.broker, world.bus, tenant_schedules_max=3):
+        for number in range(6, 8):
+            await world.send("shop", "schedule.set", {**data, "schedule_id": f"s{number}"})
+        await until(lambda: world.settled("shop"))
+    assert {each.schedule_id for each in await schedules.all()} == {"acme.s0", "acme.s5", "acme.s6", "globex.s0"}
+    for each in await schedules.all():
+        await schedules.delete(each.schedule_id)
+
+
 @pytest.mark.parametrize("name", ["schedule", "client", "weft", "anonymous", "Shop", "a/b", "", "a" * 64, "-a", "a:b"])
 async def test_names_that_publishers_may_not_have(world: World, name: str) -> None:
     """`schedule/…` is the source of what schedules start: its publisher could use up their ids."""

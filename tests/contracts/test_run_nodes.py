@@ -21,7 +21,7 @@ from runtime_core.aworld.nodes.store import (
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.errors import InvalidInput, Rejected, ServerError
 from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, answer, ask, bury, complete, question, suspend
@@ -659,3 +659,29 @@ async def test_what_happens_during_the_look_is_not_missed(state: StateManager, b
 
 async def _none(told: str) -> None:
     return None
+
+
+async def test_groups_lie_in_at_most_100_others(broker: Broker, bus: EventBus) -> None:
+    names = [f"deep-{number}" for number in range(102)]
+    for around, name in zip(["", *names], names, strict=False):
+        created = bus.call("create_node", "group", name, "{}", around, "", 60, "")
+        if name != names[-1]:
+            assert await created == [b"created"]
+            continue
+        with pytest.raises(ServerError, match="group deep-0 lies in over 100 groups, or in itself"):
+            await created
+    await broker.call("DEL", *(f"{broker.keys.base}group:{name}" for name in names))
+
+
+async def test_a_group_that_lies_in_itself_does_not_stop_the_server(broker: Broker, bus: EventBus) -> None:
+    """An id that expired may be created again, inside a group that outlived it."""
+    assert await bus.call("create_node", "group", "outer", "{}", "", "", 60, "") == [b"created"]
+    assert await bus.call("create_node", "group", "inner", "{}", "outer", "", 60, "") == [b"created"]
+    await broker.call("DEL", broker.keys.base + "group:outer")
+    assert await bus.call("create_node", "group", "outer", "{}", "inner", "", 60, "") == [b"created"]
+    async with asyncio.timeout(WAIT):
+        with pytest.raises(ServerError, match="lies in over 100 groups, or in itself"):
+            await bus.call("create_node", "node", "n", "{}", "inner", "outer", 60, "")
+        # What has a way out stays as before.
+        assert await bus.call("create_node", "group", "apart", "{}", "", "", 60, "") == [b"created"]
+    await broker.call("DEL", *(f"{broker.keys.base}group:{name}" for name in ("outer", "inner", "apart")))

@@ -69,6 +69,7 @@ BAD_VALUES = [
     Case("WEFT_RECORD_MAX", "-5", "whole number from 1"),
     Case("WEFT_ANSWERS_MAX_BYTES", "1000000", "whole number from 4194304"),
     Case("WEFT_ANSWERS_RETENTION_SECONDS", "5", "seconds from 60"),
+    Case("WEFT_TENANT_SCHEDULES_MAX", "0", "whole number from 1"),
     Case("WEFT_DEAD_MAX_BYTES", "1000000", "whole number from 4194304"),
     Case("WEFT_DEAD_RETENTION_SECONDS", "5", "seconds from 60"),
     Case("WEFT_POOLS", "a,,b", "different names"),

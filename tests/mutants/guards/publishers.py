@@ -11,6 +11,30 @@ TESTS = "contracts:publishers"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "ingress/schedules.py",
+        "tenant_schedules",
+        "        if new and self._counts[tenant] >= self._most:\n",
+        "        if False:\n",
+        "a tenant cannot take the schedules of others",
+        TESTS,
+    ),
+    python(
+        "ingress/schedules.py",
+        "deleted_schedules",
+        '            self._counts[schedule_id.partition(".")[0]] -= 1\n',
+        "            pass\n",
+        "a deleted schedule makes room for another one of its tenant",
+        TESTS,
+    ),
+    python(
+        "ingress/schedules.py",
+        "schedules_of_the_last_leader",
+        "        if epoch != self._epoch or (",
+        "        if (",
+        "a new leader counts the schedules that it finds",
+        TESTS,
+    ),
+    python(
         PUBLISHERS,
         "tenant",
         '        if envelope.tenant not in ("", self.tenant):\n',
@@ -137,6 +161,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "    unsafe = False\n",
         "a reference's path is checked as it is read later",
         "unit:blobs",
+    ),
+    lua(
+        "nodes",
+        "groups_around",
+        "    if around > GROUPS_AROUND_MAX then\n",
+        "    if around > 1000000 then\n",
+        "a group that lies in itself does not stop the server",
+        "contracts:run_nodes",
     ),
     lua(
         "messages",

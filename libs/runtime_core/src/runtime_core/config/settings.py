@@ -98,6 +98,8 @@ class Settings:
     """How many bytes of answers a partition keeps for one registered publisher."""
     answers_retention_seconds: float = 604_800.0
     """How long they are kept if the publisher does not delete them."""
+    tenant_schedules_max: int = 10_000
+    """How many schedules the registered publishers of one tenant may have."""
     request_timeout_seconds: float = 3600.0
     """How long a request to an agent in another partition may take, unless it has its own limit."""
     pools: tuple[str, ...] = ()
@@ -192,6 +194,7 @@ class Settings:
             answers_retention_seconds=read.seconds(
                 "WEFT_ANSWERS_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.answers_retention_seconds
             ),
+            tenant_schedules_max=read.whole("WEFT_TENANT_SCHEDULES_MAX", 1, 100_000, cls.tenant_schedules_max),
             request_timeout_seconds=read.seconds(
                 "WEFT_REQUEST_TIMEOUT_SECONDS", 0.001, 31_536_000.0, cls.request_timeout_seconds
             ),

@@ -99,6 +99,7 @@ class StateManager(Leaders):
                     self._settings.blob_url,
                     self._edge,
                     bounds,
+                    settings.tenant_schedules_max,
                 )
                 group.create_task(admitter.run(str(epoch)), name="admitter")
                 group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")

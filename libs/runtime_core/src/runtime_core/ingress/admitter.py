@@ -83,6 +83,7 @@ class Admitter:
         blob_url: str | None = None,
         edge: Transport | None = None,
         bounds: AnswerBounds = AnswerBounds(),  # noqa: B008 - it is frozen
+        tenant_schedules_max: int = schedules.TENANT_SCHEDULES_MAX,
     ) -> None:
         """For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers.
 
@@ -100,6 +101,7 @@ class Admitter:
             metrics.tasks_refused[self._partition, reason]  # exports 0 from the start
         self._answers = Answers(edge or transport, home, metrics, home, bounds)
         self._schedules = Schedules(home, admission)
+        self._tenant_schedules = schedules.TenantSchedules(self._schedules, tenant_schedules_max)
         self._topics = topics
         self._connect = connect
         self._blobs = f"{blob_url}/{folder_of_namespace(namespace)}" if blob_url else ""
@@ -358,20 +360,22 @@ class Admitter:
                 await self._set_schedule(epoch, command, command.envelope)
             case None:
                 schedule_id = schedules.parse_delete(data_of(command.envelope))
-                if command.publisher is not None:
-                    schedule_id = command.publisher.schedule_id(schedule_id)
-                await self._schedules.delete(schedule_id, epoch)
+                if command.publisher is None:
+                    await self._schedules.delete(schedule_id, epoch)
+                else:
+                    await self._tenant_schedules.delete(command.publisher.schedule_id(schedule_id), epoch)
 
     async def _set_schedule(self, epoch: str, command: _Command, envelope: Envelope) -> None:
         # The entry's time: admitting the same entry again must give the same schedule.
         said_ms = int(command.entry.partition(b"-")[0])
         data = data_of(envelope)
         schedule = schedules.parse_set(data, said_ms, envelope.tenant)
-        if command.publisher is not None:
-            command.publisher.check_agent(schedule.agent)
-            scoped = command.publisher.schedule(data, self._blobs)
-            schedule = schedules.parse_set(scoped, said_ms, envelope.tenant)
-        await self._schedules.set(schedule, epoch)
+        if command.publisher is None:
+            await self._schedules.set(schedule, epoch)
+            return
+        command.publisher.check_agent(schedule.agent)
+        scoped = command.publisher.schedule(data, self._blobs)
+        await self._tenant_schedules.set(schedules.parse_set(scoped, said_ms, envelope.tenant), epoch)
 
     async def _submit(self, epoch: str, command: _Command, wanted: Submission) -> None:
         if not tracing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -48,6 +49,9 @@ FIELDS = ("schedule_id", *_WHAT, *_WHEN, "timezone", "overlap", "catch_up")
 _WHEN_LIST = "every_seconds, cron, at or delay_seconds"
 Overlap = Literal["skip", "start"]
 MAX_SCHEDULES = 100_000
+TENANT_SCHEDULES_MAX = 10_000
+RECOUNT_SECONDS = 10.0
+"""How often the schedules of a tenant at its limit are counted anew: others than the leader remove some, too."""
 
 
 _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
@@ -479,5 +483,50 @@ class Schedules:
         """Remove a schedule if the broker still stores `seen`."""
         return await self._bus.schedule(schedule.schedule_id, seen, b"", None) == 1
 
+    async def exists(self, schedule_id: str) -> bool:
+        return bool(await self._bus.transport.call("HEXISTS", self._bus.keys.schedules, schedule_id))
+
     async def _stored(self, schedule_id: str) -> bytes | None:
         return cast(bytes | None, await self._bus.transport.call("HGET", self._bus.keys.schedules, schedule_id))
+
+    async def ids(self) -> list[str]:
+        """Return the ids of all schedules, in no order."""
+        return [
+            id.decode() for id in cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.schedules))
+        ]
+
+
+class TenantSchedules:
+    """Limits how many schedules each tenant has. Only the leader sets those of publishers, so it counts them.
+
+    The ids of a tenant's schedules begin with its name and a dot.
+    """
+
+    def __init__(self, schedules: Schedules, most: int) -> None:
+        self._schedules = schedules
+        self._most = most
+        self._counts: Counter[str] = Counter()
+        self._epoch = ""
+        self._counted = 0.0
+
+    async def set(self, schedule: Schedule, epoch: str) -> None:
+        """Store a tenant's schedule, as `Schedules.set`. Raises InvalidInput for a new one over the limit."""
+        tenant = schedule.schedule_id.partition(".")[0]
+        stale = time.monotonic() - self._counted > RECOUNT_SECONDS
+        if epoch != self._epoch or (self._counts[tenant] >= self._most and stale):
+            self._counts = Counter(id.partition(".")[0] for id in await self._schedules.ids())
+            self._epoch, self._counted = epoch, time.monotonic()
+        new = not await self._schedules.exists(schedule.schedule_id)
+        if new and self._counts[tenant] >= self._most:
+            raise InvalidInput(
+                "data.schedule_id",
+                f"tenant {tenant!r} has {self._most} schedules, the maximum (WEFT_TENANT_SCHEDULES_MAX): delete one "
+                "first",
+            )
+        await self._schedules.set(schedule, epoch)
+        self._counts[tenant] += new
+
+    async def delete(self, schedule_id: str, epoch: str) -> None:
+        """Remove a tenant's schedule, as `Schedules.delete`."""
+        if await self._schedules.delete(schedule_id, epoch):
+            self._counts[schedule_id.partition(".")[0]] -= 1

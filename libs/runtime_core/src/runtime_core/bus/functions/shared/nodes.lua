@@ -22,6 +22,7 @@ local NODE = {
 
 local NODE_OVER = {SUCCESS = true, FAILED = true, TIMEOUT = true}
 local MEMBERS_MAX = 1000
+local GROUPS_AROUND_MAX = 100
 
 local function retention_of(base) return tonumber(redis.call('HGET', base .. 'meta', 'retention') or '3600') end
 
@@ -39,11 +40,19 @@ local function keep_node(base, id, indexes, seconds, now)
   end
 end
 
--- The keys that a change writes besides the node itself: the groups around it may end with it.
+-- The keys that a change writes besides the node itself: the groups around it may end with it. A group whose id was
+-- created again after it had expired may lie inside itself.
 local function check_node(base, group)
   check_stream(base, 'states')
   redis.call('HLEN', base .. 'meta')
-  while group and group ~= '' do group = redis.call('HGET', base .. 'group:' .. group, NODE.parent) end
+  local around = 0
+  while group and group ~= '' do
+    around = around + 1
+    if around > GROUPS_AROUND_MAX then
+      error({err = 'ERR weft: group ' .. group .. ' lies in over ' .. GROUPS_AROUND_MAX .. ' groups, or in itself'})
+    end
+    group = redis.call('HGET', base .. 'group:' .. group, NODE.parent)
+  end
 end
 
 -- A group has ended: it and its members are kept as long as an ended task.

@@ -1,0 +1,96 @@
+"""Every function of the broker with forged arguments answers or refuses at once, and the server serves everybody."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from runtime_core.bus.library import FUNCTIONS, library
+from tests.conftest import OwnServer
+from tests.servers.matrix import MATRIX, repeat_on
+from tests.servers.process import HOST
+
+pytestmark = pytest.mark.timeout(300)
+
+BASE = "weft:{0}:"
+CALLS = 60
+"""Calls of each function with random arguments, for each number of arguments up to the largest."""
+SLOWEST_SECONDS = 4.0
+"""Less than a server lets a script run before it refuses other commands, on a busy machine."""
+FORGED: tuple[str | bytes, ...] = (
+    "", " ", "0", "1", "2", "-1", "-0", "9007199254740993", "1e18", "-1e300", "1e999", "nan", "-nan", "inf", "0x10",
+    "18446744073709551615", "18446744073709551615-18446744073709551615", "0-0", "-", "+", "$", ">", "*", "(1", "[a",
+    "~", "w", "one", "t", "other.t", "task:t", "r/1", "r/1/r/2", "/", "a/b", "writer/k", "writer", "agent", "tool",
+    "weft:{0}:agent", "weft:{1}:task:t", "other:{0}:task:x", "weft:tasks", "shop:answers:1", "@topic", "a.*",
+    "c", "s", "p", "u", "x", "call", "node", "group", "set", "c\n\n\n", "\n" * 50, "a\nb\tc\nd", "\x00", "\t1\t2",
+    b"\xff\xfe", b"\xed\xa0\x80", "{", "[", "{}", "[]", "null", '""', "1e400", '{"a":1e400}', '{"a":"\\ud800"}',
+    '{"tokens":-1,"cost":"x"}', '{"tokens":1e308,"cost":1e308}', '[{"a":[]}]', '{"a":{"__index":1}}',
+    "[" * 5_000 + "]" * 5_000, '{"a":' * 2_000 + "1" + "}" * 2_000, "%s%n%1000d", "%b", "x" * 100_000,
+    "\n".join(str(number) for number in range(2_000)),
+)  # fmt: skip
+
+
+class Broker:
+    """A server with Weft's functions, and a task, an owner and a run in it."""
+
+    def __init__(self, url_port: int) -> None:
+        self.answered: set[str] = set()
+        """The functions that have answered at least one call without an error."""
+        self.redis: Any = Redis(host=HOST, port=url_port, protocol=2, socket_timeout=30)
+        self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", library().source)
+        self.reset()
+
+    def reset(self) -> None:
+        self.redis.flushall()
+        self.redis.zadd(BASE + "alive", {"one": time.time() * 1000 + 1e7})
+        for stream in ("agent", "tool", "record", "dead", "replies"):
+            self.redis.xadd(BASE + stream, {"h": "c\n1\nt\n\nwriter"}, id="1-1")
+            self.redis.xgroup_create(BASE + stream, f"{stream}-handler", "0")
+        self.redis.hset(
+            BASE + "task:t", mapping={"status": "running", "cur": "1-1", "h": "c\n1\nt\n\nwriter", "seq": 1}
+        )
+
+    def call(self, name: str, arguments: list[str | bytes]) -> float:
+        """Call a function. Return how many seconds the answer took."""
+        began = time.monotonic()
+        try:
+            self.redis.execute_command("FCALL", library().functions[name], 1, BASE, *arguments)
+            self.answered.add(name)
+        except ResponseError as error:
+            if str(error).startswith("BUSY"):
+                raise AssertionError(f"{name} does not end: {arguments}") from error
+        return time.monotonic() - began
+
+
+@pytest.fixture(params=repeat_on(*MATRIX))
+def broker(request: pytest.FixtureRequest, own_server: OwnServer) -> Any:
+    broker = Broker(own_server(request.param).port)
+    yield broker
+    broker.redis.close()
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_no_forged_argument_stops_the_server(broker: Broker, seed: int) -> None:
+    chance = random.Random(seed)
+    slowest: tuple[float, str, list[str | bytes]] = (0.0, "", [])
+    for name in FUNCTIONS:
+        for number in range(CALLS):
+            arguments = [chance.choice(FORGED) for _ in range(number % 24)]
+            # Some that are right, so that the function gets further.
+            if arguments and chance.random() < 0.7:
+                arguments[0] = chance.choice(["one", "t", "group", "1", "agent"])
+            if len(arguments) > 3 and chance.random() < 0.5:
+                arguments[1:4] = ["1-1", "t", chance.choice(["r", "r/1"])]
+            slowest = max(slowest, (broker.call(name, arguments), name, arguments))
+        if chance.random() < 0.3:
+            broker.reset()
+    print(f"the slowest of {CALLS * len(FUNCTIONS)} calls: {slowest[0] * 1000:.1f} ms, {slowest[1]}")
+    assert slowest[0] < SLOWEST_SECONDS, [str(argument)[:60] for argument in slowest[2]]
+    assert len(broker.answered) > len(FUNCTIONS) // 2, "most functions get beyond the check of their arguments"
+    assert broker.redis.ping()
+    assert broker.redis.execute_command("FUNCTION", "STATS")[1] is None, "a function still runs"
