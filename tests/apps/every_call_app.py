@@ -24,8 +24,9 @@ def double(number: int) -> int:
 
 
 @app.hook("after_llm_call", always=True)
-def louder(event: HookEvent) -> Change:
-    return Change(str(event.payload).upper())
+def louder(event: HookEvent) -> Change | None:
+    """Change the parrot's answer, which is text; those of other models stay."""
+    return Change(event.payload.upper()) if isinstance(event.payload, str) else None
 
 
 @app.agent("helper")
