@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         ADMITTER,
         "schedule_agents",
-        "            command.publisher.check_agent(schedule.agent)\n",
+        "        command.publisher.check_agent(schedule.agent)\n",
         "",
         "a publisher schedules the agents of its list",
         TESTS,
