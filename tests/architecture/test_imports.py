@@ -27,7 +27,7 @@ PLACES = {
     "mcp_types": ("tools.mcp",),
     "pyarrow": ("blobs", "clusters.spark", "trajectory"),
     "pydantic_ai": ("llm.client", "llm.conversation", "llm.model_call", "llm.pydantic_ai"),
-    "pyspark": ("clusters.spark",),
+    "pyspark": ("aworld.spark_hosts", "clusters.spark"),
     "ray": ("aworld.ray", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
     "re2": (

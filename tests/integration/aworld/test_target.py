@@ -131,11 +131,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 async def test_engines_that_run_no_whole_tasks_are_refused_with_the_field() -> None:
-    assert await refused(engine="spark") == (
-        "engine: \"spark\" cannot run whole tasks: whole tasks run on 'local' or 'ray'; use Spark in a step, "
-        'through ctx.engine("spark")'
-    )
-    assert (await refused(conf={"engine": "spark"})).startswith("conf.engine: 'spark' cannot run whole tasks")
+    told = 'engine: "flink" cannot run whole tasks: use one of local, ray and spark'
+    assert await refused(engine="flink") == told
     assert (await refused(engine="ray", workers=-1)).startswith("workers: -1 is not a whole number")
     tasks = [Task(input="a", agent=upper), Task(input="a", agent=upper, conf={"engine": "ray"})]
     with pytest.raises(InvalidInput, match=r"task\.1\.conf\.engine: is 'ray', but that of task\.0 is 'local'"):
@@ -147,9 +144,15 @@ async def test_local_is_what_it_is_without_a_word() -> None:
     assert response.value() == "A"
 
 
-async def test_ray_that_is_not_installed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_target, "find_spec", lambda name: None if name == "ray" else importlib.util.find_spec(name))
-    assert await refused(engine="ray") == "engine 'ray': ray is not installed: pip install 'weft[ray]'"
+@pytest.mark.parametrize(("engine", "package"), [("ray", "ray"), ("spark", "pyspark")])
+@pytest.mark.parametrize("given", ["engine", "conf"])
+async def test_a_cluster_that_is_not_installed_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, engine: str, package: str, given: str
+) -> None:
+    monkeypatch.setattr(ray_target, "find_spec", lambda _: None)
+    chosen: dict[str, object] = {"engine": engine} if given == "engine" else {"conf": {"engine": engine}}
+    told = f"engine {engine!r}: {package} is not installed: pip install 'weft[{engine}]'"
+    assert await refused(**chosen) == told
 
 
 async def test_a_ray_elsewhere_needs_a_broker_that_it_reaches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,9 @@ class Runners:
     whose app declares the agents; `app` tells the names of objects. Otherwise they run in this process, in an app made
     from the objects in the tasks. Only tasks on services outlive this process.
 
-    With `engine="ray"`, whole tasks run on a Ray cluster: `workers` processes (0: one per CPU) run the agents and
-    tools. Without services, `conf.engine` of all tasks has the same effect. The broker is the one above, or one that
-    exists for the call.
+    With `engine="ray"` or `"spark"`, whole tasks run on a cluster: `workers` of its processes (0: as many as it has
+    places for) run the agents and tools. Without services, `conf.engine` of all tasks has the same effect. The broker
+    is the one above, or one that exists for the call.
     """
 
     @staticmethod
@@ -245,15 +245,13 @@ def _in_own_loop(work: Coroutine[Any, Any, T]) -> T:  # Any: what coroutines sen
     return outcome[0]
 
 
-_REMEDY = """whole tasks run on 'local' or 'ray'; use Spark in a step, through ctx.engine("spark")"""
+_CLUSTERS = ("ray", "spark")
 
 
 def _engine_of(tasks: Sequence[Task]) -> str:
     """Return the engine that `conf.engine` of all tasks names, for a call without services."""
     # An engine of the user's own runs steps only; whole tasks then run in this process.
     wanted = ["local" if is_own_engine(task.config.engine) else task.config.engine for task in tasks]
-    if "spark" in wanted:
-        raise InvalidInput("conf.engine", f"'spark' cannot run whole tasks: {_REMEDY}, on services")
     for number, engine in enumerate(wanted):
         if engine != wanted[0]:
             raise InvalidInput(
@@ -276,18 +274,21 @@ async def _run_target(
 ) -> AsyncIterator[RunTarget]:
     """Yield the target for these tasks: the client's broker, the one at `url` or WEFT_REDIS_URL, or this process.
 
-    With `engine="ray"`, `workers` processes of Ray run the handlers, and `at_once` tasks run concurrently. None: the
-    tasks' `conf.engine` decides, except on services, where it is only the default of `ctx.engine()`.
+    With `engine="ray"` or `"spark"`, `workers` processes of the cluster run the handlers, and `at_once` tasks run
+    concurrently. None: the tasks' `conf.engine` decides, except on services, where it is only the default of
+    `ctx.engine()`.
     """
     services = bool(url or os.environ.get("WEFT_REDIS_URL"))
     if engine is None and client is None and not services:
         engine = _engine_of(tasks)
-    elif engine not in (None, "local", "ray"):
-        raise InvalidInput("engine", f"{quoted(engine)} cannot run whole tasks: {_REMEDY}")
-    if engine == "ray":
-        from runtime_core.aworld.ray.target import ray_target  # here: only this branch needs its imports
+    elif engine not in (None, "local", *_CLUSTERS):
+        raise InvalidInput("engine", f"{quoted(engine)} cannot run whole tasks: use one of local, ray and spark")
+    if engine in _CLUSTERS:
+        from runtime_core.aworld.ray.target import cluster_target  # here: only this branch needs its imports
 
-        async with ray_target(tasks, client=client, url=url, app=app, workers=workers, at_once=at_once) as target:
+        async with cluster_target(
+            engine, tasks, client=client, url=url, app=app, workers=workers, at_once=at_once
+        ) as target:
             yield target
     elif client is not None:
         yield RunTarget(client, app)

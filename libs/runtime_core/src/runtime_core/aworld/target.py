@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from msgspec import Struct
 
@@ -26,6 +26,7 @@ from runtime_core.aworld.runner import Runner, TaskRunner
 from runtime_core.aworld.swarm import Swarm, code_in_swarm
 from runtime_core.aworld.task import TASK_AGENT, Description, Task, agent_of_runner, agents_of, describe
 from runtime_core.client.client import Client, TaskHandle
+from runtime_core.config.settings import Settings
 from runtime_core.declare.declaration import RetryPolicy, label, one_line, place_of, underlying
 from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
@@ -36,6 +37,9 @@ from runtime_core.runs.policy import PolicyDefinition, has_policy
 from runtime_core.tools.tool import is_allowed, is_pattern
 from runtime_core.wire.commands import SubmitOptions, is_own_engine
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskResponse
+
+if TYPE_CHECKING:
+    from runtime_core.host.host import Host
 
 LOCAL_APP = "local-tasks"
 """The name of the app for tasks that run in this process."""
@@ -245,6 +249,23 @@ class HostsSpec(Struct, frozen=True):
     """How many tasks run concurrently."""
     here_only: bool
     """Whether the broker is reachable only from this machine."""
+
+
+def app_of(spec: HostsSpec, loads: Loads) -> App:
+    """Rebuild the app of a HostsSpec in this process. Raises WeftError with a one-line message."""
+    return unpack(spec.app, loads)
+
+
+async def start_host(spec: HostsSpec, loads: Loads, in_flight: int) -> Host:
+    """Start the handlers of a HostsSpec in this process. They take tasks from the broker like a handler service, so
+    other hosts reclaim them if this one dies. Raises WeftError with a one-line message.
+    """
+    from runtime_core.host import app_services  # here: only hosts need its imports
+
+    settings = Settings.from_environment(spec.environ)
+    host = await app_services.build_task_host(app_of(spec, loads), settings, in_flight)
+    await host.start()
+    return host
 
 
 def pack(made: TasksApp, reference: str, dumps: Dumps) -> PackedApp:

@@ -14,11 +14,9 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayError
 
-from runtime_core.aworld.target import HostsSpec, unpack
-from runtime_core.config.settings import Settings
+from runtime_core.aworld.target import HostsSpec, start_host
 from runtime_core.engines.protocol import Error, Outcome, Report
 from runtime_core.errors import WeftError
-from runtime_core.host import app_services
 from runtime_core.host.host import Host
 from runtime_core.telemetry.redaction import kept
 
@@ -43,9 +41,7 @@ class TaskHost:
         """Start to take tasks. Return an empty string, or a one-line error. `spec` is an encoded HostsSpec."""
         decoded = _SPECS.decode(spec)
         try:
-            app = unpack(decoded.app, cloudpickle.loads)
-            self._host = await app_services.build_task_host(app, Settings.from_environment(decoded.environ), in_flight)
-            await self._host.start()
+            self._host = await start_host(decoded, cloudpickle.loads, in_flight)
         except WeftError as error:
             return str(error) or type(error).__name__
         logger.info("hosting tasks in process %d", os.getpid())

@@ -1,15 +1,16 @@
-"""Whole tasks on Ray: workers of a Ray cluster run the handlers of their app, which take tasks from a broker.
+"""Whole tasks on Ray or Spark: workers of a cluster run the handlers of their app, which take tasks from a broker.
 
     this process            the client; without a given broker, also an embedded server, schedules and the recorder
-    └─ driver process       holds the connection to Ray (clusters/driver), keeps the hosts
-       └─ Ray workers       agents and tools, run as a handler service runs them
+    └─ driver process       holds the connection to the cluster (clusters/driver), keeps the hosts
+       └─ workers           agents and tools, run as a handler service runs them
 
-The tasks live on the broker: the death of a host, or of all of Ray, loses no finished work.
+The tasks live on the broker: the death of a host, or of the whole cluster, loses no finished work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import secrets
@@ -17,11 +18,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -49,10 +51,41 @@ from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import LocalTrajectories
 
-ADDRESS = "WEFT_RAY_ADDRESS"
-BACKEND = "runtime_core.aworld.ray.target:HostsBackend"
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A kind of cluster that runs whole tasks."""
+
+    name: str
+    """The engine's name, which is also the name of the extra."""
+    package: str
+    """The package that must be installed."""
+    address: str
+    """The environment variable with its address."""
+    backend: str
+    """The backend of its driver, as `package.module:Class`."""
+    pickling: str
+    """The module with `dumps` for its workers."""
+
+
+CLUSTERS = {
+    "ray": Cluster(
+        "ray",
+        "ray",
+        "WEFT_RAY_ADDRESS",
+        "runtime_core.aworld.ray.target:HostsBackend",
+        "runtime_core.aworld.ray.hosts",
+    ),
+    "spark": Cluster(
+        "spark",
+        "pyspark",
+        "WEFT_SPARK_REMOTE",
+        "runtime_core.aworld.spark_hosts:SparkHostsBackend",
+        "runtime_core.aworld.spark_hosts",
+    ),
+}
 NO_HOST_SECONDS = 300.0
-"""The longest time without a host. Ray takes half a minute to start, and several on a busy machine."""
+"""The longest time without a host. A cluster takes half a minute to start, and several on a busy machine."""
 AGAIN_SECONDS = 1.0
 """The wait between two attempts to start hosts."""
 SILENT_SECONDS = 20.0
@@ -65,14 +98,23 @@ logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def ray_target(
-    tasks: Sequence[Task], *, client: Client | None, url: str | None, app: App | None, workers: int, at_once: int
+async def cluster_target(
+    engine: str,
+    tasks: Sequence[Task],
+    *,
+    client: Client | None,
+    url: str | None,
+    app: App | None,
+    workers: int,
+    at_once: int,
 ) -> AsyncIterator[RunTarget]:
-    """Yield a target whose handlers run in `workers` processes of Ray (0: one per CPU of the cluster).
+    """Yield a target whose handlers run in `workers` processes of a cluster: `ray` or `spark`.
 
-    `at_once` tasks run concurrently. Raises ConfigurationError if Ray or the broker cannot be used, and InvalidInput
-    for objects that cannot be sent.
+    0 workers: one per CPU of a Ray cluster; one less than the tasks that a Spark server runs in parallel. `at_once`
+    tasks run concurrently. Raises ConfigurationError if the cluster or the broker cannot be used, and InvalidInput for
+    objects that cannot be sent.
     """
+    cluster = CLUSTERS[engine]
     settings = Settings.from_environment(os.environ)
     reference = (settings.app or "") if app is None else ""
     base = load_app(reference) if reference else app
@@ -81,25 +123,25 @@ async def ray_target(
     made = TasksApp(base, f"tasks-{secrets.token_hex(4)}") if given else TasksApp(base)
     for task in tasks:
         made.take(task)
-    sent = await asyncio.to_thread(_packed, made, reference)
+    sent = await asyncio.to_thread(_packed, cluster, made, reference)
     async with AsyncExitStack() as stack:
         broker: _CallBroker | None = None
         if not given:
-            _check_here(os.environ.get(ADDRESS, ""))
+            _check_here(cluster)
             broker = await stack.enter_async_context(_CallBroker(settings))
             client = await stack.enter_async_context(Client.connect(broker.url, namespace=settings.namespace))
         elif client is None:
             client = await stack.enter_async_context(Client.connect(url, namespace=settings.namespace))
         elif client.url.startswith(MEMORY):
             raise ConfigurationError(
-                "engine 'ray': the client's broker exists only in this process: pass url=, or no client"
+                f"engine {engine!r}: the client's broker exists only in this process: pass url=, or no client"
             )
         assert client is not None
         hosted = replace(
             settings, redis_url=client.url, namespace=client.namespace, partitions=len(client.buses), metrics_port=None
         )
         wanted = HostsSpec(sent, hosted.to_environment(), workers, at_once, _answers_here_only(client.url))
-        hosting = await stack.enter_async_context(_Hosting(wanted))
+        hosting = await stack.enter_async_context(_Hosting(cluster, wanted))
         target = RunTarget(client, made.whole, made.names, hosting.failed, gateways=broker is None)
         try:
             await hosting.first()
@@ -114,10 +156,11 @@ async def ray_target(
 class _Hosting:
     """The hosts, from the start of their driver process to its end."""
 
-    def __init__(self, wanted: HostsSpec) -> None:
+    def __init__(self, cluster: Cluster, wanted: HostsSpec) -> None:
+        self._cluster = cluster
         # HostsBackend takes no other work.
         self._work = Work(Pickled(msgspec.msgpack.encode(wanted)), "task hosts")
-        self._driver = Driver(BACKEND, os.environ)
+        self._driver = Driver(cluster.backend, os.environ)
         self._hosts = 0
         self._seen = time.monotonic()
         """The last time when there was a host."""
@@ -150,9 +193,10 @@ class _Hosting:
     async def _keep(self) -> None:
         await self._driver.start()
         state = await self._driver.reached()
-        if not state.connected and os.environ.get(ADDRESS):
+        engine = self._cluster.name
+        if not state.connected and os.environ.get(self._cluster.address):
             # Fail fast if the given cluster is not there. Our own cluster may start late on a busy machine.
-            self._fail(ConfigurationError(f"engine 'ray': {state.reason}"))
+            self._fail(ConfigurationError(f"engine {engine!r}: {state.reason}"))
             return
         while True:
             while not state.connected:
@@ -161,9 +205,9 @@ class _Hosting:
             self._count(0)
             if not isinstance(outcome, Error) or outcome.cause == "invalid":
                 message = outcome.message if isinstance(outcome, Error) else "its hosts ended unexpectedly"
-                self._fail(ConfigurationError(f"engine 'ray': {message}"))
+                self._fail(ConfigurationError(f"engine {engine!r}: {message}"))
                 return
-            logger.warning("lost the hosts on Ray, starting them again: %s", outcome.message)
+            logger.warning("lost the hosts on %s, starting them again: %s", engine, outcome.message)
             # A cluster that starts or stops fails in many ways; _watch gives up when that takes too long.
             await asyncio.sleep(AGAIN_SECONDS)
             state = self._driver.state
@@ -176,10 +220,14 @@ class _Hosting:
             if self._hosts:
                 self._seen = warned = now
             elif now - self._seen > NO_HOST_SECONDS:
-                self._fail(EngineError("EngineUnavailable", f"no host on Ray for {NO_HOST_SECONDS:g} s: {self._why()}"))
+                self._fail(
+                    EngineError(
+                        "EngineUnavailable", f"no host on {self._cluster.name} for {NO_HOST_SECONDS:g} s: {self._why()}"
+                    )
+                )
             elif now - warned > SILENT_SECONDS:
                 warned = now
-                logger.warning("no host on Ray for %d s: %s", now - self._seen, self._why())
+                logger.warning("no host on %s for %d s: %s", self._cluster.name, now - self._seen, self._why())
 
     def _why(self) -> str:
         return self._driver.state.reason or "the cluster has not started one yet; does it have a free CPU?"
@@ -277,25 +325,27 @@ class _CallBroker:
         return EventBus(transport, keys[0])
 
 
-def _packed(made: TasksApp, reference: str) -> PackedApp:
-    if find_spec("ray") is None:
-        raise ConfigurationError("engine 'ray': ray is not installed: pip install 'weft[ray]'")
+def _packed(cluster: Cluster, made: TasksApp, reference: str) -> PackedApp:
+    if find_spec(cluster.package) is None:
+        raise ConfigurationError(
+            f"engine {cluster.name!r}: {cluster.package} is not installed: pip install 'weft[{cluster.name}]'"
+        )
 
     def dumps(value: object) -> bytes:
-        from runtime_core.aworld.ray.hosts import dumps  # here: it loads Ray
-
-        return dumps(value)
+        # Here: it loads the library of the cluster.
+        return cast(bytes, importlib.import_module(cluster.pickling).dumps(value))
 
     return pack(made, reference, dumps)
 
 
-def _check_here(address: str) -> None:
-    """Refuse a remote Ray: its workers could not reach a broker on this machine."""
+def _check_here(cluster: Cluster) -> None:
+    """Refuse a remote cluster: its workers could not reach a broker on this machine."""
+    address = os.environ.get(cluster.address, "")
     host = address.rpartition("://")[2].rpartition(":")[0].strip("[]")
     if address and host and not _is_here(host):
         raise ConfigurationError(
-            f"{ADDRESS}={address!r} is another machine, and without WEFT_REDIS_URL the broker is on this machine, out "
-            "of its reach: set WEFT_REDIS_URL, or pass url="
+            f"{cluster.address}={address!r} is another machine, and without WEFT_REDIS_URL the broker is on this "
+            "machine, out of its reach: set WEFT_REDIS_URL, or pass url="
         )
 
 
