@@ -76,6 +76,15 @@ async def test_the_later_row_of_a_key_replaces_the_earlier_one(store: Trajectory
     assert [(s.name, s.attempt) for s in await steps_of(store, "t")] == [("newest", 1), ("search", 2)]
 
 
+async def test_the_later_row_of_a_key_takes_back_the_error_of_the_earlier_one(store: TrajectoryStore) -> None:
+    failed, plain = step(error=StepError("ValueError", "no")), step()
+    await store.write("weft", 0, 1, [entry("1-0", "t", failed, plain), entry("1-1", "u", plain, failed)])
+    assert [s.error for s in await steps_of(store, "t")] == [None]
+    assert [s.error for s in await steps_of(store, "u")] == [failed.error]
+    await store.write("weft", 0, 1, [entry("1-2", "u", plain)])
+    assert [s.error for s in await steps_of(store, "u")] == [None]
+
+
 async def test_a_write_that_fails_leaves_neither_rows_nor_cursor(store: TrajectoryStore, database: Database) -> None:
     await store.write("weft", 0, 1, [entry("1-0", "before", step())])
     if database.path is not None:

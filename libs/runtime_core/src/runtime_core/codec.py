@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from array import array
 from itertools import accumulate
 
@@ -27,7 +26,8 @@ MAX_DEPTH = 64
 
 _MSGPACK_NAMES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
-_LONG_NUMBER = re.compile(rb"\d{19}")
+_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER = b"0" * 19
 
 _ALL_BYTES = bytes(range(256))
 _NOT_QUOTE_OR_BRACKET = bytes(b for b in _ALL_BYTES if b not in b'"[]{}')
@@ -119,7 +119,7 @@ def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> byte
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _json_deeper_than(data, MAX_DEPTH):
         raise _too_deep(MAX_DEPTH)
     # The encoder writes NaN and infinities as `null`, so a text without `null` has none.
-    if value is not None and (b"null" in data or _LONG_NUMBER.search(data)):
+    if value is not None and (b"null" in data or _has_long_number(data)):
         _refuse_foreign(msgspec.to_builtins(value))
     return data
 
@@ -127,6 +127,11 @@ def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> byte
 def canonical(value: object) -> bytes:
     """Return JSON as `encode` does, with sorted keys, so that equal values have equal bytes. For digests."""
     return encode(value, _canonical_encoder)
+
+
+def canonical_of(data: bytes) -> bytes:
+    """Return JSON that `encode` has written with sorted keys, as `canonical` does."""
+    return _canonical_encoder.encode(_json_decoder.decode(data))
 
 
 def readable(data: bytes) -> object:
@@ -172,8 +177,7 @@ def _decode_json(data: bytes) -> object:
         raise InvalidInput("data", f"is not UTF-8: {error.reason} (byte {error.start} of a text)") from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput("data", f"is not JSON: {_reason(data, error)}") from error
-    # Only a long run of digits can be an integer outside 64 bits.
-    if _LONG_NUMBER.search(data):
+    if _has_long_number(data):
         _refuse_foreign(value)
     return value
 
@@ -229,6 +233,11 @@ def _refuse_foreign(value: object) -> None:
 
 def _too_deep(depth: int) -> InvalidInput:
     return InvalidInput("data", f"is nested deeper than {depth} levels; send a flatter value")
+
+
+def _has_long_number(data: bytes) -> bool:
+    """Return whether JSON has a run of 19 digits: only such a run can be an integer outside 64 bits."""
+    return _LONG_NUMBER in data.translate(_AS_ZEROS)  # a fifth of the time of a regular expression
 
 
 def _json_deeper_than(data: bytes, depth: int) -> bool:

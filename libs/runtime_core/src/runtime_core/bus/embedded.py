@@ -7,13 +7,14 @@ import contextlib
 import importlib.util
 import logging
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, Self, cast
 
@@ -35,6 +36,9 @@ RESTART_FIRST_SECONDS, RESTART_LONGEST_SECONDS = 0.1, 5.0
 
 MALLOC = "glibc.malloc.tcache_count=4096"
 """The wheel's server uses libc's allocator, which takes a third of its time; this setting makes it cheaper."""
+LIBRARIES = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+JEMALLOC = "libjemalloc.so.2"
+"""An allocator with which the server needs a sixth less time. Debian has it in the package `libjemalloc2`."""
 
 
 class HeldFile:
@@ -281,8 +285,15 @@ def find_binary() -> Path:
     )
 
 
-def tuned(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a server, with a tuned allocator unless the environment tunes it already."""
+def tuned(environ: Mapping[str, str], libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Return the environment for a server: with jemalloc if a folder of `libraries` has it, else with libc's allocator
+    tuned. An environment that chooses or tunes an allocator keeps its choice.
+    """
+    if sys.platform.startswith("linux") and "LD_PRELOAD" not in environ and "GLIBC_TUNABLES" not in environ:
+        for folder in libraries:
+            library = Path(folder, JEMALLOC)
+            if library.is_file():
+                return {**environ, "LD_PRELOAD": str(library)}
     return {"GLIBC_TUNABLES": MALLOC, **environ}
 
 

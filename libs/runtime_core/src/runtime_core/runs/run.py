@@ -30,7 +30,7 @@ from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
-from runtime_core.runs.scheduler import Branch, Flow, Wait
+from runtime_core.runs.scheduler import Branch, Flow, Wait, one_round
 from runtime_core.runs.sharing import answer_of, with_tools
 from runtime_core.runs.step import Step
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NO_META = Meta()
+QUICK_ROUNDS = 2
+"""Most turns end within so many rounds of the event loop. Only a longer one gets a timer and a future."""
 _T = TypeVar("_T")
 _in_program_order = attrgetter("order")
 
@@ -170,12 +172,19 @@ class Run:
         flow = self.flow
         if self._root is None and flow.verdict is None:
             self._start()
+        rounds = QUICK_ROUNDS
         while flow.active and flow.verdict is None:
-            limit = asyncio.get_running_loop().call_later(self.definition.timeout_seconds, self._time_out)
-            try:
-                await flow.quiet()
-            finally:
-                limit.cancel()
+            if rounds:
+                rounds -= 1
+                await one_round()
+                if flow.active:
+                    continue
+            else:
+                limit = asyncio.get_running_loop().call_later(self.definition.timeout_seconds, self._time_out)
+                try:
+                    await flow.quiet()
+                finally:
+                    limit.cancel()
             if self.jobs and self._root is not None and self._root.done():
                 self._stop_jobs(self._root)
         if flow.verdict is not None:

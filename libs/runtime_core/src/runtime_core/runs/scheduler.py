@@ -90,6 +90,12 @@ class NextEnd(Wait):
         return self.helpers < self.running
 
 
+@types.coroutine
+def one_round() -> Generator[None, None, None]:
+    """Let the event loop run everything else that is ready, once."""
+    yield
+
+
 class Flow:
     """The asyncio tasks of one run. A branch takes steps; a local step that runs beside a branch takes none.
 

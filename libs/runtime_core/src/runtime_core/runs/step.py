@@ -31,7 +31,6 @@ from runtime_core.ids import digest_in_attempt, step_digest
 from runtime_core.record.step import StepError as RowError
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
-    _decoder,
     from_json,
     payload_of,
     recorded_error,
@@ -65,7 +64,7 @@ _CONTAINERS = (b"{", b"[")
 def canonical(data: bytes) -> bytes:
     """Return the JSON with sorted keys, so that its digest does not depend on the order of a dict's keys."""
     # Without a comma no object has two members, so there is only one order.
-    return codec.canonical(_decoder.decode(data)) if b"," in data else data
+    return codec.canonical_of(data) if b"," in data else data
 
 
 class Step(Generic[T]):

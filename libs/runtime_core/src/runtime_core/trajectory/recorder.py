@@ -33,6 +33,9 @@ _ERROR = msgspec.json.Decoder(StepError)
 READ_BATCH = 2000
 POLL_SECONDS = 0.02
 """The pause between reads: entries that arrive within it share a transaction."""
+BUSY_ENTRIES, BUSY_BYTES = 50, 1_000_000
+BUSY_POLL_SECONDS = 0.1
+"""The pause after so many entries, unless they are large: an entry costs less in a larger transaction."""
 LOCAL_LEASE_SECONDS = 3.0
 
 
@@ -51,6 +54,14 @@ def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
     end = TaskEnd(task, status, agent, int(steps), float(created or 0), float(ended), error, session)
     trace = dict(zip(fields[8::2], fields[9::2], strict=True)).get(b"x", b"").decode()
     return RecordEntry(entry.decode(), task, rows, end, trace)
+
+
+def pause_after(rows: Sequence[RecordEntry]) -> float:
+    """Return the seconds between a batch and the next read; 0 if more entries wait already."""
+    if len(rows) >= READ_BATCH:
+        return 0.0
+    is_busy = len(rows) >= BUSY_ENTRIES and sum(len(row.steps) for row in rows) < BUSY_BYTES
+    return BUSY_POLL_SECONDS if is_busy else POLL_SECONDS
 
 
 class Recorder(Leaders):
@@ -128,8 +139,8 @@ class Recorder(Leaders):
                 self._written()
             self._metrics.events_handled["recorded"].inc(len(entries))
             recorded.inc(len(entries))
-            if len(entries) < READ_BATCH:
-                await asyncio.sleep(POLL_SECONDS)
+            if pause := pause_after(rows):
+                await asyncio.sleep(pause)
 
     def _trace(self, rows: Sequence[RecordEntry], seconds: float) -> None:
         ended = [(row.task, row.entry_id, row.trace) for row in rows if row.end is not None]

@@ -90,6 +90,9 @@ STEPS = Table(
     PrimaryKeyConstraint("namespace", "task", "place", "attempt"),
 )
 
+RARE = ("error", "errors", "usage", "input_refs", "output_refs", "attributes")
+"""Columns that are null for most steps."""
+
 TASKS = Table(
     "weft_tasks",
     METADATA,

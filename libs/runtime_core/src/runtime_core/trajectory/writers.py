@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +37,8 @@ NO_ENTRY = "0-0"
 _REPLACED = (tables.STEPS, tables.TASKS, tables.UNREADABLE, tables.FORKS)
 CONTENTS_LOCK = 0x77656675
 """The advisory lock of the contents: writers share it; an erasure takes it exclusively."""
+_PLAIN = tuple(column.name for column in tables.STEPS.columns if column.name not in tables.RARE)
+"""The columns of a step that has no rare ones."""
 _HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
 
 
@@ -68,9 +72,14 @@ def next_cursor(batch: Batch, stored_epoch: int, stored_entry: str) -> str:
     return max((stored_entry, *(entry.entry_id for entry in batch.entries[-1:])), key=entry_order)
 
 
-def sqlite_upsert(table: Table) -> str:
-    """Return an upsert with `?` parameters in the order of the table's columns."""
+def sqlite_upsert(table: Table, columns: Sequence[str] = ()) -> str:
+    """Return an upsert with `?` parameters in the order of the table's columns.
+
+    With `columns` it has parameters for these columns alone. The others become null.
+    """
     insert = sqlite.insert(table)
+    if columns:
+        insert = insert.values(dict.fromkeys(columns))
     update = {name: insert.excluded[name] for name in _values(table)}
     statement = insert.on_conflict_do_update(index_elements=_keys(table), set_=update)
     return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
@@ -118,6 +127,16 @@ def _keys(table: Table) -> list[str]:
 
 def _values(table: Table) -> list[str]:
     return [column.name for column in table.columns if not column.primary_key]
+
+
+_places = {column.name: place for place, column in enumerate(tables.STEPS.columns)}
+_rare_of = itemgetter(*(_places[name] for name in tables.RARE))
+_of_plain = itemgetter(*(_places[name] for name in _PLAIN))
+_NO_RARE = (None,) * len(tables.RARE)
+
+
+def _is_plain(row: tuple[Value, ...]) -> bool:
+    return bool(_rare_of(row) == _NO_RARE)
 
 
 class PostgresWriter:
@@ -198,6 +217,7 @@ class SqliteWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trajectory-writer")
         self._connection: sqlite3.Connection | None = None
         self._steps = sqlite_upsert(tables.STEPS)
+        self._plain_steps = sqlite_upsert(tables.STEPS, _PLAIN)
         self._tasks = sqlite_upsert(tables.TASKS)
         self._unreadable = sqlite_upsert(tables.UNREADABLE)
         self._cursors = sqlite_upsert(tables.CURSORS)
@@ -231,7 +251,7 @@ class SqliteWriter:
                     (batch.namespace, batch.partition),
                 ).fetchone() or (0, NO_ENTRY)
                 cursor = next_cursor(batch, *stored)
-                connection.executemany(self._steps, rows.steps)
+                self._write_steps(connection, rows.steps)
                 connection.executemany(self._tasks, rows.tasks)
                 connection.executemany(self._unreadable, rows.unreadable)
                 connection.executemany(self._forks, rows.forks)
@@ -248,6 +268,14 @@ class SqliteWriter:
             raise StoreUnavailable(
                 f"the trajectory file {str(self._path)!r} was not written: {error}; check disk and permissions"
             ) from error
+
+    def _write_steps(self, connection: sqlite3.Connection, rows: Sequence[tuple[Value, ...]]) -> None:
+        # Python takes about a microsecond to bind a null. In their order, since the last row of a key counts.
+        for is_plain, some in groupby(rows, _is_plain):
+            if is_plain:
+                connection.executemany(self._plain_steps, map(_of_plain, some))
+            else:
+                connection.executemany(self._steps, some)
 
     def _write_contents(self, connection: sqlite3.Connection, namespace: str, rows: BatchRows) -> None:
         search = missing_nodes(heads_of(rows), rows.contents.nodes)

@@ -274,13 +274,20 @@ class TaskResponse:
         status = _STATUSES.get(status, status)
         if status not in ENDED:
             raise InvalidInput("status", f"{status!r} is not one of {', '.join((*ENDED, *_STATUSES))}")
-        given = next((value for value in (output, content, answer) if value is not None), None)
+        given = output if output is not None else content if content is not None else answer
         if status != "completed" and error is None:
             kind = "Cancelled" if status == "cancelled" else "TaskFailed"
             error = {"type": kind, "message": msg or (given if isinstance(given, str) else "")}
-        values = (task_id or id, status, given, error, usage or {}, steps, trajectory, models or {}, time_cost)
-        for name, value in zip(self.__slots__, values, strict=True):
-            object.__setattr__(self, name, value)
+        put = object.__setattr__
+        put(self, "task_id", task_id or id)
+        put(self, "status", status)
+        put(self, "output", given)
+        put(self, "error", error)
+        put(self, "usage", usage or {})
+        put(self, "steps", steps)
+        put(self, "trajectory", trajectory)
+        put(self, "models", models or {})
+        put(self, "time_cost", time_cost)
 
     @property
     def id(self) -> str:
