@@ -1,6 +1,7 @@
 """Weft's runtime with each type of agents in a process of its own, for AutoGen's tests.
 
-The test's process sends, publishes and asks; it runs no agent. A process is forked where a type is registered, so that
+The test's process sends, publishes and asks; it runs no agent but the managers of AgentChat's teams, which write to a
+queue of their team. A process is forked where a type is registered, so that
 it has the factory, whatever that encloses. Where a test wants an agent object, it gets a view: each attribute is read
 from, and written to, the object in its process, over a socket pair between the two.
 """
@@ -10,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
+from autogen_agentchat.teams._group_chat._base_group_chat_manager import BaseGroupChatManager
 from autogen_core import Agent, AgentId, AgentType, BaseAgent
 
 from runtime_core.integrations.autogen import WeftAgentRuntime
@@ -30,9 +33,11 @@ _open: set[socket.socket] = set()
 class Child:
     """The process of one type, as the test's process sees it."""
 
-    def __init__(self, end: socket.socket, cls: type | None) -> None:
+    def __init__(self, end: socket.socket, cls: type | None, pid: int) -> None:
         self.cls = cls
         self._end = end
+        self._pid = pid
+        _living.append(self)
 
     def ask(self, verb: str, *what: Any) -> Any:
         """Wait for the answer. Raises what the other process raised."""
@@ -43,8 +48,21 @@ class Child:
         return answer
 
     def close(self) -> None:
-        _open.discard(self._end)
-        self._end.close()
+        if self in _living:
+            _living.remove(self)
+            _open.discard(self._end)
+            self._end.close()
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+_living: list[Child] = []
+
+
+def end_all() -> None:
+    """End the processes that a test has left."""
+    for child in _living.copy():
+        child.close()
 
 
 class Forked(Shared):
@@ -64,16 +82,19 @@ class Forked(Shared):
         **options: Any,
     ) -> AgentType:
         name = type if isinstance(type, str) else type.type
+        if expected_class is not None and issubclass(expected_class, BaseGroupChatManager):
+            return await super().register_factory(type, agent_factory, expected_class=expected_class, **options)
         if name in self._children or name in self._factories:
             raise ValueError(f"agents of type {name!r} are registered already")
         ours, theirs = socket.socketpair()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             ours.close()
             _run(theirs, self, name, agent_factory, expected_class)
         theirs.close()
         ours.settimeout(ANSWER_SECONDS)
         _open.add(ours)
-        child = self._children[name] = Child(ours, expected_class)
+        child = self._children[name] = Child(ours, expected_class, pid)
         child.ask("register")
         if self._started:
             child.ask("start")
@@ -108,12 +129,17 @@ class Forked(Shared):
         return _view(child.cls or type, child, id.key)
 
     async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:  # type: ignore[override]  # as its base
+        if agent.type not in self._children:
+            return await super().agent_save_state(agent)
         state: Mapping[str, Any] = self._children[agent.type].ask("save", agent.key)
         return state
 
     async def agent_load_state(  # type: ignore[override]  # as its base
         self, agent: AgentId, state: Mapping[str, Any]
     ) -> None:
+        if agent.type not in self._children:
+            await super().agent_load_state(agent, state)
+            return
         self._children[agent.type].ask("load", agent.key, state)
 
     async def save_state(self) -> Mapping[str, Any]:
@@ -146,6 +172,8 @@ def _run(
     try:
         for other in _open:
             other.close()
+        _open.clear()
+        _living.clear()
         asyncio.run(_serve(end, parent, type, factory, expected_class))
     finally:
         os._exit(0)

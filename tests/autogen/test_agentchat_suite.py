@@ -31,6 +31,17 @@ def test_the_team_modules_pass(autogen_cache: Path, tmp_path: Path) -> None:
     assert totals(found) == MODULES
 
 
+IN_PROCESSES = ["test_group_chat", "test_magentic_one_group_chat", "test_society_of_mind_agent"]
+"""Run in other processes each time. With them in the matrix: nested teams and graphs."""
+
+
+def test_teams_pass_whose_agents_are_in_other_processes(valkey: Server, autogen_cache: Path, tmp_path: Path) -> None:
+    chosen = [*IN_PROCESSES, *(["test_group_chat_nested", "test_group_chat_graph"] if is_full() else [])]
+    found = run_modules("autogen-agentchat", chosen, "workers", autogen_cache, tmp_path, valkey.url)
+    assert totals(found) == {module: MODULES[module] for module in chosen}
+    assert found["test_group_chat"]["passed"] == 65
+
+
 @pytest.mark.skipif(not is_full(), reason="what `memory` starts is a server too: on a shared one in the matrix")
 def test_the_team_modules_pass_on_a_server(valkey: Server, autogen_cache: Path, tmp_path: Path) -> None:
     chosen = ["test_group_chat", "test_group_chat_nested", "test_group_chat_pause_resume"]
