@@ -86,6 +86,13 @@ WRONG_SETTINGS: dict[str, dict[str, Any]] = {  # Any: wrong on purpose
     "shutdown_seconds is -1": {"shutdown_seconds": -1},
     "max_instances is 0": {"max_instances": 0},
     "max_instances is '3'": {"max_instances": "3"},
+    "url is 3: pass": {"url": 3},
+    "namespace is 'a b': pass 1 to 64 letters": {"namespace": "a b"},
+    "namespace is 3: pass": {"namespace": 3},
+    "services is 'yes': pass True or False": {"services": "yes"},
+    "replay_unheard is None: pass": {"replay_unheard": None},
+    "own_namespace is 1: pass": {"own_namespace": 1},
+    "ignore_unhandled_exceptions is 'x': pass": {"ignore_unhandled_exceptions": "x"},
     "intervention_handlers: .* is a class": {"intervention_handlers": [DefaultInterventionHandler]},
     "intervention_handlers: .* has no on_send": {"intervention_handlers": [object()]},
     "intervention_handlers is .* list": {"intervention_handlers": DefaultInterventionHandler()},
@@ -95,7 +102,7 @@ WRONG_SETTINGS: dict[str, dict[str, Any]] = {  # Any: wrong on purpose
 @pytest.mark.parametrize("says", WRONG_SETTINGS)
 def test_a_wrong_setting_is_named(says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        Runtime("memory://", **WRONG_SETTINGS[says])
+        Runtime(**{"url": "memory://", **WRONG_SETTINGS[says]})
 
 
 async def test_a_repeat_whose_answer_is_not_kept_any_more_ends_in_an_error(runtime: Runtime) -> None:

@@ -611,6 +611,25 @@ async def test_what_is_too_large_is_refused_where_it_is_sent(runtime: Runtime) -
         await runtime.send_message(Ask("x"), AgentId("grows", "a"))
 
 
+@pytest.mark.parametrize("published", [True, False])
+async def test_the_error_of_a_handler_is_in_the_log_with_its_traceback(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture, published: bool
+) -> None:
+    await Echo.register(runtime, "echo", Echo)
+    await runtime.add_subscription(TypeSubscription("default", "echo"))
+    runtime.start()
+    if published:
+        await runtime.publish_message(Ask("error"), DEFAULT)
+        await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
+    else:
+        with pytest.raises(OwnError):
+            await runtime.send_message(Ask("error"), AgentId("echo", "one"))
+    (record,) = [each for each in caplog.records if each.name == "runtime_core.actors.actor"]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OwnError)
+    assert "agent 'echo'" in record.getMessage()
+
+
 async def test_a_failed_publication_is_tried_as_often_as_its_type_says_and_kept(runtime: Runtime) -> None:
     seen: list[str] = []
 

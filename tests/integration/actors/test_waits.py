@@ -116,7 +116,7 @@ async def test_what_keeps_a_runtime_from_being_idle_is_said_and_can_be_dropped(
     ]
     (wait,) = await find_lasting_waits(buses)
     assert (wait.agent, wait.unserved) == ("sink", True)
-    with pytest.raises(InvalidInput, match="1 processes run 'echo': stop them first"):
+    with pytest.raises(InvalidInput, match="'echo' runs in 1 process: stop it there first"):
         await drop_agent(buses, "echo")
     with pytest.raises(InvalidInput, match="'snik' is no agent of a runtime; they are echo, sink"):
         await drop_agent(buses, "snik")

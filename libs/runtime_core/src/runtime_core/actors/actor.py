@@ -506,8 +506,11 @@ class ActorRun(Run):
                 # The caller gets the error at once and decides. It is an answer, not a defect of the runtime.
                 failed.retryable, failed.rejected = False, True
                 self.actors.note_raised(self._place, error)
+                logger.warning(
+                    "a request to %s failed, %s: %s", self.actor.what, self._place, failed.type, exc_info=error
+                )
         elif self._is_last(failed):
-            logger.error("a handler of %s failed for %s: %s", self.actor.what, self._place, failed.type)
+            logger.error("a handler of %s failed for %s: %s", self.actor.what, self._place, failed.type, exc_info=error)
             self.actors.on_unhandled(error)
         return failed
 

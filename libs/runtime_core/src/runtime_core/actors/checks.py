@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from runtime_core.config.settings import SETTING_NAME
 from runtime_core.declare.schema import encode
 from runtime_core.errors import ConfigurationError, InvalidInput
 
@@ -154,6 +155,21 @@ def check_settings(lease_seconds: object, shutdown_seconds: object, max_instance
         raise ConfigurationError(f"shutdown_seconds is {shutdown_seconds!r}: pass seconds, 0 for no wait")
     if not isinstance(max_instances, int) or isinstance(max_instances, bool) or max_instances < 1:
         raise ConfigurationError(f"max_instances is {max_instances!r}: pass a whole number from 1")
+
+
+def check_broker(url: object, namespace: object) -> None:
+    """Raises ConfigurationError."""
+    if url is not None and not isinstance(url, str):
+        raise ConfigurationError(f"url is {url!r}: pass the broker's URL as a string, or nothing")
+    if namespace is not None and not (isinstance(namespace, str) and SETTING_NAME.fullmatch(namespace)):
+        raise ConfigurationError(f"namespace is {namespace!r}: pass 1 to 64 letters, digits, `_` or `-`, or nothing")
+
+
+def check_flags(**flags: object) -> None:
+    """Raises ConfigurationError."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name} is {value!r}: pass True or False")
 
 
 def _check_has(field: str, value: object, names: Sequence[str], remedy: str) -> None:

@@ -24,8 +24,10 @@ from runtime_core.actors.checks import (
     agent_type_of,
     check_agent,
     check_agent_id,
+    check_broker,
     check_class,
     check_factory,
+    check_flags,
     check_message,
     check_seconds,
     check_serializer,
@@ -93,6 +95,13 @@ class Runtime:
         vocabulary: Vocabulary | None = None,
         registry: SerializationRegistry | None = None,
     ) -> None:
+        check_broker(url, namespace)
+        check_flags(
+            services=services,
+            replay_unheard=replay_unheard,
+            own_namespace=own_namespace,
+            ignore_unhandled_exceptions=ignore_unhandled_exceptions,
+        )
         check_settings(lease_seconds, shutdown_seconds, max_instances)
         self._interventions = checked_interventions(intervention_handlers)
         check_serializer(serializers)

@@ -376,7 +376,7 @@ async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     found = await find_lasting_waits(opened.buses)
     for wait in found:
         remedy = (
-            f"start a process that registers it, or forget it with weft agents drop {wait.agent}"
+            "start a process that registers it, or drop it"
             if wait.unserved
             else "if that handler waits for one of them: weft task cancel ID, and let the type interleave"
         )

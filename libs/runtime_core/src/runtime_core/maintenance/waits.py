@@ -155,7 +155,7 @@ async def drop_agent(buses: Sequence[EventBus], name: str) -> int:
         raise InvalidInput("agent", f"{name!r} is no agent of a runtime; they are {', '.join(known) or 'none'}")
     running = sum([await processes_of(bus, known[name]) for bus in buses])
     if running:
-        raise InvalidInput("agent", f"{running} processes run {name!r}: stop them first")
+        raise InvalidInput("agent", f"{name!r} runs in {running} process{'es' * (running > 1)}: stop it there first")
     topics = Topics(buses)
     for each in await topics.subscriptions():
         if each.agent == name:

@@ -309,7 +309,7 @@ def _checked_interleave(value: object) -> bool | frozenset[str]:
     """Raises ConfigurationError."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in value):
         raise ConfigurationError(f"interleave is {value!r}: pass True, False or a list of agent types")
     return frozenset(value)
 
