@@ -564,7 +564,7 @@ async def test_sentinels_with_a_password(own_server: OwnServer, namespace: str, 
             with pytest.raises(ConfigurationError, match="correct sentinel_username and sentinel_password") as refused:
                 await connect(f"{url}/main{given}", wait_seconds=HANDSHAKE_SECONDS)
             assert "right" not in str(refused.value)
-        with pytest.raises(ConfigurationError, match="know no master 'other'"):
+        with pytest.raises(ConfigurationError, match="know no reachable master named 'other'"):
             await connect(f"{url}/other?sentinel_password=theirs", wait_seconds=HANDSHAKE_SECONDS)
 
 

@@ -71,7 +71,7 @@ def test_where_a_function_may_run() -> None:
 def test_a_batch_job_gives_a_command() -> None:
     train = app.engine_functions["train"]
     assert train.bound(b'{"epochs": 3}')() == ["python", "-m", "train", "3"]
-    with pytest.raises(InvalidInput, match=r"^result: \[\] is no command: return a text, or a list of texts"):
+    with pytest.raises(InvalidInput, match=r"^result: \[\] is not a command: return a text, or a list of texts"):
         train.bound(b'{"epochs": 0}')()
 
 
@@ -113,7 +113,7 @@ def _plain() -> None: ...
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda a: a.engine_function(NeedsMore), "is a class that cannot be made without 'model': give its arguments"),
+        (lambda a: a.engine_function(NeedsMore), "is a class that needs 'model': give its arguments"),
         (lambda a: a.engine_function(NotCallable), "give a function, or a class with a method __call__"),
         (lambda a: a.engine_function(Waits), r"'Waits' \(.*\) is async: declare a plain function"),
         (lambda a: a.engine_function(_twice), "takes a EngineContext twice, 'first' and 'second': remove one"),

@@ -57,7 +57,7 @@ def test_what_is_no_engine_is_named(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": ""}, "RunConfig: name='' names no engine"),
+        ({"name": ""}, "RunConfig: name='' is not an engine"),
         ({"worker_num": 0}, "RunConfig: worker_num=0 is not a whole number from 1"),
         ({"worker_num": True}, "RunConfig: worker_num=True is not a whole number from 1"),
         ({"mode": "fibres"}, "RunConfig: mode='fibres' is not a mode: use threads, processes, async"),

@@ -41,7 +41,7 @@ def checked_topic(topic: object) -> str:
 def checked_key(field: str, key: object) -> str:
     """Return the key of an agent's instance; empty stands for a new instance. Raises InvalidInput(field) if invalid."""
     if not isinstance(key, str):
-        raise InvalidInput(field, f"{key!r} is no text")
+        raise InvalidInput(field, f"{key!r} is not text")
     if len(key) > MAX_NAME_CHARACTERS or has_control(key) or not _is_utf8(key):
         raise InvalidInput(
             field, f"{key!r} is not a key: use at most {MAX_NAME_CHARACTERS} characters without control characters"

@@ -7,7 +7,7 @@ Submodules hold what fewer programs need:
     weft.engines        compute steps, on this machine and on clusters
     weft.trajectory     what tasks did: read, replay, export
     weft.testing        an app in one process, for tests
-    weft.hosting        a broker and the services, run by a program of your own
+    weft.hosting        a broker and the services, run by your own program
     weft.runtime        agents as objects: requests, topics, subscriptions
     weft.aworld         tasks, runners, swarms, messages and run nodes by AWorld's names
     weft.autogen        AutoGen programs on Weft; needs the extra `autogen`

@@ -1,4 +1,4 @@
-"""AutoGen programs on Weft: `WeftAgentRuntime` takes the place of autogen_core's `SingleThreadedAgentRuntime`."""
+"""AutoGen programs on Weft: `WeftAgentRuntime` replaces autogen_core's `SingleThreadedAgentRuntime`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute steps: engines of this machine and of clusters, and what they pass around."""
+"""Compute steps: local and cluster engines, their settings, results and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker and the services, started and ended by a program of your own."""
+"""A broker and the services, started and stopped by your own program."""
 
 from __future__ import annotations
 

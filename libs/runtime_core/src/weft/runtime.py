@@ -1,4 +1,4 @@
-"""Agents as objects, by AutoGen's names and without AutoGen: requests, topics, subscriptions, state."""
+"""Agents as objects, with AutoGen's names but without AutoGen: requests, topics, subscriptions, state."""
 
 from __future__ import annotations
 

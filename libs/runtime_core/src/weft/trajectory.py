@@ -1,4 +1,4 @@
-"""What tasks did: read it, replay it, export it."""
+"""Recorded tasks: read, replay and export them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The commands and keys that each function of the bus may use, read from its Lua source.
 
-A server checks the caller's rights inside a function too. A function that lacks one right stops halfway, and nothing
-is rolled back, so the answer errs on the high side: every command and key that any helper within reach names.
+A server checks the caller's rights inside a function too. A function that lacks one right stops halfway, and nothing is
+rolled back. So the rights err on the high side: they cover every command and key in the function and in all helpers
+that it can call.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ _UNNAMED = {
 }
 """Keys that a function or helper builds from variables."""
 OWN_STREAMS = ("adopt", "leave", "mark_started")
-"""Functions whose only keys of that kind are the streams that their caller serves."""
+"""Functions whose only such keys are the streams that their caller serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRights:
-    """The least rights that a caller needs; keys are named by the part after the partition's base, as in `task:`."""
+    """The least rights that a caller needs. A key is named by the part after the partition's base, as in `task:`."""
 
     commands: frozenset[str]
-    """In the words of ACL rules, as in `hget` and `xgroup|create`."""
+    """Commands as in ACL rules, such as `hget` and `xgroup|create`."""
     reads: frozenset[str]
     """Keys that it only reads."""
     writes: frozenset[str]
@@ -56,7 +57,7 @@ class FunctionRights:
 
 
 def key_family(name: str) -> str:
-    """The name of a key in the rights, by the part after the partition's base: `letters:` for `letters:bytes`."""
+    """Return a key's name in the rights, by the part after the partition's base: `letters:` for `letters:bytes`."""
     head, colon, _ = name.partition(":")
     if head in STREAMS:
         return head
@@ -65,7 +66,7 @@ def key_family(name: str) -> str:
 
 @cache
 def function_rights(name: str) -> FunctionRights:
-    """The rights that `name` needs, itself and through its helpers."""
+    """Return the rights that the function `name` and its helpers need."""
     reached = _within_reach(name)
     text = "\n".join(reached.values())
     commands = frozenset(
@@ -85,7 +86,7 @@ def function_rights(name: str) -> FunctionRights:
 
 
 def _within_reach(name: str) -> dict[str, str]:
-    """The source of a function's file and of every helper that it uses, transitively, by name."""
+    """Return the source of a function's file and of all helpers that it uses, also indirectly, by name."""
     helpers = _helpers()
     found: dict[str, str] = {}
     waiting = [name]
@@ -103,7 +104,7 @@ def _within_reach(name: str) -> dict[str, str]:
 
 @cache
 def _helpers() -> dict[str, str]:
-    """The declarations that all functions share, by name. Helpers with their own block share its needs."""
+    """Return the declarations that all functions share, by name. Helpers in one block share its needs."""
     found = {match[1]: match[0] for shared in SHARED for match in _FUNCTION.finditer(_source(shared))}
     for shared in SHARED:
         for block in _BLOCK.findall(_source(shared)):

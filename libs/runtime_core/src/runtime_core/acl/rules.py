@@ -1,4 +1,4 @@
-"""The table of users as ACL rules for one kind of server, with the digests of a file of passwords."""
+"""Turns the table of users into ACL rules for one kind of server, with the digests of a file of passwords."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LINE = re.compile(r"(?:([A-Z0-9_]+)_PASSWORD=(\S+)|[A-Z0-9_]+=.*)")
 
 
 def digests(files: Sequence[Path], users: Iterable[str]) -> dict[str, list[str]]:
-    """SHA-256 of each user's password in every file; a missing password is added to the first file.
+    """Return the SHA-256 of each user's password in every file; add a missing password to the first file.
 
-    Two files let two passwords in, while one replaces the other. Raises ConfigurationError.
+    With two files both passwords are valid, while one replaces the other. Raises ConfigurationError.
     """
     if not files:
         return {}
@@ -63,7 +63,7 @@ def _add(file: Path, users: Iterable[str]) -> dict[str, str]:
 
 
 LATER = {"client|setinfo": 7.2, "waitaof": 7.2}
-"""Commands that Redis 7.0 does not know: it refuses a whole file of users that names one."""
+"""Commands that Redis 7.0 does not know: it refuses a whole ACL file that contains one."""
 SERVERS = {
     "redis-7.0": 7.0,
     "redis-7.2": 7.2,
@@ -74,7 +74,7 @@ SERVERS = {
     "valkey-9": 9.0,
 }
 DEFAULT_OFF = "user default off resetpass sanitize-payload ~* &* +@all"
-"""Servers read their append-only file as this user and drop forbidden commands, so it is off but keeps its rights."""
+"""Servers replay their append-only file as this user and drop forbidden commands, so it is off but keeps its rights."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _WORDS = re.compile(r"\([^)]*\)|\S+")
@@ -95,12 +95,12 @@ class Target:
 
 
 def lacking(server: str) -> frozenset[str]:
-    """Commands of the table that this kind of server does not know, as in `redis-7.0`."""
+    """Return the commands of the table that this kind of server, such as `redis-7.0`, does not know."""
     return frozenset(command for command, since in LATER.items() if since > SERVERS[server])
 
 
 def find_users(names: Iterable[str], publishers: Iterable[str]) -> list[User]:
-    """Users by name, and publishers with their own stream. Raises ConfigurationError."""
+    """Return users by name, and publishers with their own streams. Raises ConfigurationError."""
     found = []
     for name in names:
         if name not in USERS:
@@ -117,18 +117,18 @@ def find_users(names: Iterable[str], publishers: Iterable[str]) -> list[User]:
 
 
 def user_line(user: User, target: Target, digests: Iterable[str]) -> str:
-    """A line of an aclfile. `digests` are SHA-256 of passwords, in hexadecimal."""
+    """Return a user's line for an ACL file. `digests` are SHA-256 of passwords, in hexadecimal."""
     return f"user {user.name} {' '.join(rules(user, target, digests))}"
 
 
 def as_command(line: str) -> str:
-    """A line of an aclfile as a command for redis-cli."""
+    """Return a line of an ACL file as a command for redis-cli."""
     _, name, *words = _WORDS.findall(line)
     return " ".join(["ACL SETUSER", name, *(f'"{word}"' if word.startswith("(") else word for word in words)])
 
 
 def rules(user: User, target: Target, digests: Iterable[str]) -> list[str]:
-    """The rules of a user, as words of ACL SETUSER; they begin with `reset`."""
+    """Return a user's rules as arguments of ACL SETUSER; they begin with `reset`."""
     passwords = [f">{user.public_password}"] if user.public_password else [f"#{digest}" for digest in digests]
     words = ["reset", "on", *passwords]
     if user.everything:
@@ -148,8 +148,8 @@ def _key_rules(user: User, target: Target) -> list[str]:
     if not user.functions:
         return []
     reads, writes = user.keys(target.partitions)
-    # A server compares each key of each command with one pattern after the other, on the path of every task: first
-    # letters all of whose keys are granted make one pattern.
+    # A server compares each key of each command with one pattern after another, on the path of every task. So if all
+    # keys with one first letter are granted, they share a pattern.
     letters = sorted({key[0] for key in KEYS} - {key[0] for key in KEYS if key not in writes})
     if len(letters) == 1:
         letters = []
@@ -180,11 +180,12 @@ def _patterns(key: str) -> tuple[str, ...]:
 
 
 def _bases(target: Target) -> list[str]:
-    """The prefix of keys of partitions; one digit each, since `*` would cost the server more for every key."""
+    """Return the key prefixes of partitions as patterns with `?` per digit: `*` would cost the server more for every
+    key."""
     digits = len(str(target.partitions - 1))
     return [f"{_literal(target.namespace)}:{{{'?' * count}}}:" for count in range(1, digits + 1)]
 
 
 def _literal(text: str) -> str:
-    """Text as a pattern that matches only itself."""
+    """Return text as a pattern that matches only this text."""
     return _GLOB.sub(r"\\\1", text)

@@ -41,7 +41,7 @@ class User:
     can: str
     """Its purpose, in one sentence."""
     cannot: str
-    """Actions that are impossible even with its password."""
+    """What an attacker with its password still cannot do."""
     functions: tuple[str, ...] = ()
     across_partitions: tuple[str, ...] = ()
     """Functions that it calls if a namespace has several partitions."""
@@ -52,7 +52,7 @@ class User:
     never: tuple[str, ...] = ()
     """Commands that its functions run only with arguments that it never passes."""
     serves: tuple[str, ...] = ()
-    """Work streams whose entries it takes. It may append to other streams if its functions do."""
+    """Work streams that it reads. It may append to other streams if its functions do."""
     leads: tuple[str, ...] = ()
     grants: tuple[Grant, ...] = ()
     loads_functions: bool = False
@@ -125,7 +125,7 @@ _USED_OFTEN = ("task:", "alive", "agent", "tool", "meta", "run:", "record", "out
 
 
 def _often_used(key: str) -> tuple[int, str]:
-    """A server compares a key with one pattern after the other, so the most used one comes first."""
+    """Return the sort key of patterns, most used first: a server compares a key with one pattern after another."""
     return (_USED_OFTEN.index(key) if key in _USED_OFTEN else len(_USED_OFTEN), key)
 
 

@@ -112,7 +112,7 @@ class Actors:
                 each.cancel("the caller cancelled it")
 
     def stop(self) -> None:
-        """Give up handlers that wait for agents that this process no longer runs. Their messages are handled again."""
+        """Stop the handlers that wait for agents that this process no longer runs. Their messages are handled again."""
         self._stopping = True
         for run in self.running():
             run.give_up_waiting()
@@ -186,9 +186,9 @@ class ActorRun(Run):
         self._queued = False
         """Whether it waits for its step."""
         self._shared_state = False
-        """Whether a request of this turn has taken the object's state along."""
+        """Whether a request of this turn has carried the object's state."""
         self._sharing = asyncio.Lock()
-        """Held by the request that takes the state along."""
+        """Held by the request that carries the state."""
         self._flushing: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[object] | None = None
         """The write of publications that is under way."""
@@ -244,7 +244,7 @@ class ActorRun(Run):
         """End the handler without a result."""
         self.flow.abandon(asyncio.CancelledError("the runtime stops"))
 
-    # -- what the handler asks for -----------------------------------------------------------------------------
+    # -- requests of the handler -------------------------------------------------------------------------------
 
     async def request(
         self, recipient: Address, envelope: MessageEnvelope, token: Any, timeout: float | None = None
@@ -330,7 +330,7 @@ class ActorRun(Run):
         if not calls or not self.actors.shared:
             return await self._send(calls, b"")
         async with self._sharing:
-            # Later requests take no state along, so they wait until the broker has it.
+            # Later requests carry no state, so they wait until the broker has it.
             had_shared = self._shared_state
             if state := await self._state_now():
                 try:
@@ -366,7 +366,7 @@ class ActorRun(Run):
         return state
 
     async def _see(self, state: bytes) -> None:
-        """Load the state that a call back has changed, if another process handled it."""
+        """Load the state that a call back changed, if another process handled the call."""
         instance = self._instance
         if state and instance is not None and instance.keeps_state and instance.known != state:
             await instance.load(state)
@@ -411,7 +411,8 @@ class ActorRun(Run):
         except asyncio.CancelledError:
             self._undo(instance)
             self.flow.check_going()
-            # Something that the handler awaited was cancelled, usually by the caller's token: return it as an answer.
+            # Something that the handler awaited was cancelled, usually by the caller's token: return that as the
+            # answer.
             await self._publish_the_rest()
             failed = Failed("CancelledError", "the handler was cancelled", retryable=False, rejected=True)
             raise self._end(failed) from None

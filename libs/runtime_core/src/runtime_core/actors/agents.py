@@ -1,4 +1,5 @@
-"""Agents as programs write them: the base class, handlers picked by a message's type, and a function as an agent."""
+"""The classes for agents: the base class, agents whose handlers are selected by message type, and a function as an
+agent."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class BaseAgent(ABC):
             self._runtime = AgentInstantiationContext.current_runtime()
             self._id = AgentInstantiationContext.current_agent_id()
 
-    # -- who it is ---------------------------------------------------------------------------------------------
+    # -- identity ----------------------------------------------------------------------------------------------
 
     async def bind_id_and_runtime(self, id: AgentId, runtime: AgentRuntime) -> None:
         """Raises RuntimeError if the agent has another id or runtime."""
@@ -97,7 +98,7 @@ class BaseAgent(ABC):
 
     @abstractmethod
     async def on_message_impl(self, message: Any, ctx: MessageContext) -> Any:
-        """Handle one message. An agent's messages come one after the other."""
+        """Handle one message. An agent handles its messages one at a time."""
 
     async def send_message(
         self,
@@ -121,7 +122,7 @@ class BaseAgent(ABC):
     # -- state -------------------------------------------------------------------------------------------------
 
     async def save_state(self) -> Mapping[str, Any]:
-        warnings.warn(f"{type(self).__name__} has no save_state: nothing of it is kept", stacklevel=2)
+        warnings.warn(f"{type(self).__name__} has no save_state: its state is not kept", stacklevel=2)
         return {}
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
@@ -173,7 +174,7 @@ class BaseAgent(ABC):
             for subscription in await self._class_subscriptions(AgentType(agent_id.type)):
                 await runtime.add_subscription(subscription)
         if not skip_direct_message_subscription:
-            with contextlib.suppress(ValueError):  # another object of this type has it
+            with contextlib.suppress(ValueError):  # another object of this type already has it
                 await runtime.add_subscription(_direct(agent_id.type))
         return agent_id
 
@@ -401,7 +402,8 @@ UnknownTypePolicy = Literal["error", "warn", "ignore"]
 class ClosureAgent(BaseAgent):
     """An agent from a function: `async def f(agent: ClosureContext, message: T, ctx) -> R`.
 
-    It lives in the process that registered it and has no state. Such functions often take results out of the runtime.
+    It lives in the process that registered it and has no state. Programs often use one to get results out of the
+    runtime.
     """
 
     def __init__(self, description: str, closure: Closure, *, unknown_type_policy: UnknownTypePolicy = "warn") -> None:

@@ -56,7 +56,7 @@ def check_topic_id(field: str, value: object) -> None:
 
 
 def check_message(sender: object, token: object, message_id: object) -> None:
-    """Check what requests and publications have in common. Raises InvalidInput."""
+    """Check the arguments that requests and publications share. Raises InvalidInput."""
     if sender is not None:
         check_agent_id("sender", sender)
     if token is not None:
@@ -121,7 +121,10 @@ def check_saved(state: object, of_subscription: Sequence[str], of_message: Seque
 def check_subscription(value: object) -> None:
     """Raises InvalidInput."""
     _check_has(
-        "subscription", value, _SUBSCRIPTION, "is not a subscription: pass a TypeSubscription, or one of your own"
+        "subscription",
+        value,
+        _SUBSCRIPTION,
+        "is not a subscription: pass a TypeSubscription, or an object with the same methods",
     )
 
 

@@ -64,7 +64,7 @@ class Instance:
 
     @property
     def admits(self) -> bool:
-        """Whether another handler may run in it: all handlers wait for answers."""
+        """Whether another handler may enter: all current ones are waiting for answers."""
         return all(waits() for waits in self.holders.values())
 
 
@@ -127,9 +127,9 @@ class Instances:
     ) -> Instance:
         """Return the object with the broker's `state` for one handler, which ends with `leave`.
 
-        `alone`: wait for other handlers of the object, unless they wait for answers. The broker gives them their
-        answers only when this one is over. `waits` tells whether this handler waits for an answer. `shared`: other
-        processes may have an object of this agent, too.
+        `alone`: wait for other handlers of the object, unless they wait for answers. The broker delivers their answers
+        only after this one ends. `waits` tells whether this handler waits for an answer. `shared`: other processes may
+        have an object of this agent, too.
         """
         while True:
             instance = await self.get(type, key)

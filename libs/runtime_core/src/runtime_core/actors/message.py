@@ -1,4 +1,4 @@
-"""A message and its envelope, and the contexts of handlers and subscriptions."""
+"""Messages and their envelopes, and the contexts of handlers and subscriptions."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Requests:
         timeout: float | None,
         withdrawn: asyncio.Future[None] | None = None,
     ) -> bytes:
-        """`withdrawn` is done when the caller no longer wants an answer."""
+        """Ask from outside a handler. `withdrawn` is done when the caller no longer wants an answer."""
         if timeout is None:
             return await self._submit_and_wait(recipient, envelope, token, None, withdrawn)
         try:

@@ -24,7 +24,7 @@ PROTOBUF_DATA_CONTENT_TYPE = "application/x-protobuf"
 T = TypeVar("T")
 
 _PLAIN = (str, int, bool, bytes, type(None))
-"""Not float: JSON has no NaN and no infinities, and only reading it back shows that."""
+"""Without float: JSON has no NaN and no infinities, which only a round trip reveals."""
 _BUILTIN = (str, int, float, bool, bytes, list, dict, tuple, set, frozenset)
 
 
@@ -122,7 +122,7 @@ class ProtobufSerializer:
 
 
 def try_get_known_serializers_for_type(cls: type[Any]) -> list[MessageSerializer[Any]]:  # Any: all message types
-    """Return the built-in serializers of a class; empty if it needs a serializer of its own."""
+    """Return the built-in serializers of a class; empty if you have to add one for it."""
     if _is_protobuf(cls):
         return [ProtobufSerializer(cls)]
     known = (

@@ -260,8 +260,8 @@ class App:
     def callback(self, key: str, *, timeout_seconds: float = 30.0) -> Callable[[Function], Function]:
         """Declare a function `(result: ToolResult)` that gets a tool's result before the agent does.
 
-        `key` is the tool's name, or `tool__action` for calls with this argument `action`. The function returns None or
-        a `CallbackResult`.
+        `key` is the tool's name, or `tool__action` for its calls with that `action` argument. The function returns None
+        or a `CallbackResult`.
         """
 
         def declare(function: Function) -> Function:

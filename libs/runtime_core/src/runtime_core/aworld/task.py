@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from runtime_core.wire.events import TaskResponse
 
 TASK_AGENT = "weft.task"
-"""The agent that runs tasks without a runner of their own."""
+"""The agent that runs tasks that name no runner."""
 
 RUN_MODES = ("one_way", "interactive")
 

@@ -79,7 +79,7 @@ async def submit(
 ) -> None:
     """Start a task and wait for its answer.
 
-    The exit status is 1 if the task fails. After Ctrl-C the task goes on.
+    The exit status is 1 if the task fails. After Ctrl-C the task continues.
 
     \b
     Examples:

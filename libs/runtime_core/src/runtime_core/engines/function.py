@@ -156,7 +156,7 @@ class EngineFunction(DeclaredFunction):
         if self.driver_side and (batch or actors or resources is not None):
             raise ConfigurationError(
                 f"{self.what} ({place}) has a first argument {SESSION!r}, so it is a Spark job: it runs beside the "
-                "driver, without resources or actors of its own, and is no batch job"
+                "driver, takes neither resources nor actors, and cannot be a batch job"
             )
         if batch and actors:
             raise ConfigurationError(f"{self.what} ({place}) has actors={actors!r}: a batch job runs without them")
@@ -202,7 +202,7 @@ class EngineFunction(DeclaredFunction):
         Raises InvalidInput(`function`, `arguments…`).
         """
         if self.kind != "function":
-            raise InvalidInput("function", f"{self.what} takes no items: it is a job of its own, so use call()")
+            raise InvalidInput("function", f"{self.what} takes no items: it is a whole job, so use call()")
         names = [argument.name for argument in self._arguments]
         if over:
             if over not in names or over in common:
@@ -272,7 +272,7 @@ def _command(call: Callable[[], object]) -> object:
     command = call()
     words = command if isinstance(command, list) else [command]
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise InvalidResult("result", f"{command!r} is no command: return a text, or a list of texts")
+        raise InvalidResult("result", f"{command!r} is not a command: return a text, or a list of texts")
     return command
 
 
@@ -287,8 +287,8 @@ def _callable(kind: str, function: Callable[..., object], place: Place) -> Calla
     needed = needed_argument(function)
     if needed is not None:
         raise ConfigurationError(
-            f"{kind} {function.__name__!r} ({place}) is a class that cannot be made without {needed!r}: "
-            "give its arguments defaults, since each worker makes its own object"
+            f"{kind} {function.__name__!r} ({place}) is a class that needs {needed!r}: give its "
+            "arguments defaults, since each worker creates its own object"
         )
     made: type = function
     return made_once(made)

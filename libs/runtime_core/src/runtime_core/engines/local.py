@@ -108,7 +108,7 @@ async def _on_loop(body: Body) -> object:
 
 
 async def _in_thread(body: Body) -> object:
-    """Run a call in a thread of its own, which is abandoned if the call is cancelled.
+    """Run a call in a separate thread, which is abandoned if the call is cancelled.
 
     Not in a pool, which abandoned calls would fill. The thread is a daemon, so an abandoned call does not keep the
     program from ending.

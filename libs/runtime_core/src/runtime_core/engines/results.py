@@ -84,7 +84,7 @@ class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidInput("reference", f"{self.url!r} is a folder of Parquet files: use load()")
         data: builtins.bytes = self._found(lambda blobs: blobs.read(self.url), store)
         if self.digest and self.digest != f"sha256:{hashlib.sha256(data).hexdigest()}":
-            raise InvalidInput("reference", f"{self.url!r} is not what was stored: its digest differs")
+            raise InvalidInput("reference", f"{self.url!r} has changed since it was stored: its digest differs")
         return data
 
     def _found(self, read: Callable[[Any], Any], store: str | None) -> Any:  # Any: a BlobStore, and what it gives
@@ -159,7 +159,7 @@ def _read(value: object) -> object:
         return value
     found = Reference.from_value(value)
     if found is None:
-        raise ValueError(f'no reference to a result: an object with "{MARK}" and "bytes"')
+        raise ValueError(f'not a reference to a result: an object with "{MARK}" and "bytes"')
     return found
 
 

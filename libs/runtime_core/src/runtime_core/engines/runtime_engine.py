@@ -38,7 +38,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"RunConfig: name={self.name!r} names no engine: use 'local'")
+            raise ConfigurationError(f"RunConfig: name={self.name!r} is not an engine: use 'local'")
         number = self.worker_num
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ConfigurationError(f"RunConfig: worker_num={number!r} is not a whole number from 1")
@@ -228,10 +228,10 @@ class RuntimeEngine(ABC):
         return await self._all(calls, return_exceptions, fail_fast)
 
     def func_wrapper(self, function: Function) -> Function:
-        """Return what is called instead of a function. Your own engine may wrap it."""
+        """Return the callable to call instead of a function. Your own engine may wrap it."""
         return function
 
-    # -- what an engine is ---------------------------------------------------------------------------------------
+    # -- for subclasses ------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:  # noqa: B027  # an engine may have nothing to do here
         """Start the engine, once."""

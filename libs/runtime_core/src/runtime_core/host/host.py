@@ -50,7 +50,7 @@ class Role(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Return whether the role is reading now; False while the broker is unavailable, for example."""
+        """Return whether the role is reading now; False, for example, while the broker is unavailable."""
         ...
 
     def progress(self) -> Health:

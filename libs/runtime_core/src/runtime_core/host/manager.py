@@ -125,7 +125,7 @@ async def build(settings: Settings, metrics: Metrics) -> Host:
     # A connection reaches one server. In a Cluster, publishers' streams may live on several.
     clustered = is_cluster(await server_info(ingress))
     of_publisher = partial(connect, settings.redis_url or "") if clustered else None
-    # Else each answer to another server than that of the ingress stream would cost two reconnects.
+    # Otherwise each answer to a server other than the ingress stream's would cost two reconnects.
     edge = await host.connect() if clustered else None
     host.add_roles(StateManager(buses, ingress, settings, metrics, of_publisher, edge))
     return host

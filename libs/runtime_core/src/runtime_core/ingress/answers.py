@@ -1,4 +1,4 @@
-"""Appends answers to `replyto` streams, and bounds what a publisher leaves there."""
+"""Appends answers to `replyto` streams, and bounds the answers that a publisher leaves unread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ UNDELIVERABLE = "undeliverable"
 WRITE_SECONDS = 1.0
 """Limit of one write: in a Cluster, a slot that no server owns would block the call for ever."""
 ANSWER_OVERHEAD = 512
-"""What an answer costs on the server besides its fields: its own stream, and its entry in the list of answers."""
+"""The cost of an answer on the server besides its fields: its stream, and its entry in the list of answers."""
 TRIM_BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
-    """How much of the answers to one publisher a partition keeps."""
+    """How many answers to one publisher a partition keeps, by bytes and age."""
 
     most_bytes: int = 67_108_864
     retention_seconds: float = 604_800.0
@@ -55,7 +55,8 @@ class Answers:
         self._kept = KeptAnswers(edge, bus, metrics, Publishers(home), bounds)
 
     async def write(self, reply_to: str, fact: Envelope) -> None:
-        """Append `fact`, or keep it as a dead letter if it can never be written. Raises NotNow if it may be later."""
+        """Append `fact`, or keep it as a dead letter if it can never be written. Raises NotNow if it may be possible
+        later."""
         try:
             fields = to_fields(fact)
             async with asyncio.timeout(WRITE_SECONDS):
@@ -96,11 +97,11 @@ class Answers:
 
 
 class KeptAnswers:
-    """The answers that one partition has written to registered publishers, and no longer than the bounds allow.
+    """The answers that one partition has written to registered publishers, within the bounds.
 
-    A stream per publisher lists them, the oldest first: where each one is, and the bytes of all up to it. Whether the
-    publisher has read or deleted an answer does not matter: deleting it again does nothing. Streams of programs that
-    are not registered are their own, and stay as they are.
+    A stream per publisher lists them, oldest first, each with its place and the bytes of all answers up to it. It does
+    not matter whether the publisher has read or deleted an answer, since deleting it again does nothing. Streams of
+    unregistered programs are left alone.
     """
 
     def __init__(
@@ -116,10 +117,10 @@ class KeptAnswers:
         self._failed = ""
         """The last error, which is logged once."""
         self._oldest: dict[str, tuple[int, int]] = {}
-        """By publisher: when its oldest listed answer was written (ms), and the bytes of all before it."""
+        """By publisher: when its oldest listed answer was written (ms), and the bytes of all earlier ones."""
 
     async def add(self, reply_to: str, entry: bytes, size: int) -> None:
-        """List an answer, and delete older ones beyond the bounds. The answer is written: no error prevents that."""
+        """List an answer that was written, and delete older ones beyond the bounds. Raises nothing."""
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 publisher = reply_to.partition(ANSWERS)[0]
@@ -140,8 +141,8 @@ class KeptAnswers:
     async def _list(self, publisher: str, stream: str, entry: bytes, size: int) -> None:
         call, keys = self._bus.transport.call, self._bus.keys
         seconds = int(self._bounds.retention_seconds)
-        self._metrics.answers_trimmed[publisher]  # shown as 0 from the first answer
-        # A stream that gets no more answers goes as a whole, empty or not.
+        self._metrics.answers_trimmed[publisher]  # exports 0 from the first answer on
+        # A stream that gets no more answers is deleted as a whole, empty or not.
         await self._edge.call("EXPIRE", stream, seconds)
         until = cast(int, await call("HINCRBY", keys.answer_bytes, publisher, size))
         listed = keys.answers(publisher)
@@ -152,8 +153,8 @@ class KeptAnswers:
             self._oldest[publisher] = await self._trim(publisher, until, now - seconds * 1000)
 
     async def _trim(self, publisher: str, until: int, since: int) -> tuple[int, int]:
-        """Delete answers from before `since` (ms), and the oldest while there are too many bytes. Return the rest's
-        start, as `_oldest` holds it."""
+        """Delete answers older than `since` (ms), and the oldest ones while there are too many bytes. Return the start
+        of the rest, as in `_oldest`."""
         call, listed = self._bus.transport.call, self._bus.keys.answers(publisher)
         while page := pairs(await call("XRANGE", listed, "-", "+", "COUNT", TRIM_BATCH)):
             for item, flat in page:
@@ -166,7 +167,7 @@ class KeptAnswers:
                 except ServerError as error:
                     if is_temporary(error):
                         raise
-                    deleted = 0  # the publisher has put something else there
+                    deleted = 0  # the publisher has written something else there
                 if deleted:
                     self._metrics.answers_trimmed[publisher].inc()
                 await call("XDEL", listed, item)

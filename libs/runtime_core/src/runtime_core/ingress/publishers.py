@@ -405,7 +405,7 @@ def _refused(entry: IngressEntry) -> InvalidInput | None:
 
 
 ALL_OTHERS = "*"
-"""Settings under this name apply to each named tenant without settings of its own."""
+"""Settings under this name apply to each named tenant that has no settings."""
 MAX_WEIGHT = 1000
 MAX_OPEN = 1_000_000_000
 MAX_RATE = 1_000_000.0

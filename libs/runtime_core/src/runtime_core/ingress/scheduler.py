@@ -87,7 +87,7 @@ class Scheduler:
                 await self._schedules.remove(schedule, stored)
             return
         if due > now:
-            return  # another process has moved or replaced it since its time was looked at
+            return  # another process has moved or replaced it since its time was read
         time_ms = schedule.newest(due, now)
         if time_ms != due:
             if await self._status(schedule.task_id(due)) is not None:

@@ -69,7 +69,7 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
 class Cron:
     """Minute, hour, day of month, month, day of week, as in `*/5 9-17 * * mon-fri`.
 
-    As with cron, a day matches where either of the two day fields does, if both are restricted.
+    As with cron, if both day fields are restricted, a day matches if either field does.
 
     When the clock moves forward, a skipped time moves by the same amount (02:30 becomes 03:30). When the clock moves
     back, a repeated time counts once, at its first occurrence. An expression for every hour follows elapsed hours: it

@@ -225,7 +225,7 @@ async def _bound(library: Any, response: Any) -> None:
     """Limit the size of a response whose body is still to be read. `library` is httpx2 or httpx."""
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         await response.aclose()
-        raise library.DecodingError(f"the answer is compressed ({encoding[:40]!r}) although that was not asked for")
+        raise library.DecodingError(f"the answer is compressed ({encoding[:40]!r}) but the request did not allow that")
     response.stream = _bounded_stream(library)(response.stream)
 
 

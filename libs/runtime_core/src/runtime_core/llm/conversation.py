@@ -1,4 +1,4 @@
-"""The conversation of one run of an LLMAgent: pydantic-ai runs the loop, and Weft decides what each call means, once.
+"""The conversation of one run of an LLMAgent: pydantic-ai runs the loop, and Weft decides once what each call means.
 
 The decision is made inside the model's step and journaled with the answer: which tool a call means, whether its
 arguments are valid, whether it needs approval. pydantic-ai therefore has no tools until an answer arrives, and then the
@@ -169,7 +169,7 @@ class Conversation(RequestHooks):
     async def run(self, agent: Agent[Conversation, Any]) -> object:
         """Run the conversation and return the answer (JSON). Raises ConversationFailed and ModelFailed."""
         ctx, asked = self._ctx, self._asked
-        # A branch of its own, even for plain text, so that a deploy may turn the instructions into a function or change
+        # A separate branch, even for plain text, so that a deploy may turn the instructions into a function or change
         # its steps while conversations are running.
         [instructions] = await ctx.gather(self._instructed())
         before = asked.history if asked.history is not None else await self._memory.recall()

@@ -1,6 +1,6 @@
-"""What follows from an error of a model's client: ask again later, or give up with one clear line.
+"""Classifies errors of a model's client: ask again later, or give up with one clear line.
 
-The client's classes are looked at by name along their bases, so that this file loads without the client.
+It finds the client's classes by name along their bases, so that this file loads without the client.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ContextTooLong(ModelProblem):
 class QuotaUsedUp(ModelProblem):
     """The account has no credit, or has used up its quota; waiting would not help."""
 
-    remedy = "look at the account's plan and billing at the provider"
+    remedy = "check the account's plan and billing with the provider"
 
 
 class RateLimited(ModelProblem):
@@ -166,7 +166,7 @@ def _later(kind: str) -> Verdict:
 
 
 def _by_status(error: Exception, detail: str, endpoint: Endpoint) -> Transient | ModelProblem:
-    """Classify an HTTP error that has no class of its own in the client."""
+    """Classify an HTTP error for which the client has no class."""
     status = _status(error) or 0
     if status == 429:
         return Transient(RATE_LIMITED, detail, _retry_after(error))

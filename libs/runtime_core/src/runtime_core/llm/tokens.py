@@ -1,7 +1,7 @@
 """Tokens: estimate them, price them, and keep a request within the model's window.
 
 A window strategy is any object with the method `fit` of `Window`. It must return the same at each replay, so it may use
-only the messages and its `context`, whose model calls are journaled steps; no clock, and no state of its own.
+only the messages and its `context`, whose model calls are journaled steps; it must not read clocks or keep other state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds stuck work, and runs that wait for each other in a circle; frees stuck work.
+"""Finds and frees stuck work; finds runs that wait for each other in a circle.
 
 Also ends engine steps that no gateway serves, after the wait that their tasks allow.
 """

@@ -1,4 +1,4 @@
-"""Handles a delivery of a tool call: runs the tool and commits its result, or decides how to treat its error."""
+"""Handles deliveries of tool calls: runs the tool and commits its result, or decides how to treat its error."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def _usage_line(step: Step) -> str:
 
 
 def _last_said(step: Step) -> object:
-    """Return the last of the messages that the model was given: the new one of a long conversation."""
+    """Return the model's last input message: the new one of a long conversation."""
     messages = messages_of(step)
     return said_in(messages[-1]) if messages else None
 

@@ -1,4 +1,4 @@
-"""Tasks, runners, swarms, messages, hooks and run nodes, by AWorld's names."""
+"""Tasks, runners, swarms, messages, hooks and run nodes, with AWorld's names."""
 
 from __future__ import annotations
 

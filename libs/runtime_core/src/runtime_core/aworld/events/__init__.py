@@ -1,4 +1,4 @@
-"""Event-driven runs by AWorld's names.
+"""Event-driven runs with AWorld's names.
 
 `message` has messages and queries over them, `manager` the event loop of a run, and `handlers` the default handlers.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Constants:
-    """Categories, which select the handler of a message. Any other text is a category of your own."""
+    """Categories, which select the handler of a message. You may use any other text as your own category."""
 
     AGENT = "agent"
     TOOL = "tool"
@@ -41,7 +41,7 @@ class Constants:
 
 
 class TopicType:
-    """Topics, which tell the handler what to do. Any other text is a topic of your own."""
+    """Topics, which tell the handler what to do. You may use any other text as your own topic."""
 
     START = "__start"
     FINISHED = "__finished"
@@ -134,7 +134,7 @@ class Message:
             if not isinstance(getattr(self, name), str):
                 raise InvalidInput(f"message.{name}", f"{quoted(getattr(self, name))} is not text")
         if not self.category:
-            raise InvalidInput("message.category", "is empty: use one of Constants, or a text of your own")
+            raise InvalidInput("message.category", "is empty: use one of Constants, or your own text")
         if not isinstance(self.priority, int):
             raise InvalidInput("message.priority", f"{quoted(self.priority)} is not a whole number")
         if not isinstance(self.headers, Mapping):

@@ -222,10 +222,10 @@ class StateManager:
         sub_group_root_id: str = "",
         metadata: Mapping[str, Any] | None = None,  # Any: the user's own JSON
     ) -> RunNode:
-        """Create a node with status INIT. To repeat the call with the same `node_id` returns the existing node.
+        """Create a node with status INIT. Repeating the call with the same `node_id` returns the existing node.
 
-        Without a `node_id` it gets a random one. With a `group_id` it is a member of the sub group
-        `sub_group_root_id`, or of its own sub group. Raises InvalidInput that names the wrong field.
+        Without a `node_id` it gets a random one. With a `group_id` it is a member of the sub group `sub_group_root_id`,
+        or else the root of a new one. Raises InvalidInput that names the wrong field.
         """
         node = RunNode(
             node_id=uuid.uuid4().hex if node_id is None else node_id,
@@ -285,8 +285,8 @@ class StateManager:
     ) -> NodeGroup:
         """Create a group with a sub group for each root node. The nodes may be created before or after it.
 
-        With a `parent_group_id` it is itself a sub group of that group, which waits for it and fails with it. To
-        repeat the call returns the existing group.
+        With a `parent_group_id` it is itself a sub group of that group, which waits for it and fails with it. Repeating
+        the call returns the existing group.
         """
         if isinstance(root_node_ids, str):
             raise InvalidInput("root_node_ids", f"{root_node_ids!r} is a single text: pass a list of ids")
@@ -461,7 +461,7 @@ class StateManager:
 
         node = await self._run(task, run)
         if node is not None and node.task_id != task and not node.ended:
-            # The run is a task of its own in another partition.
+            # The run is a separate task in another partition.
             return await self._wait_for_run(node.task_id, ROOT_RUN)
         return await self._waits_of(bus).until(f"run/{task}/{run}", look)
 

@@ -198,7 +198,7 @@ class NodeStore:
     # -- create --------------------------------------------------------------------------------------------------
 
     async def create_node(self, node: RunNode) -> None:
-        """Create a node; to create the same node again changes nothing.
+        """Create a node; creating the same node again changes nothing.
 
         Raises InvalidInput for an id that is taken, and for a group that is unknown, full or ended. Raises Rejected
         (`overloaded`) if the broker takes no new work.

@@ -113,7 +113,7 @@ _OPEN_STEPS = {
     "s": RunNodeBusiType.TOOL,
     "h": RunNodeBusiType.HUMAN,
 }
-"""The letter of an open step → its type. Called agents have runs of their own, and sleeps are not nodes."""
+"""The letter of an open step → its type. Called agents have separate runs, and sleeps are not nodes."""
 
 
 class TaskRuns:
@@ -155,7 +155,7 @@ class TaskRuns:
     async def node(self, task: str, run: str, reported: str = "") -> RunNode | None:
         """Return a run, from the broker or from `reported`, its end in the stream of states; None if neither has it.
 
-        A run in another partition is a task of its own there; its root run is returned.
+        A run in another partition is a separate task there; its root run is returned.
         """
         bus = await self.bus_of(task)
         call, keys = bus.transport.call, bus.keys

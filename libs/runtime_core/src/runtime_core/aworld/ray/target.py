@@ -271,7 +271,7 @@ class _CallBroker:
         self._stack = AsyncExitStack()
         self._server: EmbeddedServer | None = None
         self._host: Host | None = None
-        # The store is that of `weft up`; a partition number of its own keeps the recorders' positions apart.
+        # The store is that of `weft up`; a separate partition number keeps the recorders' positions apart.
         number = 2**20 + secrets.randbelow(2**30)
         self._record = LocalTrajectories(settings.namespace, settings.trajectory_url, store_partition=number)
 

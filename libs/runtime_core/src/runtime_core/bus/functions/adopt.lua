@@ -1,7 +1,7 @@
--- Reclaims what dead owners of one stream hold. An owner is dead when the group knows it and `alive` does not. An entry
--- delivered three times is quarantined: it goes alone to one consumer that holds nothing else, and only a death there
--- counts; after the second one it comes back as condemned. Entries that were settled meanwhile, and the turn of a dead
--- owner, are removed from quarantine: the process that settled them may have died right then.
+-- Reclaims the entries of dead owners on one stream. An owner is dead if it is in the group but not in `alive`. An
+-- entry delivered three times is quarantined: it goes alone to one consumer that holds nothing else, and only a death
+-- there counts; after the second death it is returned as condemned. Entries that were settled meanwhile, and the turn
+-- of a dead owner, leave quarantine: the process that settled them may have died right after that.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 maximum number · 4 '1' if the owner holds nothing else: then only one quarantined
 --      entry is given · 5 deliveries that quarantine · 6 deaths that condemn

@@ -1,5 +1,5 @@
--- A gateway announces that it serves streams of its engine, or that it no longer does. It counts while its owner lives.
--- The time when a stream was last served is kept, by the heartbeat clock.
+-- A gateway announces that it serves streams of its engine, or that it no longer does. The announcement holds while its
+-- owner is alive. Also stores when each stream was last served, by the heartbeat clock.
 -- KEYS 1 base · ARGV 1 owner · 2 '1' it serves them, '0' no longer · then the streams · RETURNS 'OK'
 local function announce_engine(keys, args)
   local base, owner = keys[1], args[1]

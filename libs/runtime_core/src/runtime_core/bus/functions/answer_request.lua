@@ -1,4 +1,5 @@
--- Answers a step that was requested in another partition: put if absent, so that a relay may repeat it.
+-- Answers a step that was requested in another partition, unless it has its result, so that a relay may repeat the
+-- answer.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 step · 4 status `K` or `E` · 5 payload (JSON) · 6 agent · 7 the other task
 --      8 usage of that task (JSON) or ''; if it exceeds the limit of this task, this task ends
 --      9 traceparent of the span that ended that task or ''

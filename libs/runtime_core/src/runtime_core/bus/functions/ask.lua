@@ -1,5 +1,6 @@
--- Makes calls in the middle of a turn that continues: for code that cannot return to a commit while it waits. A repeat
--- starts nothing twice: a step that has its result is answered immediately, and a missing one goes to the new caller.
+-- Makes calls in the middle of a turn, which continues: for code that cannot return to a commit while it waits. A
+-- repeat starts nothing twice: a finished step is answered immediately, and the result of a missing one goes to the new
+-- caller.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 instance (`agent/key`) or '' · 6 now (epoch ms)
 --      7 name of the reply stream (`reply:<name>`) that gets each result
@@ -111,7 +112,7 @@ local function ask(keys, args)
   end
   if turn.flags ~= (v[4] or '') then redis.call('HSET', key, TASK.flags, turn.flags) end
   local open = redis.call('HINCRBY', rk, RUN.open_asks, turn.opened)
-  -- This turn waits now: a callback that came in before goes on top of it.
+  -- This turn waits now, so a callback that came in before is nested on it.
   if inst ~= '' and open > 0 and redis.call('LLEN', base .. 'nest:' .. inst) > 0 then
     local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
     if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end

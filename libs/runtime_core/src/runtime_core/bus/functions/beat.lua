@@ -1,6 +1,7 @@
--- A consumer's heartbeat, sent by the loop that runs its handlers. It also measures the silence of other owners.
--- Only heartbeats advance the clock for silence, each by at most one heartbeat's length. While the broker is down it
--- stops, so a broker pause declares nobody dead; consumers that are killed constantly advance it together.
+-- A consumer's heartbeat, sent by the loop that runs its handlers. It also measures the silence of other owners. Only
+-- heartbeats advance the clock for silence, each by at most one heartbeat's length. While the broker is down the clock
+-- stops, so a broker pause declares nobody dead. Consumers that are constantly killed and restarted still advance it
+-- together.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 lease ms · 3 longest step of the clock, ms · 4 '1' at the first beat · 5 ms: tasks stopped from then on
 -- RETURNS {'OK', server ms, owners declared dead, task stopped…} · {'FENCED'}: this owner was declared dead

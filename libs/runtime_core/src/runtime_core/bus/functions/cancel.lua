@@ -1,4 +1,5 @@
--- Cancels a task: it ends now. Running work learns of it from its heartbeat, and its commit only settles the entry.
+-- Cancels a task: it ends now. Running handlers learn of it from their heartbeats, and their commits only settle the
+-- entry.
 -- KEYS 1 base · ARGV 1 task · 2 reason
 -- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered, so that a later submit of this id is refused
 local function cancel(keys, args)

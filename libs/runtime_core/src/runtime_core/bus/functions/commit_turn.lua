@@ -1,5 +1,5 @@
 -- Commits a turn of an agent in one step: fence, acknowledgement, journal, sends in program order, timers, record, and
--- last the release of the instance.
+-- finally the release of the instance.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 instance (`agent/key`) or ''
 --      7 mode: `w` the run waits, `c` it completed, `f` it failed, `k` it failed and a task that ends with it is cancelled,
@@ -48,7 +48,7 @@ local function read_turn(base, args)
   return turn, v[1], own[1], own[2], own[3]
 end
 
--- Whether the server has lost a step that the turn has journaled: another owner may have begun the turn anew, and stored
+-- Whether the server has lost a step that the turn has journaled: another owner may have restarted the turn and stored
 -- another result.
 local function lacks_step(args, turn, step)
   return turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] or redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0
@@ -110,7 +110,7 @@ local function check_end_of_run(base, args, turn, mode)
   return ending
 end
 
--- The run on which a holder of an instance is nested, or nil. Not every run that ends is the newest holder: a handler
+-- The run on which a holder of an instance is nested, or nil. A run that ends need not be the newest holder: a handler
 -- that called in mid-turn may give up waiting for a call back.
 local function holder_below(holders, ref)
   local below
@@ -121,8 +121,8 @@ local function holder_below(holders, ref)
   return below
 end
 
--- A handler gave up waiting, and ends below a call back that is in hand and has not seen the state that it leaves. The
--- call back is handled again, with that state. A call back of a task that ends now is dropped anyway.
+-- A handler gave up waiting and ends below a running call back, which has not seen the state that the handler leaves.
+-- The call back is handled again with that state. If its task ends now, it is dropped anyway.
 local function repeat_above(base, holders, ref, state)
   local task, run = split_ref(holder_above(holders, ref))
   if ref == task .. '|' .. FIRST_RUN then return end
@@ -132,7 +132,7 @@ local function repeat_above(base, holders, ref, state)
   redis.call('HSET', rk, RUN.state_at_start, state)
   if not in_flight(v[1]) then return end -- its next attempt begins with that state
   local stream, agent, instance_key = target_of(v[2])
-  -- Turn -1, which no run in memory has. The commit of the turn in hand is refused, since it is no longer current.
+  -- Turn -1, which no run in memory has. The commit of the running turn is refused, since it is no longer current.
   redis.call('HSET', rk, RUN.current, append_resume(base, task, run, stream, agent, instance_key, '-1', '', ''))
 end
 
@@ -182,7 +182,8 @@ local function end_run(base, args, turn, mode)
   settle_last(base, args[2], args[3])
 end
 
--- Whether the turn only calls a tool: that is its first write, which changes nothing if it fails. Nobody refuses the call.
+-- Whether the turn only calls a tool: that call is its first write, which changes nothing if it fails, and no limit
+-- refuses it.
 local function only_calls_tool(args)
   return args[13] == '1' and args[9] == '' and args[FIRST_PART] == PART.call
     and string.sub(args[FIRST_PART + 1], 1, 1) == KIND.tool
@@ -218,7 +219,7 @@ local function check_parts(base, args, turn)
   return nil
 end
 
--- Collects a field of the run's hash. One command writes them all.
+-- Collects a field of the run's hash, so that one command writes all of them.
 local function put(turn, field, value)
   local n = #turn
   turn[n + 1], turn[n + 2] = field, value
@@ -233,7 +234,7 @@ local function put_missing(turn, step, digest, kind, wait)
   end
 end
 
--- A step that the run asked to wait for already has its result. A group made only of such steps is complete.
+-- A step that the run wants to wait for already has its result. A group with only such steps is complete.
 local function note_present(turn, step, wait, value)
   if wait == WAKES.alone then
     turn.ready, turn.woken_by, turn.woken_with = true, step, value

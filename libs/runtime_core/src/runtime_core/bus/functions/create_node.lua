@@ -1,8 +1,8 @@
--- Creates a run node or a group of nodes, unless there is one under this id. Refused by the server at maxmemory.
+-- Creates a run node or a group of nodes, unless this id exists. The server refuses it at maxmemory.
 -- KEYS 1 base · ARGV 1 `node` or `group` · 2 id · 3 its constant part (JSON) · 4 its group, or the parent group, or ''
 --      5 the root node of its subgroup, or '' · 6 how long it is kept while it has not ended (s) · 7 indexes, one a line
 --      8… a group's root nodes
--- RETURNS {'created'} · {'known'} the same is there · {'other'} something else is there · {'no_group', id}
+-- RETURNS {'created'} · {'known'} it exists with equal content · {'other'} with other content · {'no_group', id}
 --         {'ended', id, status} the group has · {'no_sub_group', root} · {'full', id} · {'overloaded', message}
 local function create_node(keys, args)
   local base, id, group, root, seconds = keys[1], args[2], args[4], args[5], tonumber(args[6])

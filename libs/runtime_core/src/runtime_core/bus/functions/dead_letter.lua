@@ -1,5 +1,5 @@
 -- Ends a delivery that will not be retried: keeps it with its reason, answers the waiting step or ends the task, and
--- releases the instance, in one step, since the caller may never have run the handler.
+-- releases the instance, in one step, even if the handler never ran.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
 --      5 errors of this delivery (JSON array) · 6 now (epoch ms) · 7 error object (JSON) for the waiting step or the task

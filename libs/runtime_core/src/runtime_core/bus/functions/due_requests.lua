@@ -53,7 +53,7 @@ local function due_requests(keys, args)
   local now, due = now_ms(base), {}
   local found = redis.call('ZRANGEBYSCORE', base .. 'requests', '-inf', text(now), 'LIMIT', 0, tonumber(args[1]))
   for _, member in ipairs(found) do
-    -- One that cannot be checked (a key of another type) changes nothing and does not hold up those behind it.
+    -- A request that cannot be checked (a key of another type) changes nothing and does not block those behind it.
     if not pcall(look_at_request, base, member, now, due) then
       redis.call('ZADD', base .. 'requests', text(now + REQUEST.look_max_ms), member)
     end

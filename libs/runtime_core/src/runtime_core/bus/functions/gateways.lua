@@ -1,4 +1,4 @@
--- Returns who serves a stream of an engine.
+-- Returns the gateways that serve a stream of an engine.
 -- KEYS 1 base · ARGV 1 stream
 -- RETURNS {number of live gateways, ms since the last sign of life of one (-1: never), the partition's time (epoch ms),
 --         the message for a stream without any}

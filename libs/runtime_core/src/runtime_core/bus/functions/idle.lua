@@ -1,4 +1,4 @@
--- Returns whether there is anything to do: entries on work streams, tasks that wait for their tenants' turns, retries,
+-- Returns the amount of open work: entries on work streams, tasks that wait for their tenants' turns, retries,
 -- requests and answers on their way to other partitions. A run that waits for a timer or a person does not count, nor
 -- does a run in a mailbox behind it.
 -- KEYS 1 base

@@ -1,4 +1,4 @@
--- Keeps a dead letter without a handler's delivery: a refused command, or an answer that cannot be written.
+-- Stores a dead letter without a delivery: a refused command, or an answer that cannot be written.
 -- KEYS 1 base · ARGV 1… the letter's fields: name, value, …
 -- RETURNS its id
 local function keep_letter(keys, args)

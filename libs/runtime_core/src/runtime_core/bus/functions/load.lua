@@ -1,6 +1,6 @@
--- Reads everything that a replay needs: the run's fields without those of other runs, and its instance's state.
--- A run on which another one is nested in its instance is not handled before that one is over: the end of that run
--- resumes it (`pend`). It had called in mid-turn, or failed, and its process has died or its retry is due.
+-- Reads everything that a replay needs: the run's fields without those of other runs, and its instance's state. If
+-- another run is nested on this one in its instance, this one is not handled before the nested run ends, which resumes
+-- it (`pend`). It had called in mid-turn or failed, and its process has died or its retry is due.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry · 5 stream
 -- RETURNS {cur, status, the run's context, else the task's, state at the run's start, task's header,
 --         field, value …} or nothing if the run is gone, or waits for another one

@@ -1,5 +1,5 @@
 -- Metrics of tasks and mailboxes, in one call whose cost does not depend on the number of tasks. Each call also
--- corrects some counts, in rotation: a process of an older release ends tasks and takes mail without counting.
+-- corrects some counts, in rotation: processes of an older release end tasks and empty mailboxes without counting.
 -- KEYS 1 base
 -- ARGV 1 number of tasks and mailboxes to recount · 2 the first task to recount, by rank · 3 the first mailbox
 -- RETURNS {tasks started so far, tasks that have not ended, events in mailboxes, those in the deepest,

@@ -52,7 +52,7 @@ local function promote_deadline(base, member, task, now)
     steps or '0', text(now), '[]', false, in_flight(current))
 end
 
--- Continues with a mailbox that began with many ended tasks, or that has no holder any more.
+-- Continues with a mailbox whose first events belong to many ended tasks, or that has no holder any more.
 local function promote_mailbox(base, member, inst)
   check_instance(base, inst)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
@@ -67,7 +67,7 @@ local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i 
 -- Fires due timers: appends retries again, answers sleeps and questions, ends tasks over their time limit. Also moves a
 -- few tasks that wait for their tenants' turns, and returns their number, so handlers need no call for it.
 -- KEYS 1 base
--- ARGV 1 maximum number · 2 stream limit (unused work waits rather than grow without bound)
+-- ARGV 1 maximum number · 2 stream limit (unread work waits instead of growing without bound)
 -- RETURNS {number of fired timers, ms until the next timer or -1, number of tasks that wait for their tenants' turns}
 local function promote(keys, args)
   local base = keys[1]
@@ -75,7 +75,7 @@ local function promote(keys, args)
   local now = now_ms(base)
   local due = redis.call('ZRANGEBYSCORE', timers, '-inf', text(now), 'LIMIT', 0, tonumber(args[1]))
   for _, member in ipairs(due) do
-    -- A timer that cannot fire (a key of another type) changes nothing, and does not hold up those behind it.
+    -- A timer that cannot fire (a key of another type) changes nothing and does not block those behind it.
     if not pcall(PROMOTE[string.sub(member, 1, 1)], base, member, string.sub(member, 3), now) then
       redis.call('ZADD', timers, text(now + 60000), member)
     end

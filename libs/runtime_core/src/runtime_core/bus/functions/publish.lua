@@ -1,4 +1,4 @@
--- Publishes a message to all subscribers of its topic: a task for each. A repeat of the id starts nothing again.
+-- Publishes a message to all subscribers of its topic: a task for each. Repeating the id starts nothing.
 -- Refused by the server at maxmemory.
 -- KEYS 1 base
 -- ARGV 1 id · 2 topic · 3 instance key (the topic's source) or '' · 4 data (JSON) · 5 context (JSON) or ''

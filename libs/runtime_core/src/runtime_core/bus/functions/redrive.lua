@@ -1,7 +1,7 @@
 -- An ended task continues. Its first run is queued like any event, through the mailbox of its instance, which may serve
--- others by now. It replays from its journal. The steps it waited for were dropped at the end: it requests them again,
--- and child runs that were open continue from their journals. The state that calls back into the instance had left for
--- it is gone too: others may have written the state since.
+-- others by now. It replays from its journal. The end dropped the steps that it waited for, so it requests them again,
+-- and child runs that were open continue from their journals. State that call backs left for it is gone too, since
+-- others may have written the instance's state in the meantime.
 local function reopen(base, task, first_run, context)
   local key = base .. 'task:' .. task
   forget_waits(base, task, FIRST_RUN, {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.open_asks, RUN.override,
@@ -25,7 +25,7 @@ end
 -- The delivery's fields, as for its first attempt. `data`: new data, or '' for the old data.
 local function fields_again(named, head, is_turn, data)
   head[7] = '1'
-  -- A turn that no warm run has, and that no new run begins with: journaled steps do not run again.
+  -- A turn number that no warm run has and no new run starts with, so journaled steps do not run again.
   if is_turn then head[8] = '-1' end
   local fields = {ENTRY.header, table.concat(head, '\n')}
   for _, name in ipairs({ENTRY.step, ENTRY.data, ENTRY.context}) do
@@ -81,8 +81,8 @@ local function forget_failures(base, task, failed)
   return count
 end
 
--- Sends a call again. A reopened run is on its way: its turn finds the step requested, or answered. The answer wakes a
--- parked one.
+-- Sends a call again. A reopened run is already queued, and its turn finds the step requested or answered. The answer
+-- wakes a parked run.
 local function ask_again(base, rk, step, stream, digest, ended, fields)
   redis.call('HDEL', rk, RUN.result .. step)
   redis.call('HSET', rk, RUN.missing .. step, digest .. string.sub(stream, 1, 1) .. (ended and WAKES.never or WAKES.alone))
@@ -118,7 +118,7 @@ local function redrive(keys, args)
   local waiting, step = run, nil
   if not is_turn then waiting, step = parent_of(run) end
   local rk = run_key(base, task, waiting)
-  -- A running run has its error and may have acted on it: the error cannot be taken back.
+  -- A running run has the error and may have acted on it, so the error cannot be withdrawn.
   if not ended and redis.call('HGET', rk, RUN.current) ~= 'park' then return {'gone', task} end
   local own_stream, agent, instance_key = target_of(v[6])
   -- The completed run of an instance has written its state: running it again would write it twice. A completed run has

@@ -1,4 +1,4 @@
--- Moves tasks that wait for their tenants' turns onto work streams, as many as handlers have free slots.
+-- Moves tasks that wait for their tenants' turns onto work streams, until the streams have enough unread entries.
 -- KEYS 1 base
 -- ARGV 1 target number of unread entries of each stream · 2 … streams; none: all with waiting tasks
 -- RETURNS how many tasks still wait

@@ -55,8 +55,8 @@ local function letter_of_run(task, run, r)
   return letter
 end
 
--- A task that waits for its tenant's turn in a queue that does not contain it. It has never begun, and its hash has
--- everything it needs: it starts now, ahead of the others.
+-- Starts a task that waits for its tenant's turn but is missing from the queue. Its hash has everything that a start
+-- needs, so it starts now, ahead of the others.
 local function repair_queued(base, task, run, header)
   if run ~= FIRST_RUN or QUEUE.holds(base, task, header) then return 'NO' end
   QUEUE.leave(base, task, header)
@@ -64,7 +64,7 @@ local function repair_queued(base, task, run, header)
   return 'OK'
 end
 
--- A run whose `current` is gone. `v` has its task's status, header, steps and flags.
+-- Ends a run whose `current` is gone. `v` has its task's status, header, steps and flags.
 local function repair_run(base, args, key, v)
   local task, run, ms, error = args[2], args[3], args[5], args[6]
   local r = redis.call('HMGET', run_key(base, task, run), RUN.current, RUN.header, RUN.turn, RUN.input, RUN.context)
@@ -85,8 +85,8 @@ local function repair_run(base, args, key, v)
   return 'OK'
 end
 
--- Ends a run or a call that nothing drives any more, because something other than the bus deleted an entry of a stream.
--- The caller has checked streams and timers; the function checks again what it can.
+-- Ends a run or a call that nothing can continue any more, because something other than the bus deleted an entry of a
+-- stream. The caller has checked streams and timers; the function checks again what it can.
 -- KEYS 1 base
 -- ARGV 1 what: `run` (its `cur` is an entry, a retry or a wait that is gone) · `call` (a missing step that nothing
 --      will answer) · `instance` (held by a run that is gone) · `mailbox` (events wait, and nobody holds it)

@@ -1,4 +1,4 @@
--- Puts a delivery back for later: it waits in the timers, and its instance stays busy.
+-- Retries a delivery later: until then it waits in the timers, and its instance stays busy.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 delay ms · 7 next attempt · 8 error (JSON) or ''
 --      9 usage of the attempt (JSON) or '': all attempts of a call count
@@ -31,7 +31,7 @@ local function retry(keys, args)
   local found = redis.call('XRANGE', base .. stream, entry, entry)[1]
   local is_turn, key = is_agent_stream(stream), base .. 'task:' .. task
   if not found then
-    -- A late copy, whose call goes on under another entry: the mark of that call stays.
+    -- A late copy of a call that continues under another entry: the mark of that call stays.
     settle(base, stream, entry)
     return 'DONE'
   end

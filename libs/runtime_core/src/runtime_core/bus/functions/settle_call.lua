@@ -1,5 +1,5 @@
--- Journals the result of a model call, put if absent, and in the same step adds its usage to the task's and releases
--- its reservation.
+-- Journals the result of a model call unless it has one. The same step adds its usage to the task's and releases its
+-- reservation.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
 --      8 usage (JSON) or '' · 9 the step's kind and name, separated by a tab

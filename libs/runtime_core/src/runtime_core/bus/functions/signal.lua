@@ -1,4 +1,4 @@
--- Answers a question: put if absent, so that of two answers (or an answer and the deadline) one counts.
+-- Answers a question that has no answer yet, so that only the first of several answers (or the deadline) counts.
 -- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step '-' its random end) · 3 value (JSON) 
 --      4 traceparent of the span that delivers it or ''
 --      5 source and id of the answer's event, one line each, or ''
@@ -24,7 +24,7 @@ local function no_verdict(value)
   return nil
 end
 
--- The sender of an answer may not have heard that it counted. Its event is in the dedupe window of submits, which
+-- The sender of an answer may not know that it counted. Its event is in the dedupe window of submits, which
 -- outlives the question and the task. Keys of submits begin with a source, which is never empty.
 local function key_of_answer(args) return '\n' .. args[1] .. '\n' .. args[2] .. '\n' .. args[5] end
 
@@ -55,7 +55,7 @@ local function signal(keys, args)
   if not v[2] then return not_open(base, args, 'no_request') end
   if not is_id_of(v[2], args[2], run .. ':' .. step) then return not_open(base, args, 'no_request') end
   if not v[1] then return not_open(base, args, 'answered') end
-  -- The question as its client sees it follows the time, and begins with what it expects.
+  -- After the time comes the question as the client sees it, which begins with what it expects.
   if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then
     local wrong = no_verdict(args[3])
     if wrong then return {'invalid', wrong} end

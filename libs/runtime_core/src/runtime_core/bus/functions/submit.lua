@@ -124,7 +124,7 @@ local function store_submitted(base, args, key, stream, entry, created, tenant, 
   if flags ~= '' then redis.call('HSET', key, TASK.flags, flags) end
 end
 
--- The reply to a submit that may not start, or nil and what a start needs: the values of `meta`, the agent's stream,
+-- The reply to a submit that may not start; or nil and the data for a start: the values of `meta`, the agent's stream,
 -- whether the task waits for its turn, its priority, and of a named tenant the name, when its next task is due, and now.
 local function check_submit(base, args, key, task_token)
   local task = args[1]

@@ -5,7 +5,7 @@
 --      2 topic, prefix or '' · 3 agent · 4 '1' to deliver here, '' if the caller does it (several partitions)
 -- RETURNS 1 · 0 if there is an equal subscription
 
--- The id of the newest message that is kept now. Ids follow the server's clock, and several can share a millisecond.
+-- The id of the newest kept message. Ids follow the server's clock, and several can share a millisecond.
 local function newest_undelivered(base)
   local now = server_ms()
   local found = redis.call('XRANGE', base .. 'undelivered', text(now), '+')

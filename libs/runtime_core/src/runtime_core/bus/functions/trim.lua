@@ -1,5 +1,5 @@
--- Trims the record stream behind the slower of its two groups. The groups are fixed here: if one is missing, nothing is
--- trimmed and it is recreated at 0.
+-- Trims the record stream behind the slower of its two groups. The groups are fixed: if one is missing, it is recreated
+-- at 0 and nothing is trimmed.
 -- KEYS 1 base · RETURNS {entries removed, groups recreated}
 local function trim(keys, args)
   local key = keys[1] .. 'record'

@@ -1,5 +1,5 @@
--- Requests a task's output stream for a reader: its final event goes there too. With `n`, requests the ends of its runs
--- on the stream of state changes.
+-- Requests a task's output stream for a reader, with its final event. With `n`, requests the ends of its runs on the
+-- stream of state changes.
 -- KEYS 1 base · ARGV 1 task · 2 '1' if its steps are wanted too, from now on; or 'n'
 -- RETURNS 1, or 0 if the task has ended or is not known
 local function watch(keys, args)

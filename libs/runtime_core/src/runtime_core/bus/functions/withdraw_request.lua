@@ -1,5 +1,5 @@
--- Withdraws a request: nobody wants the task's answer any more. Nothing ends: a running handler learns of it by its
--- heartbeat, a handler that starts later by this mark, and each decides whether to continue.
+-- Withdraws a request: nobody wants the task's answer any more. Nothing ends: a running handler learns of it from its
+-- heartbeat, a later one from this mark, and each decides whether to continue.
 -- KEYS 1 base · ARGV 1 task
 -- RETURNS 'OK' · 'DONE' if the task has ended or is not known
 local function withdraw_request(keys, args)

@@ -50,7 +50,7 @@ MAX_FOLDER_LENGTH = 30
 STARTED_OUTPUT = b"--block"
 """The text that Ray prints once it accepts drivers."""
 LOCAL_ENVIRONMENT = {
-    # Nobody else uses it, and its token would have to be kept in the home folder.
+    # Nobody else uses this Ray, and a token would have to be stored in the home folder.
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": str(int(LOCAL_START_SECONDS)),

@@ -309,7 +309,7 @@ class _Map:
     def _take(self, places: int) -> list[int]:
         if self._alone:
             return [self._alone.popleft()]
-        # Keeps all places busy until the end.
+        # Keeps all slots busy until the end.
         most = min(self._at_once, MAX_CALL_ITEMS, 1 + len(self._waiting) // places)
         taken: list[int] = []
         size = 0

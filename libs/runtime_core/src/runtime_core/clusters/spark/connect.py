@@ -1,6 +1,6 @@
 """Spark Connect: a local server if no other one is named, and sessions on any server.
 
-The local server is a process of its own and ends with this one. Sessions report progress, and their errors show
+The local server is a separate process and ends with this one. Sessions report progress, and their errors show
 whether the server or the session is lost.
 """
 

@@ -88,7 +88,7 @@ def saves_state(agent: Any) -> bool:  # Any: any class with the methods of an ag
 
 
 def locks_itself(cls: type) -> bool:
-    """Return whether this is a class of AgentChat agents, which have queues of their own."""
+    """Return whether this is a class of AgentChat agents, which have their own queues."""
     # Not imported here: a program without AgentChat need not have it.
     module = sys.modules.get("autogen_agentchat.teams._group_chat._sequential_routed_agent")
     return module is not None and issubclass(cls, module.SequentialRoutedAgent)

@@ -7,7 +7,7 @@ end
 
 -- Starts what a step calls. Returns the call's kind, or nil and the error (JSON) that answers the step at once; whether
 -- the task has a child run by it; and whether something was written to the task's output. `digest` is the step's if the
--- task was reopened, else nil: a child run of the same request goes on from its journal.
+-- task was reopened, else nil: a child run of the same request continues from its journal.
 local function start_call(base, task, run, step, target, name, call_key, data, context, ms, digest)
   local kind = string.sub(target, 1, 1)
   local child = run .. '/' .. step

@@ -1,4 +1,4 @@
--- Who waits for whom: calls back into a busy instance, and circles of requests that would wait forever.
+-- Finds out who waits for whom: call backs into a busy instance, and circles of requests that would wait forever.
 
 -- Does `holder` (task|run) wait for `run`? Run ids are paths, so the call chain can be read from them.
 local function waits_for(holder, task, run)

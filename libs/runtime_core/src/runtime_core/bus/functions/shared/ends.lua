@@ -26,7 +26,7 @@ end
 local function free_child(base, task, child, inst, digest)
   local rk = run_key(base, task, child)
   local cur = redis.call('HGET', rk, RUN.current)
-  -- A run that nobody waits for is never requested again.
+  -- Nobody requests a run again if nobody waits for it.
   local kept = digest and digest ~= '' and keep_child(base, task, child, digest)
   if not kept then redis.call('DEL', rk) end
   if inst ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then
@@ -34,8 +34,8 @@ local function free_child(base, task, child, inst, digest)
   end
 end
 
--- Frees what an ended task holds: child runs, their instances, timers. Work in flight is freed by its own late commit or
--- by its adopter, since two turns must never run at once on one instance. `reopens`: the task may be reopened, so the
+-- Frees everything that an ended task holds: child runs, their instances, timers. Its late commit or its adopter frees
+-- work in flight, since two turns must never run at once on one instance. `reopens`: the task may be reopened, so the
 -- journals of its child runs stay.
 local function free_children(base, task, fields, reopens)
   local listed, digests = false, reopens and digests_of_children(base, task, fields) or {}
@@ -110,7 +110,8 @@ local function record_end(base, task, ending, flags, status, result, steps, ms, 
   redis.call('XADD', base .. 'record', '*', unpack(ended))
 end
 
--- Repeats of the submit learn how its task ended. A line that is new had left the dedupe window, so it goes again. pcall:
+-- Repeats of the submit learn how its task ended. If the line is new, it had left the dedupe window, so it is removed
+-- again. pcall:
 -- if another program stores something else there, only the answers to repeats are lost.
 local function note_end(base, task, head, status)
   local field = head.source .. '\n' .. head.id
@@ -157,7 +158,8 @@ local function end_child(base, task, run, inst, status, ms, payload)
   local parent, step = parent_of(run)
   local key = base .. 'task:' .. task
   local flags, kept = redis.call('HGET', key, TASK.flags) or '', false
-  -- A dead letter below the run may have failed it. If that letter reopens the task, the run goes on from its journal.
+  -- A dead letter of a run below may have failed this one. If that letter reopens the task, this run continues from its
+  -- journal.
   if status == RESULT.error and string.find(flags, FLAG.letters, 1, true) then
     local digest = digest_of(redis.call('HGET', run_key(base, task, parent), RUN.missing .. step) or '')
     kept = digest ~= '' and keep_child(base, task, run, digest, true)

@@ -1,6 +1,6 @@
 -- Steps on a cluster (Ray, Spark): which gateways serve a stream, and how long a step waits for one.
 
--- How many gateways serve an engine's stream: those that have announced it, and live.
+-- The number of gateways that serve an engine's stream: those that have announced it and are alive.
 local function gateways_of(base, stream)
   local live = 0
   for _, member in ipairs(redis.call('ZRANGE', base .. 'gateways', 0, -1)) do

@@ -50,7 +50,7 @@ local TASK = {
   withdrawn = 'wd',         -- set once nobody wants the task's answer
 }
 
--- What a task's end has to clean up or to tell.
+-- Things that a task's end has to clean up or report.
 local FLAG = {
   output = 'o',             -- it has an output stream
   steps_shown = 'r',        -- its steps are shown on that stream
@@ -78,7 +78,7 @@ local RESULT = {ok = 'K', error = 'E'}
 local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', human = 'h'}
 
 -- How a step's result wakes its run: by itself, not at all, or (followed by a name) by a reply stream, to a turn that
--- goes on. `g<n>` wakes it with the last result of that group.
+-- continues. `g<n>` wakes it with the last result of that group.
 local WAKES = {alone = '!', never = '0', by_reply = '>'}
 
 -- An entry on a work stream, and on the streams `asks` and `undelivered`.
@@ -91,7 +91,7 @@ local ENTRY = {
   bytes_before = 'n',       -- on `undelivered`: how many bytes the stream had taken before this entry, since it began
 }
 
--- An entry on a client's reply stream or on `replies`; of a result to a turn that goes on, `task` is `task|run|step`.
+-- An entry on a client's reply stream or on `replies`; of a result to a turn that continues, `task` is `task|run|step`.
 local REPLY = {task = 't', data = 'd', trace = 'x', answered_by = 'l', state = 's'}
 
 -- An entry on the record stream. The last one of a task has `ending`: status, agent, steps, created, ended, session, one

@@ -10,7 +10,7 @@ local function is_below(base, agent, key, ref)
   return busy and holder_above(busy, ref) and not interleaves(base, agent)
 end
 
--- The run goes on: unless a nested run is in flight on its instance, which then wakes it at its end.
+-- Resumes the run, unless a nested run is in flight on its instance, which then wakes it at its end.
 local function resume(base, task, run, stream, agent, key, turn, step, value)
   if key ~= '' then
     local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders)
@@ -19,10 +19,10 @@ local function resume(base, task, run, stream, agent, key, turn, step, value)
   return append_resume(base, task, run, stream, agent, key, turn, step, value)
 end
 
--- A nested run has changed the instance's state: the run below sees the change from the step on whose result came
--- after it, live and replayed. Its turn number increases, whether it is resumed now or later, so that no run kept in
--- memory matches it: it is replayed. The state is stored with that number, because a replay takes the steps in the
--- order of the program. Returns the turn, and whether the state has changed.
+-- A nested run has changed the instance's state. The run below sees the change from the first step on whose result came
+-- later, live and in replays. Its turn number increases, whether it is resumed now or later, so that no run in memory
+-- matches it and it is replayed. The state is stored with that number, because a replay takes the steps in the order of
+-- the program. Returns the turn, and whether the state has changed.
 local function keep_override(rk, key, turn, step)
   if key == '' then return turn, false end
   local override = redis.call('HGET', rk, RUN.override)
@@ -61,8 +61,8 @@ local function is_held_back(rk, step)
   return false
 end
 
--- A run that called in mid-turn would continue with the answer, while a nested run on its instance is in flight: one of
--- their changes of the state would be lost. It gets the answer when the nested run is over.
+-- With the answer, a run that called in mid-turn would continue while a nested run on its instance is in flight, and
+-- one of their changes of the state would be lost. So it gets the answer when the nested run has ended.
 local function hold_back(rk, step, status, ms, payload)
   local all = all_held_back(rk)
   local n = #all

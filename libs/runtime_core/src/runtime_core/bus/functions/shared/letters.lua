@@ -8,10 +8,10 @@
 -- its oldest ones, so a flood trims its own letters and not those of others. pcall: if another program has put
 -- something else in the place of these keys, only the counts are lost.
 
--- Only its letter lets a parked run continue. The number of open tasks bounds these letters.
+-- A parked run can continue only by its letter. The number of open tasks bounds these letters.
 local PARKED = 'parked'
 
--- A dead letter of a task is gone. Returns whether another one still pins the task.
+-- Notes that a dead letter of a task is gone. Returns whether another one still pins the task.
 local function unpin(key, flags)
   if redis.call('HINCRBY', key, TASK.letters, -1) > 0 then return true end
   redis.call('HDEL', key, TASK.letters)
@@ -81,7 +81,7 @@ do
     return bytes
   end
 
-  -- The newest errors that fit, as JSON. Half of the space stays free, so that not every retry reads them all.
+  -- The newest errors that fit, as JSON. Half of the space stays free, so that few retries need to read all of them.
   function dead.errors(errors)
     if #errors <= ERRORS_MAX then return errors end
     local read, all = pcall(cjson.decode, errors)

@@ -8,7 +8,8 @@ local function count_mail(base, inst, depth)
   if depth > 0 then redis.pcall('ZADD', base .. 'mailboxes', depth, inst) else redis.pcall('ZREM', base .. 'mailboxes', inst) end
 end
 
--- A nested run takes the instance from its holders. The newest of them is listed with those who wait, for `circle`.
+-- A nested run takes the instance over from its holders. The newest holder is listed among the waiting runs, for
+-- `circle`.
 local function put_on_top(base, inst, busy, ref)
   local task, run = split_ref(top_of(busy))
   if task then enter_line(base, task, run, inst) end
@@ -48,7 +49,7 @@ local function startable(base, ref)
   return task, run
 end
 
--- The instance's newest run waits: a nested call that came in meanwhile may start on top of it.
+-- The instance's newest run waits, so a nested call that came in meanwhile may start on top of it.
 local function start_nested(base, inst, busy)
   local list = base .. 'nest:' .. inst
   for _ = 1, 50 do
@@ -97,7 +98,7 @@ local function start_first(base, inst, list)
   return false, taken
 end
 
--- The instance has no holder any more: the next event starts, of the nested calls or of the mailbox.
+-- The instance has no holder any more: the next nested call, or else the next event of the mailbox, starts.
 local function start_next(base, inst)
   local key = base .. 'inst:' .. inst
   local started, taken, left = start_first(base, inst, 'nest:'), false, 0
@@ -126,8 +127,9 @@ local function release(base, inst, task, run)
   if not busy then return end
   local ref = task .. '|' .. run
   if top_of(busy) ~= ref then
-    -- An ended run in the middle of the stack: only its own place is removed. One that does not hold the instance stays
-    -- where it is: a late copy of its delivery is settled while it waits in the mailbox, where `circle` must find it.
+    -- For an ended run in the middle of the stack, only its own place is removed. A run that does not hold the instance
+    -- stays where it is: a late copy of its delivery is settled while it waits in the mailbox, where `circle` must find
+    -- it.
     local kept, held = {}, false
     for _, line in ipairs(lines(busy)) do
       if line == ref then held = true else kept[#kept + 1] = line end

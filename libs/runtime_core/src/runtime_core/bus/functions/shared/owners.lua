@@ -1,4 +1,4 @@
--- Owners: who is alive.
+-- Owners, and whether they are alive.
 
 -- Owners that were alive when a function last looked, by partition. Only `beat` and `leave` remove owners; they remove
 -- them here too. A function of another release removes an owner from the set alone, and so does the stream of a master

@@ -24,7 +24,8 @@ function QUEUE.unread(base, stream)
   return math.max(0, length - tonumber(pending[1] or 0))
 end
 
--- Must a new task wait? `length` is that of its stream, `most` how many unread entries the stream may have.
+-- Whether a new task must wait. `length` is that of its stream, `most` the number of unread entries that the stream may
+-- have.
 function QUEUE.is_needed(base, stream, length, most, queued)
   if queued > 0 and redis.call('HEXISTS', base .. 'queues', stream) == 1 then return true end
   return length >= most and QUEUE.unread(base, stream) >= most
@@ -63,7 +64,7 @@ function QUEUE.leave(base, task, header)
   QUEUE.count_down(base, head.stream, redis.call('ZREM', QUEUE.key(base, head.stream, head.tenant), task))
 end
 
--- Whether refills will reach a waiting task.
+-- Whether a refill will find this waiting task.
 function QUEUE.holds(base, task, header)
   local head = header_of(header)
   return redis.call('HEXISTS', base .. 'queues', head.stream) == 1
@@ -140,7 +141,7 @@ function QUEUE.refill(base, stream, want, now)
       if done then
         gone, entry = gone + 1, moved or ''
       else
-        -- A task that cannot start (a key of another type) goes behind all others, and holds up none of them.
+        -- A task that cannot start (a key of another type) goes behind all others and blocks none of them.
         local order = redis.call('HINCRBY', queues, 'seq', 1) + 10 * QUEUE.PRIORITY
         redis.call('ZADD', key, text(order), task)
       end
@@ -171,8 +172,8 @@ function QUEUE.refill_all(base, want, now, streams)
   return tonumber(redis.call('HGET', base .. 'meta', 'queued') or '0')
 end
 
--- May a named tenant start one more task? Returns nil and when its next task is due (ms) or '', else a message and the
--- seconds until a retry makes sense. It only removes ended tasks from the open ones, and writes nothing else.
+-- Checks whether a named tenant may start one more task. Returns nil and when its next task is due (ms) or '', else a
+-- message and the seconds until a retry makes sense. Its only write removes ended tasks from the open ones.
 function QUEUE.refuse(base, tenant, now)
   local _, most, rate = QUEUE.settings(base, tenant)
   local open = base .. 'open:' .. tenant

@@ -43,9 +43,9 @@ local function forget_waits(base, task, run, gone, goes_on)
   return has_journal
 end
 
--- Keeps the journal of a child run that has failed (`goes_on`: its task has not ended), or was open when its task ended,
--- for the run that called it. Without `current`, no commit, resume or redrive finds the run meanwhile. Returns whether
--- there is a journal.
+-- Keeps the journal of a child run for the run that called it: the child has failed (`goes_on`: its task has not
+-- ended), or was open when its task ended. Without `current`, no commit, resume or redrive finds the run meanwhile.
+-- Returns whether there is a journal.
 local function keep_child(base, task, run, digest, goes_on)
   local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.open_asks, RUN.override,
     RUN.state_at_start}
@@ -61,7 +61,7 @@ local function drop_kept_child(base, task, field)
   redis.call('HDEL', base .. 'task:' .. task, field)
 end
 
--- The task has ended: a run that failed before waits for its child runs no longer. `field` is any field of the task.
+-- The task has ended, so a run that failed before no longer waits for its child runs. `field` is any field of the task.
 local function end_kept_child(base, task, field)
   if string.sub(field, 1, 2) ~= TASK.kept_child then return end
   if not forget_waits(base, task, string.sub(field, 3), {}) then drop_kept_child(base, task, field) end

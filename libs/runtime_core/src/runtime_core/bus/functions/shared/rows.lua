@@ -13,7 +13,7 @@ local function usage_of_row(usage)
   return ',"usage":' .. cjson.encode(amounts)
 end
 
--- Rows of the steps that a run has finished in mid-turn and that no commit will write: `w` is the run's field. They
+-- Rows of the steps that a run has finished in mid-turn and no commit will write: `w` is the run's field. They
 -- have kind, name, time and usage. Values stay out, since the process that commits them would redact their secrets.
 -- Returns the rows without brackets, and their number.
 local function unwritten_rows(base, task, run, w)

@@ -28,8 +28,7 @@ local function list_start(base, task, created)
   redis.pcall('ZADD', base .. 'open', created, task)
 end
 
--- Stores a task that nobody has submitted; `entry` is that of its start event, or the word for the place where it
--- waits.
+-- Stores a task that was not submitted; `entry` is that of its start event, or the word for where it waits.
 local function store_task(base, task, stream, agent, key, data, context, from, entry)
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
   list_start(base, task, created)
