@@ -516,8 +516,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "trim",
         "slowest",
-        "low, low_ms, low_seq = other, other_ms, other_seq end",
-        "end",
+        "low, low_ms, low_seq = other, other_ms, other_seq\n",
+        "\n",
         "nothing is trimmed that the recorder has not stored",
         "contracts:record_trimming",
     ),

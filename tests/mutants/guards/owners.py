@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mark_started",
         "missing",
-        "if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then return redis.status_reply('DONE') end",
+        "if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then\n    return redis.status_reply('DONE')\n  end",
         "",
         "a call that has its result does not start",
         "contracts:calls_once",

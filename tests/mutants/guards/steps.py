@@ -16,7 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "journaled_by_another",
-        "turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] or ",
+        "turn.owner and turn.owner ~= args[3] .. ' ' .. args[1]\n    or ",
         "",
         "a turn that another process has restarted is not committed before its steps were compared",
         "contracts:kept_turns",
@@ -183,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "begin_turn",
         "one_process",
-        "if begun == entry and not is_mine and args[5] ~= '1' and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end",
+        "if begun == entry and not is_mine and args[5] ~= '1' and redis.call('ZSCORE', base .. 'alive', other) then\n    return redis.status_reply('BUSY')\n  end",
         "",
         "two living processes are never in one turn",
         "contracts:finished_steps",

@@ -36,7 +36,8 @@ local function answer_request(keys, args)
   close_request(base, task, run, step)
   redis.call('HINCRBY', key, 'steps', 1)
   record_rows(base, task, flags, '[{"run":' .. quote(run .. '/' .. step) ..
-    ',"kind":"agent","name":' .. quote(args[6]) .. ',"status":"' .. (args[4] == RESULT.ok and 'completed' or 'failed') ..
+    ',"kind":"agent","name":' .. quote(args[6]) .. ',"status":"' ..
+    (args[4] == RESULT.ok and 'completed' or 'failed') ..
     '","started":' .. now .. ',"ended":' .. now .. ',"cause":' .. quote(args[7]) ..
     (args[4] == RESULT.ok and ',"output":' or ',"error":') .. args[5] .. '}]')
   return 'OK'

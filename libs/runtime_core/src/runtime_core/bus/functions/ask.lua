@@ -13,7 +13,8 @@
 local FIRST_PART = 10
 local ASKABLE = {[PART.call] = true, [PART.message] = true, [PART.publish] = true}
 
--- Reads every key that the parts are about to write. Returns how many there are, or nil and an error for a malformed one.
+-- Reads every key that the parts are about to write. Returns how many there are, or nil and an error for a malformed
+-- one.
 local function check_asked(base, args, task, run)
   local at = FIRST_PART
   for _ = 1, tonumber(args[9]) do
@@ -37,8 +38,8 @@ local function call_now(base, args, turn, at)
   local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
   local digest, data = args[at + 5], args[at + 7]
   local reopened = string.find(turn.flags, FLAG.reopened, 1, true)
-  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data, args[at + 8],
-    now, reopened and digest)
+  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data,
+    args[at + 8], now, reopened and digest)
   if has_child then turn.flags = flag(turn.flags, FLAG.children) end
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
   if kind then
@@ -99,7 +100,8 @@ local function ask(keys, args)
   local limit = max_steps_of(v[2])
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
 
-  local turn = {key = key, run_key = rk, flags = v[4] or '', wait = WAKES.by_reply .. args[7], answers = {'OK'}, opened = 0}
+  local turn = {
+    key = key, run_key = rk, flags = v[4] or '', wait = WAKES.by_reply .. args[7], answers = {'OK'}, opened = 0}
   if inst ~= '' and args[8] ~= '' and not asked_before(rk, args) then
     redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.working_state, args[8])
   end

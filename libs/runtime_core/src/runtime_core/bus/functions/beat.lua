@@ -3,7 +3,8 @@
 -- stops, so a broker pause declares nobody dead. Consumers that are constantly killed and restarted still advance it
 -- together.
 -- KEYS 1 base
--- ARGV 1 owner · 2 lease ms · 3 longest step of the clock, ms · 4 '1' at the first beat · 5 ms: tasks stopped from then on
+-- ARGV 1 owner · 2 lease ms · 3 longest step of the clock, ms · 4 '1' at the first beat
+--      5 ms: report tasks stopped from then on
 -- RETURNS {'OK', server ms, owners declared dead, task stopped…} · {'FENCED'}: this owner was declared dead
 local function beat(keys, args)
   local base = keys[1]
@@ -21,7 +22,9 @@ local function beat(keys, args)
   local reply = {'OK', text(now), #dead}
   if args[5] ~= '' then
     -- Includes those of the same millisecond: some were reported before, others came after that beat.
-    for _, task in ipairs(redis.call('ZRANGEBYSCORE', base .. 'stopped', args[5], '+inf')) do reply[#reply + 1] = task end
+    for _, task in ipairs(redis.call('ZRANGEBYSCORE', base .. 'stopped', args[5], '+inf')) do
+      reply[#reply + 1] = task
+    end
   end
   return reply
 end

@@ -19,7 +19,8 @@ local function grant(wanted, used, limits, held)
       -- Sums of fractions are not exact: usage at the limit is within it.
       local tolerance = limit * 1e-9
       if least > free + tolerance then
-        return nil, string.format('LIMIT the next model call needs at least %.14g %s, and of the task\'s max_%s=%.14g it has used %.14g',
+        return nil, string.format(
+          'LIMIT the next model call needs at least %.14g %s, and of the task\'s max_%s=%.14g it has used %.14g',
           least, name, name, limit, used[name] or 0)
       end
       if least > free - others + tolerance then
@@ -42,7 +43,8 @@ local function begin_call(keys, args)
   if args[6] ~= '' then
     local own, refused = run .. '|' .. step, nil
     held[own] = nil
-    granted, refused = grant(cjson.decode(args[6]), used and cjson.decode(used) or {}, limits and cjson.decode(limits) or {}, held)
+    granted, refused = grant(cjson.decode(args[6]), used and cjson.decode(used) or {},
+      limits and cjson.decode(limits) or {}, held)
     if refused then return redis.status_reply(refused) end
     if next(granted) then held[own] = granted end
   end

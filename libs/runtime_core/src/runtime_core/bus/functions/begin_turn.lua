@@ -13,7 +13,9 @@ local function begin_turn(keys, args)
   if lost then return lost end
   local begun, other = string.match(turn_owner or '', '^(%S+) (.*)$')
   local is_mine = begun == entry and other == owner
-  if begun == entry and not is_mine and args[5] ~= '1' and redis.call('ZSCORE', base .. 'alive', other) then return redis.status_reply('BUSY') end
+  if begun == entry and not is_mine and args[5] ~= '1' and redis.call('ZSCORE', base .. 'alive', other) then
+    return redis.status_reply('BUSY')
+  end
   if not is_mine then redis.call('HSET', run_hash, RUN.turn_owner, entry .. ' ' .. owner) end
   return {unrecorded or '', has_asked and '1' or ''}
 end

@@ -16,7 +16,7 @@ local function cancel(keys, args)
   if ENDED[status] then return {'ended', status} end
   local ending = check_end(base, task, header, flags or '', 'cancelled')
   if current == 'queue' then QUEUE.leave(base, task, header) end
-  end_task(base, task, ending, flags or '', 'cancelled', error_json('Cancelled', args[2]), steps or '0', now, '[]', false,
-    in_flight(current))
+  end_task(base, task, ending, flags or '', 'cancelled', error_json('Cancelled', args[2]), steps or '0', now, '[]',
+    false, in_flight(current))
   return {'cancelled'}
 end

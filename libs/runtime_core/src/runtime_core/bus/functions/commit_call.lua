@@ -2,11 +2,12 @@
 -- the run's resume if no other result is missing.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run (the call's own: parent run + '/' + step) · 6 status `K` or `E`
---      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps) · 10 steps in the record
+--      7 now (epoch ms, 13 digits) · 8 result (JSON), or the error object · 9 record (JSON steps)
+--      10 steps in the record
 --      11 usage of the call (JSON) or '' · 12 traceparent of the span that made it or ''
 --      13 '1' if it was marked as started
--- RETURNS 'OK', also if its usage is over the task's limit, which ends the task here · 'DONE' if the step has its result
---         or the task is over · 'FENCED'
+-- RETURNS 'OK', also if its usage is over the task's limit, which ends the task here
+--         · 'DONE' if the step has its result or the task is over · 'FENCED'
 
 -- A call that may not be repeated has ended: remove its mark.
 local function forget_mark(base, args)

@@ -2,8 +2,8 @@
 -- finally the release of the instance.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run · 6 instance (`agent/key`) or ''
---      7 mode: `w` the run waits, `c` it completed, `f` it failed, `k` it failed and a task that ends with it is cancelled,
---        `x` the whole task fails (over a limit)
+--      7 mode: `w` the run waits, `c` it completed, `f` it failed, `k` it failed and a task that ends with it is
+--        cancelled, `x` the whole task fails (over a limit)
 --      8 now (epoch ms) · 9 record (JSON steps) or '' · 10 steps in the record
 --      11 output or error object; for `w` the state in mid-run ('' unchanged) · 12 new state or '' (for `c`)
 --      13 number of parts, then each part, its letter first:
@@ -12,25 +12,24 @@
 --          stream `@<partition>:<task>`, or `@<partition>:<task>:<ms>` with its own time limit: an instance in another
 --          partition, where a separate task calls it
 --        t step digest wait after_ms status payload        a timer that answers the step
---        q step digest wait data timeout_ms ('' none) default ('' none)   a question; data is JSON for `weft.human.requested`
+--        q step digest wait data timeout_ms ('' none) default ('' none)   a question: data of `weft.human.requested`
 --        s task agent key data context step digest         a message that nobody waits for: a separate task
 --        p id topic key data context sender step digest    a message to every subscriber of the topic
 --        a step wait                                       waits again for a step of an earlier turn
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
---        j step                                            a step that the turn has journaled in its middle: only for `w`
---          and `c`
+--        j step                                            a step that was journaled in mid-turn: only for `w` and `c`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
---         'FENCED' if the owner was declared dead · 'LIMIT <why>' over a limit of the task · 'LOST' if the journal lacks a
---         step of the turn, or another owner has been in the turn since: the server has lost its last writes · all three:
---         nothing was written
+--         In the next three cases nothing was written: 'FENCED' if the owner was declared dead · 'LIMIT <why>' over a
+--         limit of the task · 'LOST' if the journal lacks a step of the turn, or another owner has been in the turn
+--         since: the server has lost its last writes
 
 local MODE = {waits = 'w', completed = 'c', failed = 'f', cancelled = 'k', over_limit = 'x'}
 local STATUS_OF_MODE = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
 local FIRST_PART = 14
 
--- The data of task and run for a commit, and the task's status, the run's `current`, header and number of turns.
--- The table also lists the fields of the run that the commit writes, names and values in turn. It has no more than eight
+-- The data of task and run for a commit, and the task's status, the run's `current`, header and number of turns. The
+-- table also lists the fields of the run that the commit writes, names and values in turn. It has no more than eight
 -- named fields on the usual paths: a larger one would cost measurable time.
 local function read_turn(base, args)
   local task, run = args[4], args[5]
@@ -38,7 +37,8 @@ local function read_turn(base, args)
   local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current, RUN.turn, RUN.unrecorded,
     RUN.turn_owner)
   local turn = {
-    key = key, run_key = key, task_header = v[2], unrecorded = v[7], owner = v[8], steps = tonumber(v[3] or '0') + tonumber(args[10]),
+    key = key, run_key = key, task_header = v[2], unrecorded = v[7], owner = v[8],
+    steps = tonumber(v[3] or '0') + tonumber(args[10]),
     flags = v[4] or '', stored_flags = v[4] or '',
   }
   if run == FIRST_RUN then return turn, v[1], v[5], v[2], v[6] end
@@ -51,11 +51,12 @@ end
 -- Whether the server has lost a step that the turn has journaled: another owner may have restarted the turn and stored
 -- another result.
 local function lacks_step(args, turn, step)
-  return turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] or redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0
+  return turn.owner and turn.owner ~= args[3] .. ' ' .. args[1]
+    or redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0
 end
 
--- Stores the parts that describe the turn itself. Returns an error for a malformed part, and for a step that the journal
--- lacks.
+-- Stores the parts that describe the turn itself. Returns an error for a malformed part, and for a step that the
+-- journal lacks.
 local function read_parts(args, turn)
   local at = FIRST_PART
   for _ = 1, tonumber(args[13]) do
@@ -249,8 +250,8 @@ local function put_call(base, args, turn, at)
   local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
   local digest, wait, data, now = args[at + 5], args[at + 6], args[at + 7], args[8]
   local reopened = string.find(turn.flags, FLAG.reopened, 1, true)
-  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data, args[at + 8],
-    now, reopened and digest)
+  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data,
+    args[at + 8], now, reopened and digest)
   if has_child then turn.flags = flag(turn.flags, FLAG.children) end
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
   if kind then return put_missing(turn, step, digest, kind, wait) end

@@ -1,6 +1,7 @@
 -- Creates a run node or a group of nodes, unless this id exists. The server refuses it at maxmemory.
 -- KEYS 1 base · ARGV 1 `node` or `group` · 2 id · 3 its constant part (JSON) · 4 its group, or the parent group, or ''
---      5 the root node of its subgroup, or '' · 6 how long it is kept while it has not ended (s) · 7 indexes, one a line
+--      5 the root node of its subgroup, or '' · 6 how long it is kept while it has not ended (s)
+--      7 indexes, one per line
 --      8… a group's root nodes
 -- RETURNS {'created'} · {'known'} it exists with equal content · {'other'} with other content · {'no_group', id}
 --         {'ended', id, status} the group has · {'no_sub_group', root} · {'full', id} · {'overloaded', message}

@@ -8,8 +8,8 @@ local function expire_request(base, task, run, step, request, now)
   local place, agent, asked, limit = request[1], request[2], request[6], request[7]
   local partition, there = string.match(place, '^@(%d+):(.*)$')
   local error = error_json('RequestTimeout', string.format(
-    'agent %s/%s in partition %s has not answered within %.14g s (task %s there). If two agents wait for each other, ' ..
-    'break the circle. If the work takes longer, raise WEFT_REQUEST_TIMEOUT_SECONDS.',
+    'agent %s/%s in partition %s has not answered within %.14g s (task %s there). If two agents wait for each ' ..
+    'other, break the circle. If the work takes longer, raise WEFT_REQUEST_TIMEOUT_SECONDS.',
     agent, request[3], partition, tonumber(limit) / 1000, there))
   answer(base, task, run, step, RESULT.error, now, error)
   redis.call('HDEL', key, TASK.child .. run .. '/' .. step)

@@ -13,12 +13,14 @@ local function emit(keys, args)
   if stored then return 'DONE' end
   local size, most = output_with(base, written, args[8])
   if not size then return 'LIMIT ' .. most end
-  seq, flags, unrecorded = next_seq(seq), flag(flags or '', FLAG.output), (unrecorded or '') .. args[5] .. '\temit\t' .. name .. '\n'
+  seq, flags, unrecorded = next_seq(seq), flag(flags or '', FLAG.output), (unrecorded or '') .. args[5] .. '\temit\t' ..
+    name .. '\n'
   -- First: it needs no check before, since it changes nothing if it fails.
   publish_delta(base, task, run, args[7], seq, args[8], name == 'chunk' and name or nil)
   local key = base .. 'task:' .. task
   if run == FIRST_RUN then
-    redis.call('HSET', key, step, args[6], RUN.unrecorded, unrecorded, 'seq', seq, TASK.output_bytes, size, TASK.flags, flags)
+    redis.call('HSET', key, step, args[6], RUN.unrecorded, unrecorded, 'seq', seq, TASK.output_bytes, size, TASK.flags,
+      flags)
   else
     redis.call('HSET', run_key(base, task, run), step, args[6], RUN.unrecorded, unrecorded)
     redis.call('HSET', key, 'seq', seq, TASK.output_bytes, size, TASK.flags, flags)

@@ -9,7 +9,9 @@ local function mark_started(keys, args)
   local status = redis.call('HGET', base .. 'task:' .. task, 'status')
   if not status or ENDED[status] then return redis.status_reply('DONE') end
   local parent, step = parent_of(args[3])
-  if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then return redis.status_reply('DONE') end
+  if redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 0 then
+    return redis.status_reply('DONE')
+  end
   if #redis.call('XRANGE', base .. args[4], args[5], args[5]) == 0 then return redis.status_reply('DONE') end
   local field, mark = task .. '/' .. args[3], args[1] .. ' ' .. args[6]
   if redis.call('HSETNX', base .. 'started', field, mark) == 1 then return 1 end

@@ -50,7 +50,9 @@ local function change_node(base, args)
   keep_node(base, id, v[4], over and retention_of(base) or seconds, now)
   tell_state(base, 'node/' .. id, to)
   if group_status then
-    if to == 'RUNNING' and group_status == 'INIT' then redis.call('HSET', base .. 'group:' .. group, NODE.status, 'RUNNING') end
+    if to == 'RUNNING' and group_status == 'INIT' then
+      redis.call('HSET', base .. 'group:' .. group, NODE.status, 'RUNNING')
+    end
     if to == 'FAILED' or to == 'TIMEOUT' then end_sub_group(base, group, v[3], 'FAILED', now) end
   end
   return {'moved'}

@@ -48,7 +48,8 @@ local function promote_deadline(base, member, task, now)
   redis.call('ZREM', base .. 'timers', member)
   if not live then return end
   if current == 'queue' then QUEUE.leave(base, task, header) end
-  end_task(base, task, ending, flags or '', 'failed', error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
+  end_task(base, task, ending, flags or '', 'failed',
+    error_json('TimeLimit', 'the task was not done within its timeout_seconds'),
     steps or '0', text(now), '[]', false, in_flight(current))
 end
 

@@ -85,7 +85,8 @@ end
 -- wakes a parked run.
 local function ask_again(base, rk, step, stream, digest, ended, fields)
   redis.call('HDEL', rk, RUN.result .. step)
-  redis.call('HSET', rk, RUN.missing .. step, digest .. string.sub(stream, 1, 1) .. (ended and WAKES.never or WAKES.alone))
+  redis.call('HSET', rk, RUN.missing .. step, digest .. string.sub(stream, 1, 1) ..
+    (ended and WAKES.never or WAKES.alone))
   if not ended then redis.call('HSET', rk, RUN.current, 'held') end
   redis.call('XADD', base .. stream, '*', unpack(fields))
 end
@@ -109,7 +110,8 @@ local function redrive(keys, args)
   local head = lines(named.h)
   local task, run, stream = head[3], head[4], named.stream
   local key = base .. 'task:' .. task
-  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.own_row, RUN.context, RUN.current, RUN.header, RUN.input)
+  local v = redis.call('HMGET', key, 'status', TASK.flags, TASK.own_row, RUN.context, RUN.current, RUN.header,
+    RUN.input)
   local ended, flags = ENDED[v[1]], v[2] or ''
   if ended and args[2] ~= '1' then return {'ended', task, v[1]} end
   -- Without `cur` the task is gone, or its journal was dropped with its end: there is nothing to continue from.

@@ -46,7 +46,8 @@ local function letter_of_run(task, run, r)
   local turn = r[3] or '0'
   local kind = turn == '0' and 'start' or 'resume'
   local letter = {'stream', stream, 'group', group_of(stream), 'entry', r[1], 'name', agent,
-    ENTRY.header, '1\n' .. kind .. '\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. instance_key .. '\n1\n' .. turn,
+    ENTRY.header,
+    '1\n' .. kind .. '\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. instance_key .. '\n1\n' .. turn,
     ENTRY.data, kind == 'start' and (r[4] or '') or ''}
   if r[5] then
     letter[#letter + 1] = ENTRY.context

@@ -1,4 +1,5 @@
--- Repeats a request that another partition has forgotten. The task there has the same id, so a repeat starts nothing twice.
+-- Repeats a request that another partition has forgotten. The task there has the same id, so a repeat starts nothing
+-- twice.
 -- KEYS 1 base · ARGV 1 member (`task|run|step`)
 -- RETURNS 'OK' · 'QUEUED' if the relay has not carried the request yet · 'DONE' if nobody waits for it any more
 local function repeat_request(keys, args)

@@ -48,7 +48,9 @@ local function retry(keys, args)
   local member = 'e|' .. stream .. '|' .. entry
   check_timers(base)
   settle(base, stream, entry)
-  if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flag(redis.call('HGET', key, TASK.flags) or '', FLAG.usage)) end
+  if usage then
+    redis.call('HSET', key, TASK.usage, usage, TASK.flags, flag(redis.call('HGET', key, TASK.flags) or '', FLAG.usage))
+  end
   redis.call('HSET', base .. 'delayed', member, cmsgpack.pack(kept))
   add_timer(base, task, member, now_ms(base) + tonumber(args[6]))
   if is_turn then redis.call('HSET', run_key(base, task, run), RUN.current, 'retry') end

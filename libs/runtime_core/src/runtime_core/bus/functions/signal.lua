@@ -17,9 +17,13 @@ local function no_verdict(value)
     return 'is no verdict: send true, false or {"verdict": "approve" | "deny" | "edit", "value", "reason"}'
   end
   for name in pairs(found) do
-    if not VERDICT_FIELDS[name] then return 'has the unknown field ' .. tostring(name) .. '; known are verdict, value, reason' end
+    if not VERDICT_FIELDS[name] then
+      return 'has the unknown field ' .. tostring(name) .. '; known are verdict, value, reason'
+    end
   end
-  if found.verdict == 'edit' and found.value == nil then return 'has the verdict edit and no value: send what it was edited to' end
+  if found.verdict == 'edit' and found.value == nil then
+    return 'has the verdict edit and no value: send what it was edited to'
+  end
   if found.reason ~= nil and type(found.reason) ~= 'string' then return 'has a reason that is no text' end
   return nil
 end
@@ -29,7 +33,8 @@ end
 local function key_of_answer(args) return '\n' .. args[1] .. '\n' .. args[2] .. '\n' .. args[5] end
 
 local function not_open(base, args, ...)
-  if args[5] and args[5] ~= '' and redis.call('HGET', base .. 'seen', key_of_answer(args)) == redis.sha1hex(args[3]) then
+  if args[5] and args[5] ~= ''
+    and redis.call('HGET', base .. 'seen', key_of_answer(args)) == redis.sha1hex(args[3]) then
     return {'ok', 'before'}
   end
   return {...}

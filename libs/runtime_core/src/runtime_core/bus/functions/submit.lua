@@ -106,10 +106,12 @@ end
 -- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name. The
 -- retention goes with the task, so that its end need not read it.
 local function store_submitted(base, args, key, stream, entry, created, tenant, retention)
-  local header = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' .. args[11] ..
-    '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10] .. '\n' .. (tenant or '') .. '\n' .. (retention or '')
+  local header = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' ..
+    args[11] .. '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10] .. '\n' ..
+    (tenant or '') .. '\n' .. (retention or '')
   if args[9] ~= '' then
-    redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7], RUN.context, args[9])
+    redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7],
+      RUN.context, args[9])
   else
     redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7])
   end
@@ -125,7 +127,8 @@ local function store_submitted(base, args, key, stream, entry, created, tenant, 
 end
 
 -- The reply to a submit that may not start; or nil and the data for a start: the values of `meta`, the agent's stream,
--- whether the task waits for its turn, its priority, and of a named tenant the name, when its next task is due, and now.
+-- whether the task waits for its turn, its priority, and of a named tenant the name, when its next task is due, and
+-- now.
 local function check_submit(base, args, key, task_token)
   local task = args[1]
   local refused = find_task(base, args, key, task_token)

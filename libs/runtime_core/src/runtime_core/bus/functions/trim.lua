@@ -25,7 +25,9 @@ local function trim(keys, args)
   local other = passed['trajectory-recorder']
   local low_ms, low_seq = parts(low)
   local other_ms, other_seq = parts(other)
-  if other_ms < low_ms or (other_ms == low_ms and other_seq < low_seq) then low, low_ms, low_seq = other, other_ms, other_seq end
+  if other_ms < low_ms or (other_ms == low_ms and other_seq < low_seq) then
+    low, low_ms, low_seq = other, other_ms, other_seq
+  end
   if low_ms == 0 then return {0, 0} end
   return {redis.call('XTRIM', key, 'MINID', '=', text(low_ms) .. '-' .. text(low_seq + 1)), 0}
 end

@@ -5,7 +5,9 @@
 local function trim_letters(keys, args)
   local base = keys[1]
   redis.call('XLEN', base .. 'dead')
-  if redis.call('HGET', base .. 'meta', 'dead_max') ~= args[1] then redis.call('HSET', base .. 'meta', 'dead_max', args[1]) end
+  if redis.call('HGET', base .. 'meta', 'dead_max') ~= args[1] then
+    redis.call('HSET', base .. 'meta', 'dead_max', args[1])
+  end
   -- By the server's own clock, as entry ids are.
   local now = server_ms()
   local old = dead.trim_old(base, now - tonumber(args[2]), now)

@@ -31,7 +31,8 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
       if kept then redis.call('DEL', run_key(base, task, child)) end
       return nil, refused, false
     end
-    redis.call('HSET', run_key(base, task, child), RUN.current, cur, RUN.header, target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
+    redis.call('HSET', run_key(base, task, child), RUN.current, cur, RUN.header,
+      target .. '\n' .. name .. '\n' .. call_key .. '\n\n' ..
       (in_flight(cur) and ms_of(cur) or ms) .. '\n0', RUN.input, data, RUN.context, context)
     redis.call('HSET', base .. 'task:' .. task, TASK.child .. child, call_key ~= '' and (name .. '/' .. call_key) or '')
     return kind, nil, true

@@ -14,8 +14,8 @@ local function check_record(base, task, flags)
   check_shown(base, task, flags)
 end
 
--- An instance that is entered or released, and the runs that hold it. `stream` is where its events go. Returns the number
--- of runs in its mailbox.
+-- An instance that is entered or released, and the runs that hold it. `stream` is where its events go. Returns the
+-- number of runs in its mailbox.
 local function check_instance(base, inst, stream)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   redis.call('LLEN', base .. 'nest:' .. inst)
@@ -68,7 +68,8 @@ end
 local function check_end(base, task, header, flags, status, first)
   local head = header_of(header)
   local ending = {head = head}
-  ending.retention = head.retention ~= '' and head.retention or redis.call('HGET', base .. 'meta', 'retention') or '3600'
+  ending.retention = head.retention ~= '' and head.retention or redis.call('HGET', base .. 'meta', 'retention')
+    or '3600'
   if not first then check_stream(base, 'record') end
   if head.to ~= '' and not is_client(base, head.to) then check_stream(base, 'replies') end
   if status ~= 'completed' then

@@ -65,15 +65,16 @@ end
 local function store_end(key, ending, pinned, status, final, ms, steps)
   local head = ending.head
   if pinned then
-    redis.call('HSET', key, 'status', status, TASK.final, final, 'ended', ms, 'steps', steps, TASK.own_row, ending.row and '1' or '0')
+    redis.call('HSET', key, 'status', status, TASK.final, final, 'ended', ms, 'steps', steps, TASK.own_row,
+      ending.row and '1' or '0')
     redis.call('HDEL', key, TASK.reserved, RUN.unrecorded)
     redis.call('PERSIST', key)
     return
   end
   redis.call('DEL', key)
   -- An ended task costs memory until it expires, and no longer needs the address of its reply.
-  local header = head.stream .. '\n' .. head.agent .. '\n' .. head.key .. '\n\n' .. head.created .. '\n' .. head.max_steps ..
-    '\n' .. head.id .. '\n' .. head.source .. '\n' .. head.digest .. '\n' .. head.session
+  local header = head.stream .. '\n' .. head.agent .. '\n' .. head.key .. '\n\n' .. head.created .. '\n' ..
+    head.max_steps .. '\n' .. head.id .. '\n' .. head.source .. '\n' .. head.digest .. '\n' .. head.session
   redis.call('HSET', key, 'status', status, RUN.header, header, TASK.final, final, 'ended', ms)
   redis.call('EXPIRE', key, ending.retention)
 end

@@ -13,9 +13,11 @@ end
 local function no_gateway(stream)
   local engine, pool = string.match(stream, '^([^:]*):?(.*)$')
   if pool ~= '' then
-    return 'no ' .. engine .. '-gateway serves the pool ' .. pool .. ': start one with WEFT_POOLS=' .. pool .. ', or use the engine local'
+    return 'no ' .. engine .. '-gateway serves the pool ' .. pool .. ': start one with WEFT_POOLS=' .. pool ..
+      ', or use the engine local'
   end
-  return 'no ' .. engine .. '-gateway serves this namespace: start one (weft up --' .. engine .. '), or use the engine local'
+  return 'no ' .. engine .. '-gateway serves this namespace: start one (weft up --' .. engine ..
+    '), or use the engine local'
 end
 
 -- How long a step waits for its engine, in ms: its task's conf, which is in the context, sets it.

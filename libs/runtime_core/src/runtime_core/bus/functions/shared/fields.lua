@@ -4,13 +4,14 @@
 -- a function runs.
 --
 -- `base` is `<namespace>:{<partition>}:`, the first and only declared key of every function: all keys of a partition
--- share its slot. Run ids are paths: `r` is a task's first run, and `r/2.0.1` is the run that step `2.0.1` of `r` started.
+-- share its slot. Run ids are paths: `r` is a task's first run, and `r/2.0.1` is the run that step `2.0.1` of `r`
+-- started.
 
 -- A run: `run:<task>/<run>`. The first run's fields are in the task's own hash, `task:<task>`.
 local RUN = {
-  current = 'cur',          -- entry id in flight, or where the run waits: `held` for its steps, `mail` in a mailbox, `nest`
-                            -- for the holder of its instance to wait, `retry`, `pend` for a nested run to end, `park` after
-                            -- it diverged, `queue` for its tenant's turn (queues.lua)
+  current = 'cur',          -- entry id in flight, or where the run waits: `held` for its steps, `mail` in a mailbox,
+                            -- `nest` for the holder of its instance to wait, `retry`, `pend` for a nested run to end,
+                            -- `park` after it diverged, `queue` for its tenant's turn (queues.lua)
   header = 'h',             -- one value a line: see `header_of`
   input = 'd',              -- JSON
   context = 'x',            -- JSON that travels with every event
@@ -24,12 +25,13 @@ local RUN = {
   override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
   override_from = 'o:',     -- + step: the same, valid from this step on: the number of the change, a space, the state
   state_at_start = 's0',    -- of a nested run: the instance's state when it began
-  unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one a line: step, kind, name and
-                            -- usage (JSON), with tabs between
+  unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one per line: step, kind,
+                            -- name and usage (JSON), separated by tabs
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
   open_asks = 'ao',         -- how many requests of its turn have no answer yet
-  held_back = 'y',          -- their answers that wait until a nested run on its instance is over, packed: step, status, ms, JSON
+  held_back = 'y',          -- answers that wait for the end of a nested run on its instance, packed: step, status,
+                            -- ms, JSON
 }
 -- A run also has `g<n>`: how many steps of a group still lack a result.
 
@@ -37,8 +39,8 @@ local RUN = {
 local TASK = {
   flags = 'fl',             -- FLAG letters
   child = 'k:',             -- + run: a child run; the value is its instance, or `@<partition>:<task>`, or empty
-  kept_child = 'c:',        -- + run: a child run that failed, or was open when the task ended; the value is the digest of the
-                            -- step that asked for it. Its journal waits for a reopened run to ask again
+  kept_child = 'c:',        -- + run: a child run that failed, or was open when the task ended; the value is the digest
+                            -- of the step that requested it. Its journal waits for a reopened run to request it again
   timer = 'z:',             -- + member of `timers`; the value is when it was asked for
   usage = 'us',             -- what the task has used: JSON, names to numbers
   limits = 'lim',           -- the most it may use: JSON
@@ -66,8 +68,8 @@ local FLAG = {
 
 -- An instance, `inst:<agent>/<key>`: its `state` and these.
 local INSTANCE = {
-  holders = 'busy',         -- `task|run` of the runs that hold it, one a line, the newest last; `|` alone while its mailbox
-                            -- is cleared of ended tasks
+  holders = 'busy',         -- `task|run` of the runs that hold it, one per line, the newest last; `|` alone while its
+                            -- mailbox is cleared of ended tasks
   working_state = 'ws',     -- the state in mid-run, for nested runs
 }
 
@@ -94,8 +96,8 @@ local ENTRY = {
 -- An entry on a client's reply stream or on `replies`; of a result to a turn that continues, `task` is `task|run|step`.
 local REPLY = {task = 't', data = 'd', trace = 'x', answered_by = 'l', state = 's'}
 
--- An entry on the record stream. The last one of a task has `ending`: status, agent, steps, created, ended, session, one
--- a line.
+-- An entry on the record stream. The last one of a task has `ending`: status, agent, steps, created, ended, session,
+-- one a line.
 local RECORD = {task = 't', rows = 'd', ending = 'e', error = 'f', trace = 'x', reopened = 'g'}
 
 -- An entry on the stream of state changes.

@@ -31,13 +31,13 @@ local function parent_of(run) return string.match(run, '^(.*)/([^/]*)$') end
 -- Stream, agent and key: the first three lines of a run's header, without splitting the rest.
 local function target_of(header) return string.match(header, '^([^\n]*)\n([^\n]*)\n([^\n]*)') end
 
-local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n?([^\n]*)\n?([^\n]*)'
+local HEADER = '^' .. string.rep('([^\n]*)\n', 9) .. '([^\n]*)\n?([^\n]*)\n?([^\n]*)'
 
 -- A task's header in parts, by name.
 local function header_of(header)
   local head = {}
-  head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest, head.session,
-    head.tenant, head.retention = string.match(header, HEADER)
+  head.stream, head.agent, head.key, head.to, head.created, head.max_steps, head.id, head.source, head.digest,
+    head.session, head.tenant, head.retention = string.match(header, HEADER)
   return head
 end
 

@@ -43,7 +43,8 @@ local function tell_asker(base, rk, task, run, step, wait, value, changed)
   -- An earlier release has not counted its requests.
   if redis.call('HEXISTS', rk, RUN.open_asks) == 1 then redis.call('HINCRBY', rk, RUN.open_asks, -1) end
   -- pcall: a process whose stream another program has replaced finds the answer in the journal.
-  redis.pcall('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', unpack(fields))
+  redis.pcall('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*',
+    unpack(fields))
 end
 
 -- Answers that are held back: step, status, time and JSON of each, in turn.
@@ -131,8 +132,8 @@ local function keep_late(base, task, run, status, ms, value)
   redis.call('HSET', rk, RUN.result .. step, digest_of(missing) .. status .. ms .. value)
 end
 
--- Returns why a write in the middle of a turn does not count, or nil: 'FENCED' if its owner was declared dead, 'DONE' if
--- the turn is no longer this entry's or its task has ended.
+-- Returns why a write in the middle of a turn does not count, or nil: 'FENCED' if its owner was declared dead, 'DONE'
+-- if the turn is no longer this entry's or its task has ended.
 local function turn_lost(base, owner, entry, current, status)
   if not redis.call('ZSCORE', base .. 'alive', owner) then return redis.status_reply('FENCED') end
   if current ~= entry then return redis.status_reply('DONE') end
@@ -144,6 +145,7 @@ end
 -- Returns false if the journal is full: nothing was written.
 local function journal_step(run_hash, unrecorded, step, value, label, most)
   if redis.call('HLEN', run_hash) >= tonumber(most) then return false end
-  redis.call('HSET', run_hash, RUN.result .. step, value, RUN.unrecorded, (unrecorded or '') .. step .. '\t' .. label .. '\n')
+  redis.call('HSET', run_hash, RUN.result .. step, value, RUN.unrecorded, (unrecorded or '') .. step .. '\t' .. label ..
+    '\n')
   return true
 end

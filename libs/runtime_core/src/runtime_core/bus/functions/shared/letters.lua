@@ -94,7 +94,9 @@ do
       first = first - 1
       table.insert(kept, 1, one)
     end
-    if first > 1 then table.insert(kept, 1, error_json('LeftOut', text(first - 1) .. ' earlier errors were too long to keep')) end
+    if first > 1 then
+      table.insert(kept, 1, error_json('LeftOut', text(first - 1) .. ' earlier errors were too long to keep'))
+    end
     return '[' .. table.concat(kept, ',') .. ']'
   end
 

@@ -45,5 +45,9 @@ local function give_back(key, held, place)
     local of_run = string.sub(place, -1) == '|' and string.sub(name, 1, #place) == place
     if name ~= place and not of_run then left[name], found = amounts, true end
   end
-  if found then redis.call('HSET', key, TASK.reserved, cjson.encode(left)) else redis.call('HDEL', key, TASK.reserved) end
+  if found then
+    redis.call('HSET', key, TASK.reserved, cjson.encode(left))
+  else
+    redis.call('HDEL', key, TASK.reserved)
+  end
 end

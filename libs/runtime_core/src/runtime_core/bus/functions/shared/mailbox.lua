@@ -5,7 +5,11 @@ local function mailbox_full(agent, key)
 end
 
 local function count_mail(base, inst, depth)
-  if depth > 0 then redis.pcall('ZADD', base .. 'mailboxes', depth, inst) else redis.pcall('ZREM', base .. 'mailboxes', inst) end
+  if depth > 0 then
+    redis.pcall('ZADD', base .. 'mailboxes', depth, inst)
+  else
+    redis.pcall('ZREM', base .. 'mailboxes', inst)
+  end
 end
 
 -- A nested run takes the instance over from its holders. The newest holder is listed among the waiting runs, for
@@ -81,8 +85,8 @@ local function wake_below(base, inst, rest)
   redis.call('HSET', rk, RUN.current, entry)
 end
 
--- Starts the first of up to 50 runs in a list of the instance whose task has not ended. Returns whether one started, and
--- whether the list had any.
+-- Starts the first of up to 50 runs in a list of the instance whose task has not ended. Returns whether one started,
+-- and whether the list had any.
 local function start_first(base, inst, list)
   local taken = false
   for _ = 1, 50 do
@@ -168,7 +172,8 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
       local top = top_of(busy)
       local top_task, top_run = split_ref(top)
       -- Holders that call in mid-turn never suspend: they wait for the answers while their turn is in flight.
-      local waiting = redis.call('HMGET', run_key(base, top_task, top_run), RUN.current, RUN.asks_in_turn, RUN.open_asks)
+      local waiting = redis.call('HMGET', run_key(base, top_task, top_run), RUN.current, RUN.asks_in_turn,
+        RUN.open_asks)
       if waiting[1] == 'held' or (waiting[2] and tonumber(waiting[3] or '1') > 0) then
         put_on_top(base, inst, busy, ref)
         keep_snapshot(base, inst, task, run)

@@ -47,7 +47,8 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
     store_task(base, task, stream, agent, key, data, context, from, entry)
   else
     local now = text(now_ms(base))
-    local head = header_of(stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. now .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
+    local head = header_of(stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. now .. '\n0\n' .. task .. '\n' .. from ..
+      '\n\n')
     redis.pcall('ZADD', base .. 'index', now, task)
     local ending = {head = head, retention = redis.call('HGET', base .. 'meta', 'retention') or '3600',
       hooks = hooks_of_end(base, head, context ~= '' and context or nil, nil)}
@@ -56,7 +57,9 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
 end
 
 -- The id of the task by which an agent gets a published message: the same for a repeat of the message.
-local function task_of_message(id, agent, key) return string.sub(redis.sha1hex(id .. '\n' .. agent .. '/' .. key), 1, 32) end
+local function task_of_message(id, agent, key)
+  return string.sub(redis.sha1hex(id .. '\n' .. agent .. '/' .. key), 1, 32)
+end
 
 -- The number of bytes in `undelivered` before an entry with these fields.
 local function bytes_before(fields)
@@ -69,7 +72,8 @@ end
 -- Keeps a message without a subscriber. Each entry has the total of bytes before it since the stream began, so the
 -- oldest entry gives the number of bytes in the stream.
 local function keep_undelivered(base, ...)
-  local stream, before, size = base .. 'undelivered', tonumber(redis.call('HGET', base .. 'meta', 'undelivered') or '0') or 0, 0
+  local stream, size = base .. 'undelivered', 0
+  local before = tonumber(redis.call('HGET', base .. 'meta', 'undelivered') or '0') or 0
   for _, field in ipairs({...}) do size = size + #field end
   local all, dropped, start = redis.call('XLEN', stream), 0, '-'
   while true do
@@ -98,7 +102,8 @@ local function publish_message(base, id, topic, key, data, context, sender, from
     send_detached(base, task_of_message(id, agent, key), agent, key, data, context, from_task, from_run)
   end
   if not heard then
-    keep_undelivered(base, 'id', id, 'topic', topic, 'key', key, ENTRY.data, data, ENTRY.context, context, 'sender', sender)
+    keep_undelivered(base, 'id', id, 'topic', topic, 'key', key, ENTRY.data, data, ENTRY.context, context, 'sender',
+      sender)
   end
   return #agents
 end

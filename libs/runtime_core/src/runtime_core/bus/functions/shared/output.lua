@@ -23,7 +23,8 @@ local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', c
 local function publish_delta(base, task, run, attempt, seq, value, mark)
   local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
   publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
-    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (mark and ',"' .. mark .. '":true,"' or ',"') .. name .. '":' .. value .. '}')
+    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (mark and ',"' .. mark .. '":true,"' or ',"') .. name .. '":' ..
+      value .. '}')
 end
 
 -- The task's output so far, and this value with it. Returns nil and the limit if that exceeds it; `share` is the usable
@@ -45,7 +46,8 @@ local function next_seq(seq) return text(tonumber(seq or '0') + 1) end
 local function add_chunk(base, task, run, attempt, seq, value, mark, size, flags)
   seq = next_seq(seq)
   publish_delta(base, task, run, attempt, seq, value, mark)
-  redis.call('HSET', base .. 'task:' .. task, 'seq', seq, TASK.output_bytes, size, TASK.flags, flag(flags or '', FLAG.output))
+  redis.call('HSET', base .. 'task:' .. task, 'seq', seq, TASK.output_bytes, size, TASK.flags,
+    flag(flags or '', FLAG.output))
 end
 
 -- A question goes to the task's stream, where any client finds it, and to the stream that the user named.

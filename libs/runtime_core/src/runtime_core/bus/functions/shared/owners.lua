@@ -2,8 +2,8 @@
 
 -- Owners that were alive when a function last looked, by partition. Only `beat` and `leave` remove owners; they remove
 -- them here too. A function of another release removes an owner from the set alone, and so does the stream of a master
--- while this server is its replica: until this server restarts, the owner's commits are fenced by the state of their run,
--- and by that alone.
+-- while this server is its replica: until this server restarts, the owner's commits are fenced by the state of their
+-- run, and by that alone.
 local known_alive = {}
 
 -- For a commit: most owners have committed before.

@@ -74,7 +74,8 @@ end
 
 -- Starts a waiting task. Returns its `cur`, or nil if it does not wait any more. Raises before it writes.
 function QUEUE.start(base, task)
-  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.current, RUN.header, RUN.input, RUN.context, 'from')
+  local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.current, RUN.header, RUN.input, RUN.context,
+    'from')
   if not v[1] or ENDED[v[1]] or v[2] ~= 'queue' then return nil end
   local stream, agent, key = target_of(v[3])
   check_stream(base, stream)
@@ -108,7 +109,9 @@ function QUEUE.still_unread(base, stream, entries)
   local left = {}
   for entry_ms, entry_seq in string.gmatch(entries, '(%d+)-(%d+)') do
     local later = tonumber(entry_ms) - tonumber(ms)
-    if later > 0 or (later == 0 and tonumber(entry_seq) > tonumber(seq)) then left[#left + 1] = entry_ms .. '-' .. entry_seq end
+    if later > 0 or (later == 0 and tonumber(entry_seq) > tonumber(seq)) then
+      left[#left + 1] = entry_ms .. '-' .. entry_seq
+    end
   end
   return left
 end

@@ -3,8 +3,8 @@
 -- Calls an instance in another partition: the leader of this one starts a task there, in order, whose id makes a repeat
 -- start nothing; its end comes back as the step's result. `place` is `@<partition>:<task>`.
 local function ask_elsewhere(base, place, agent, key, data, context, back)
-  return redis.call('XADD', base .. 'asks', '*', 'place', place, 'agent', agent, 'key', key, ENTRY.data, data, ENTRY.context, context,
-    'back', back)
+  return redis.call('XADD', base .. 'asks', '*', 'place', place, 'agent', agent, 'key', key, ENTRY.data, data,
+    ENTRY.context, context, 'back', back)
 end
 
 -- Open requests to other partitions, which that partition, or this one, may forget when it loses its tail:

@@ -24,8 +24,9 @@ local function unwritten_rows(base, task, run, w)
     local value = redis.call('HGET', run_key(base, task, run), RUN.result .. step)
     if value then
       local ms, done = ms_of_result(value), status_of(value) == RESULT.ok
-      rows[#rows + 1] = '{"run":' .. quote(run) .. ',"kind":' .. quote(kind or 'step') .. ',"name":' .. quote(name or '') ..
-        ',"status":"' .. (done and 'completed' or 'failed') .. '","started":' .. ms .. ',"ended":' .. ms ..
+      rows[#rows + 1] = '{"run":' .. quote(run) .. ',"kind":' .. quote(kind or 'step') .. ',"name":' ..
+        quote(name or '') .. ',"status":"' .. (done and 'completed' or 'failed') ..
+        '","started":' .. ms .. ',"ended":' .. ms ..
         ',"step":' .. quote(step) .. usage_of_row(usage or '') .. '}'
     end
   end
@@ -44,7 +45,8 @@ local function unwritten_of_task(base, task, w, fields)
   for i = 1, fields and #fields or 0, 2 do
     local child = child_of(fields[i])
     if child and string.sub(fields[i + 1], 1, 1) ~= '@' then
-      local rows, more = unwritten_rows(base, task, child, redis.call('HGET', run_key(base, task, child), RUN.unrecorded))
+      local rows, more = unwritten_rows(base, task, child,
+        redis.call('HGET', run_key(base, task, child), RUN.unrecorded))
       if more > 0 then all, count = all .. (count > 0 and ',' or '') .. rows, count + more end
     end
   end
@@ -77,6 +79,7 @@ local CALL_KINDS = {a = 'agent', t = 'tool', r = 'ray', s = 'spark'}
 local function record_refused(base, task, flags, child, target, name, call_key, data, ms, error)
   local kind = CALL_KINDS[string.match(target, '^%??(.)')]
   record_rows(base, task, flags, '[{"run":' .. quote(child) .. ',"kind":"' .. kind .. '","name":' .. quote(name) ..
-    ',"status":"failed","started":' .. ms .. ',"ended":' .. ms .. (call_key ~= '' and ',"key":' .. quote(call_key) or '') ..
+    ',"status":"failed","started":' .. ms .. ',"ended":' .. ms ..
+    (call_key ~= '' and ',"key":' .. quote(call_key) or '') ..
     (data ~= '' and ',"input":' .. data or '') .. ',"error":' .. error .. '}]')
 end

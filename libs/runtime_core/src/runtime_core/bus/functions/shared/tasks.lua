@@ -32,8 +32,8 @@ end
 local function store_task(base, task, stream, agent, key, data, context, from, entry)
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
   list_start(base, task, created)
-  redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', RUN.current, entry, RUN.input, data, RUN.header, stream .. '\n' .. agent ..
-    '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
+  redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', RUN.current, entry, RUN.input, data, RUN.header,
+    stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
   if context == '' then return end
   local flags = traced_flag('', context)
   if flags ~= '' then
@@ -47,5 +47,6 @@ end
 local function add_timer(base, task, member, due, asked)
   local key = base .. 'task:' .. task
   redis.call('ZADD', base .. 'timers', text(due), member)
-  redis.call('HSET', key, TASK.timer .. member, asked or '', TASK.flags, flag(redis.call('HGET', key, TASK.flags) or '', FLAG.timers))
+  redis.call('HSET', key, TASK.timer .. member, asked or '', TASK.flags,
+    flag(redis.call('HGET', key, TASK.flags) or '', FLAG.timers))
 end
