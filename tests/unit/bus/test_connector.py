@@ -117,7 +117,10 @@ async def test_a_credential_provider(name: str) -> None:
     [
         ("host/0?credential_provider=no_such_module:it", "write it as package.module:name"),
         (f"host/0?credential_provider={__name__}:absent", "write it as package.module:name"),
-        (f"host/0?credential_provider={__name__}:NOT_A_PROVIDER", "neither is a redis.CredentialProvider nor returns one"),
+        (
+            f"host/0?credential_provider={__name__}:NOT_A_PROVIDER",
+            "neither is a redis.CredentialProvider nor returns one",
+        ),
         (f"u:s3cr@host?credential_provider={__name__}:VAULT", "not both"),
         ("host?socket_timeout=1", "'socket_timeout' is not an option"),
         ("host?protocol=3", "'protocol' is not an option"),
