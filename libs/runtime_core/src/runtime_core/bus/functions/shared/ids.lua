@@ -31,7 +31,8 @@ local function parent_of(run) return string.match(run, '^(.*)/([^/]*)$') end
 -- Stream, agent and key: the first three lines of a run's header, without splitting the rest.
 local function target_of(header) return string.match(header, '^([^\n]*)\n([^\n]*)\n([^\n]*)') end
 
-local HEADER = '^' .. string.rep('([^\n]*)\n', 9) .. '([^\n]*)\n?([^\n]*)\n?([^\n]*)'
+local HEADER = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n' ..
+  '([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n?([^\n]*)\n?([^\n]*)'
 
 -- A task's header in parts, by name.
 local function header_of(header)
