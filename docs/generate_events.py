@@ -18,6 +18,7 @@ from runtime_core.errors import Rejected
 from runtime_core.ingress import schedules
 from runtime_core.record import step as steps
 from runtime_core.wire import commands as submission
+from runtime_core.wire import controls
 from runtime_core.wire import events as facts
 from runtime_core.wire.envelope import Envelope
 from runtime_core.wire.events import STEP_RECORDED
@@ -62,8 +63,8 @@ def _commands() -> str:
     said += [f"conf.{name}" for name in submission.CONF_FIELDS]
     lines.append(f"| `{submission.SUBMIT}` | `Submission` | {', '.join(f'`{name}`' for name in said)} |")
     for kind, body in (
-        (submission.CANCEL, submission.Cancellation),
-        (submission.SIGNAL, submission.Signal),
+        (controls.CANCEL, controls.Cancellation),
+        (controls.SIGNAL, controls.Signal),
     ):
         names = ", ".join(f"`{name}`" for name in body.__struct_fields__)
         lines.append(f"| `{kind}` | `{body.__name__}` | {names} |")

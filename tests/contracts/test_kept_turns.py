@@ -35,6 +35,22 @@ async def reconnect(broker: Broker, bus: EventBus) -> None:
     await bus.transport.call("PING")
 
 
+async def drop_at(runs: TurnHandler, turn: Delivery, stays: asyncio.Event) -> None:
+    """Handle a turn until its code sets `stays`, and drop it there."""
+    handling = asyncio.create_task(runs.handle(turn))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await stays.wait()
+    handling.cancel()
+    await asyncio.wait((handling,))
+
+
+async def reclaim(bus: EventBus, left_by: EventBus, turn: Delivery) -> Delivery:
+    """Let the owner of a turn leave, and return the turn as the other one adopts it."""
+    await left_by.leave([turn])
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    return adopted
+
+
 @pytest.mark.parametrize("key", ["", "k"])
 async def test_a_turn_that_another_process_finished_does_no_step(
     broker: Broker, bus: EventBus, other: EventBus, key: str
@@ -82,13 +98,8 @@ async def test_a_kept_run_that_had_done_a_step_sees_the_steps_of_another_process
     await keeps.handle(await broker.take(bus))
     assert await answer(bus, await broker.take(bus, "tool"))
     turn = await broker.take(other)
-    handling = asyncio.create_task(handler(other, app).handle(turn))
-    async with asyncio.timeout(WAIT_SECONDS):
-        await stays.wait()
-    handling.cancel()
-    await asyncio.wait((handling,))
-    await other.leave([turn])
-    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    await drop_at(handler(other, app), turn, stays)
+    adopted = await reclaim(bus, other, turn)
     go_on.set()
     await keeps.handle(adopted)
     assert done == ["first", "second"]
@@ -147,14 +158,8 @@ async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     if replayed:
-        handling = asyncio.create_task(handler(other, app).handle(turn))
-        async with asyncio.timeout(WAIT_SECONDS):
-            await stays.wait()
-        handling.cancel()
-        await asyncio.wait((handling,))
-    await other.leave([turn])
-    (turn,) = (await bus.adopt("agent", 10, False)).deliveries
-    await handler(bus, app).handle(turn)
+        await drop_at(handler(other, app), turn, stays)
+    await handler(bus, app).handle(await reclaim(bus, other, turn))
     assert await answer(bus, await broker.take(bus, "tool"))
     await handler(bus, app).handle(await broker.take(bus))
     assert (await broker.status("t"), charged) == ("completed", ["card"])
@@ -350,14 +355,8 @@ async def test_usage_of_a_model_call_that_the_broker_has_lost_is_counted_again(
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     if replayed:
-        handling = asyncio.create_task(handler(other, app).handle(turn))
-        async with asyncio.timeout(WAIT_SECONDS):
-            await stays.wait()
-        handling.cancel()
-        await asyncio.wait((handling,))
-    await other.leave([turn])
-    (turn,) = (await bus.adopt("agent", 10, False)).deliveries
-    await handler(bus, app).handle(turn)
+        await drop_at(handler(other, app), turn, stays)
+    await handler(bus, app).handle(await reclaim(bus, other, turn))
     if ends == "waiting":
         assert await answer(bus, await broker.take(bus, "tool"))
         await handler(bus, app).handle(await broker.take(bus))

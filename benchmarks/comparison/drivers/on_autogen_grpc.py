@@ -11,39 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from dataclasses import dataclass
 
-from autogen_core import AgentId, MessageContext, RoutedAgent, message_handler, try_get_known_serializers_for_type
+from autogen_core import AgentId, try_get_known_serializers_for_type
 from autogen_ext.runtimes.grpc import GrpcWorkerAgentRuntime, GrpcWorkerAgentRuntimeHost
 
+from benchmarks.comparison.drivers.on_autogen import Asker, LookUp, Text
 from benchmarks.driver import serve, until_answered
-from benchmarks.question import found
 
 ADDRESS = os.environ["WEFT_BENCH_ADDRESS"]
-
-
-@dataclass
-class Text:
-    text: str
-
-
-# AutoGen is not installed where types are checked, so that its base class and decorator are of unknown type there.
-class LookUp(RoutedAgent):  # type: ignore[misc]
-    """The tool, as a separate agent."""
-
-    @message_handler  # type: ignore[untyped-decorator]
-    async def on_text(self, message: Text, ctx: MessageContext) -> Text:
-        return Text(found(message.text))
-
-
-class Asker(RoutedAgent):  # type: ignore[misc]
-    """Calls the tool and returns its answer."""
-
-    @message_handler  # type: ignore[untyped-decorator]
-    async def on_text(self, message: Text, ctx: MessageContext) -> Text:
-        answered = await self.send_message(Text(message.text), AgentId("look_up", self.id.key))
-        assert isinstance(answered, Text)
-        return answered
 
 
 async def host() -> None:

@@ -219,9 +219,9 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        ADMITTER,
+        "ingress/command.py",
         "names_hidden",
-        '    if command.publisher is None or error.field != "data.agent" or command.envelope is None:\n',
+        '    if self.publisher is None or error.field != "data.agent" or self.envelope is None:\n',
         "    if True:\n",
         "a publisher does not learn which agents others use",
         TESTS,

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from contextvars import copy_context
 from typing import cast
 
 import msgspec
@@ -36,21 +35,21 @@ from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, 
 from runtime_core.ingress import schedules
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.answers import AnswerBounds, Answers
+from runtime_core.ingress.command import Command
 from runtime_core.ingress.publishers import Publisher, PublisherStreams
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing
-from runtime_core.wire import commands as wire
+from runtime_core.wire import controls
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission, data_of
-from runtime_core.wire.envelope import Envelope, parse, reply_address
+from runtime_core.wire.envelope import Envelope, reply_address
 from runtime_core.wire.events import ENDED
 
 logger = logging.getLogger(__name__)
 
-TASKS = "tasks"
 BLOCK_MS = 500
 READ_BATCH_MAX = 200
 """Commands per read, if they are small."""
@@ -131,7 +130,7 @@ class Admitter:
         consumer = f"admitter-{epoch}"
         # First the entries that an earlier admitter has read: admission follows the order of the stream.
         cursor = "0-0"
-        waiting: list[_Command] = []
+        waiting: list[Command] = []
         try:
             while True:
                 try:
@@ -159,7 +158,7 @@ class Admitter:
         finally:
             _close(waiting)
 
-    async def _take(self, entries: Sequence[tuple[bytes, list[bytes]]], waiting: list[_Command]) -> None:
+    async def _take(self, entries: Sequence[tuple[bytes, list[bytes]]], waiting: list[Command]) -> None:
         """Parse entries, and yield to the loop in between: large commands must not delay the leader's heartbeat."""
         size = parsed = 0
         for entry, fields in entries:
@@ -173,13 +172,13 @@ class Admitter:
         elif entries:
             self._batch = min(READ_BATCH_MAX, self._batch * 2)
 
-    async def _settle_all(self, epoch: str, commands: list[_Command]) -> list[_Command]:
+    async def _settle_all(self, epoch: str, commands: list[Command]) -> list[Command]:
         """Execute commands in order, and return those that must wait.
 
         Later commands wait behind one that waits, so that submits keep their order. Cancels and signals overtake them,
         because they end tasks and free memory, but never an earlier command for the same task.
         """
-        waiting: list[_Command] = []
+        waiting: list[Command] = []
         tasks: set[str] = set()
         held_up = False
         for command in commands:
@@ -221,7 +220,7 @@ class Admitter:
             # All were deleted but not acknowledged.
             await call("XACK", self._key, STATE_MANAGER, *ids)
 
-    async def _settle(self, epoch: str, command: _Command) -> bool:
+    async def _settle(self, epoch: str, command: Command) -> bool:
         """Execute one command and remove its entry. Return False if it must wait.
 
         An invalid command is answered and kept as a dead letter; it does not block the stream.
@@ -233,7 +232,7 @@ class Admitter:
                 except (NotYet, NotDurable):
                     return False
                 except InvalidInput as error:
-                    command.error = _without_names(command, error)
+                    command.error = command.public_error(error)
             if command.error is not None:
                 await self._reject(command, command.error)
         except (BusUnavailable, Fenced):
@@ -246,7 +245,7 @@ class Admitter:
         self._metrics.events_handled["admitted"].inc()
         return True
 
-    async def _remove(self, command: _Command) -> None:
+    async def _remove(self, command: Command) -> None:
         """Delete an entry from its stream; retry while the server cannot write."""
         while True:
             try:
@@ -263,7 +262,7 @@ class Admitter:
                 logger.warning("cannot delete a command from %s, retrying: %s", command.place, error)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _dead_lettered(self, command: _Command, error: Exception) -> bool:
+    async def _dead_lettered(self, command: Command, error: Exception) -> bool:
         """Return True if a failing command is now a dead letter, False if it will be retried.
 
         A full broker is retried without a limit. Any other error has a limit, because it would block the stream.
@@ -291,70 +290,33 @@ class Admitter:
             return False
         return True
 
-    def _command(self, entry: bytes, fields: list[bytes]) -> _Command:
+    def _command(self, entry: bytes, fields: list[bytes]) -> Command:
         """Return a command for an entry; `error` is set if the entry is invalid."""
-        return self._parsed(_Command(entry, fields))
+        command = Command(entry, fields)
+        command.parse(self._namespace, self._blobs)
+        return command
 
     def _bound_command(
         self, publisher: Publisher, stream: IngressStream, entry: IngressEntry, refused: InvalidInput | None
-    ) -> _Command:
+    ) -> Command:
         """Return a command of a publisher's stream, bound to the publisher and its tenant."""
-        command = _Command(entry.id, entry.fields, publisher, stream)
+        command = Command(entry.id, entry.fields, publisher, stream)
         if refused is not None:
             command.error, command.overtakes = refused, True
-            return command
-        return self._parsed(command)
-
-    def _parsed(self, command: _Command) -> _Command:
-        publisher = command.publisher
-        try:
-            envelope = parse(command.entry.decode(), command.fields, self._namespace)
-            if publisher is not None:
-                envelope = publisher.bind(envelope)
-            command.envelope = envelope
-            match envelope.type:
-                case wire.SUBMIT:
-                    submit = wire.parse_submit(envelope)
-                    if publisher is not None:
-                        publisher.check_agent(submit.agent)
-                        submit = publisher.scope(submit, self._blobs)
-                    command.wanted, command.task = submit, submit.task_id
-                case wire.CANCEL:
-                    cancel = wire.parse_cancel(envelope)
-                    command.wanted = cancel if publisher is None else publisher.scope(cancel)
-                    command.task, command.overtakes = command.wanted.task_id, True
-                case wire.SIGNAL:
-                    signal = wire.parse_signal(envelope)
-                    command.wanted = signal if publisher is None else publisher.scope(signal, self._blobs)
-                    command.task, command.overtakes = command.wanted.task_id, True
-                case wire.PUBLISH:
-                    message = wire.parse_publish(envelope)
-                    if publisher is not None:
-                        publisher.check_topic(message.topic)
-                        message = publisher.scope(message, self._blobs)
-                    command.wanted = message
-                case schedules.SET | schedules.DELETE:
-                    pass
-                case other:
-                    known = (
-                        wire.SUBMIT, wire.CANCEL, wire.SIGNAL, wire.PUBLISH, schedules.SET,
-                        schedules.DELETE,
-                    )  # fmt: skip
-                    raise InvalidInput("type", f"{other!r} is not a command; commands are {', '.join(known)}")
-        except InvalidInput as error:
-            command.error, command.overtakes = error, True
+        else:
+            command.parse(self._namespace, self._blobs)
         return command
 
-    async def _carry_out(self, epoch: str, command: _Command) -> None:
+    async def _carry_out(self, epoch: str, command: Command) -> None:
         assert command.envelope is not None
         match command.wanted:
             case Submission() as wanted:
                 await self._submit(epoch, command, wanted)
-            case wire.Cancellation() as wanted:
+            case controls.Cancellation() as wanted:
                 await self._cancel(wanted)
-            case wire.Signal() as wanted:
+            case controls.Signal() as wanted:
                 await self._signal(command.entry, wanted, command.envelope)
-            case wire.Publication() as wanted:
+            case controls.Publication() as wanted:
                 await self._publish(command.entry, wanted)
             case None if command.envelope.type == schedules.SET:
                 await self._set_schedule(epoch, command, command.envelope)
@@ -365,7 +327,7 @@ class Admitter:
                 else:
                     await self._tenant_schedules.delete(command.publisher.schedule_id(schedule_id), epoch)
 
-    async def _set_schedule(self, epoch: str, command: _Command, envelope: Envelope) -> None:
+    async def _set_schedule(self, epoch: str, command: Command, envelope: Envelope) -> None:
         # The entry's time: admitting the same entry again must give the same schedule.
         said_ms = int(command.entry.partition(b"-")[0])
         data = data_of(envelope)
@@ -377,7 +339,7 @@ class Admitter:
         scoped = command.publisher.schedule(data, self._blobs)
         await self._tenant_schedules.set(schedules.parse_set(scoped, said_ms, envelope.tenant), epoch)
 
-    async def _submit(self, epoch: str, command: _Command, wanted: Submission) -> None:
+    async def _submit(self, epoch: str, command: Command, wanted: Submission) -> None:
         if not tracing():
             await self._start(epoch, wanted)
             return
@@ -421,7 +383,7 @@ class Admitter:
             ),
         )
 
-    async def _cancel(self, wanted: wire.Cancellation) -> None:
+    async def _cancel(self, wanted: controls.Cancellation) -> None:
         bus = await self._admission.find(wanted.task_id)
         # Not durable: the entry is acknowledged later, so a broker that loses the cancel delivers the entry again.
         answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user", durable=False)
@@ -435,14 +397,14 @@ class Admitter:
                 facts.rejected(wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id),
             )
 
-    async def _signal(self, entry: bytes, wanted: wire.Signal, envelope: Envelope) -> None:
+    async def _signal(self, entry: bytes, wanted: controls.Signal, envelope: Envelope) -> None:
         if not tracing():
             await self._deliver_signal(wanted)
             return
         with self._span(entry, wanted.task_id, envelope.traceparent, envelope.tracestate) as span:
             await self._deliver_signal(wanted, span.traceparent if span.recording else "")
 
-    async def _deliver_signal(self, wanted: wire.Signal, trace: str = "") -> None:
+    async def _deliver_signal(self, wanted: controls.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
         event = f"{wanted.source}\n{wanted.event_id}"
         answer = await bus.signal(
@@ -460,21 +422,21 @@ class Admitter:
             case "invalid":
                 raise InvalidInput("data.value", answer[1])
 
-    async def _publish(self, entry: bytes, message: wire.Publication) -> None:
+    async def _publish(self, entry: bytes, message: controls.Publication) -> None:
         if not tracing():
             await self._send(message, message.traceparent)
             return
         with self._span(entry, message.message_id, message.traceparent) as span:
             await self._send(message, span.traceparent or message.traceparent)
 
-    async def _send(self, message: wire.Publication, traceparent: str) -> None:
+    async def _send(self, message: controls.Publication, traceparent: str) -> None:
         tenant = msgspec.json.encode({"tenant": message.tenant}) if message.tenant else b""
         context = published(tenant, message.topic, traceparent=traceparent)
         await self._topics.publish(
             message.message_id, message.topic, message.topic_source, message.data_json, context=context
         )
 
-    async def _reject(self, command: _Command, error: InvalidInput) -> None:
+    async def _reject(self, command: Command, error: InvalidInput) -> None:
         """Keep the entry as a dead letter, and answer on its `replyto`, if it has one."""
         entry, task = command.entry.decode(), error.task_id if isinstance(error, Rejected) else ""
         fact = facts.rejected(entry, error, at_ms=_now(), task_id=task, cause=entry)
@@ -486,7 +448,7 @@ class Admitter:
         self._metrics.tasks_refused[self._partition, _refusal(error)].inc()
 
     async def _keep(
-        self, command: _Command, reason: str, type: str, message: str, *, field: str = "", task: str = ""
+        self, command: Command, reason: str, type: str, message: str, *, field: str = "", task: str = ""
     ) -> None:
         """Keep an entry as a dead letter, once. Fields over the size limit are truncated."""
         if command.kept:
@@ -504,66 +466,9 @@ class Admitter:
         self._metrics.dead_letters[reason].inc()
 
 
-class _Command:
-    """An ingress entry that was read and is not settled."""
-
-    __slots__ = (
-        "_context", "_manager", "entry", "envelope", "error", "fields", "kept", "overtakes", "publisher", "span",
-        "stream", "task", "tries", "wanted",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        entry: bytes,
-        fields: list[bytes],
-        publisher: Publisher | None = None,
-        stream: IngressStream | None = None,
-    ) -> None:
-        self.entry = entry
-        self.fields = fields
-        self.publisher = publisher
-        """The publisher that it is bound to; None on the shared stream."""
-        self.stream = stream
-        self.envelope: Envelope | None = None
-        self.wanted: Submission | wire.Cancellation | wire.Signal | wire.Publication | None = None
-        self.error: InvalidInput | None = None
-        self.task = ""
-        self.overtakes = False
-        """Whether it may overtake commands that wait."""
-        self.kept = False
-        self.tries = 0
-        self.span: Span | None = None
-        self._manager: AbstractContextManager[Span] | None = None
-        self._context = copy_context()
-
-    @property
-    def place(self) -> str:
-        """The stream's name in dead letters and logs."""
-        return TASKS if self.publisher is None else f"{TASKS}:{self.publisher.name}"
-
-    def open(self, span: AbstractContextManager[Span]) -> None:
-        """Open one span for all attempts. It is not the current span between them: other commands run meanwhile."""
-        self._manager = span
-        self.span = self._context.run(span.__enter__)
-
-    def close(self) -> None:
-        """End the span, with the command's error."""
-        manager, self._manager, self.span = self._manager, None, None
-        if manager is not None:
-            error = self.error
-            self._context.run(manager.__exit__, type(error) if error else None, error, None)
-
-
-def _close(commands: Sequence[_Command]) -> None:
+def _close(commands: Sequence[Command]) -> None:
     for command in commands:
         command.close()
-
-
-def _without_names(command: _Command, error: InvalidInput) -> InvalidInput:
-    """Return the error without agent names: a publisher must not learn which agents other tenants use."""
-    if command.publisher is None or error.field != "data.agent" or command.envelope is None:
-        return error
-    return command.publisher.unknown_agent(str(data_of(command.envelope)["agent"]))
 
 
 def _refusal(error: InvalidInput) -> str:

@@ -28,7 +28,8 @@ from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, 
 from runtime_core.ids import MAX_NAME_CHARACTERS, TASK_ID_RULE, is_task_id, scoped_name
 from runtime_core.ingress.schedules import checked_id
 from runtime_core.periodic import cancel_and_wait
-from runtime_core.wire.commands import Cancellation, Publication, Signal, Submission, checked_text
+from runtime_core.wire.commands import Submission, checked_text
+from runtime_core.wire.controls import Cancellation, Publication, Signal
 from runtime_core.wire.envelope import ANONYMOUS, Envelope
 
 logger = logging.getLogger(__name__)

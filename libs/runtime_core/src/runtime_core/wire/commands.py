@@ -1,4 +1,4 @@
-"""The commands of clients as typed values. They are checked field by field, and an error names its field."""
+"""Submits as typed values, and the checks of commands field by field: an error names its field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from runtime_core.ids import (
     MAX_NAME_CHARACTERS,
     RESERVED_KEY_PREFIX,
     TASK_ID_RULE,
-    checked_topic,
     fingerprint,
     has_control,
     is_task_id,
@@ -28,9 +27,6 @@ from runtime_core.wire.envelope import ANONYMOUS, Envelope, epoch_ms
 from runtime_core.wire.events import streaming_mode
 
 SUBMIT = "weft.task.submit"
-CANCEL = "weft.task.cancel"
-SIGNAL = "weft.task.signal"
-PUBLISH = "weft.topic.publish"
 
 MAX_SECONDS = 1_000_000_000
 MAX_TASK_STEPS = 1_000_000_000
@@ -274,40 +270,6 @@ class Submission(msgspec.Struct):
         return min(self.timeout_ms, left) if self.timeout_ms else left
 
 
-class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid `weft.task.cancel`."""
-
-    task_id: str
-    reason: str = ""
-    source: str = ANONYMOUS
-    event_id: str
-    replyto: str = ""
-
-
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid `weft.task.signal`: the answer to a question."""
-
-    task_id: str
-    request_id: str
-    value_json: bytes
-    source: str = ANONYMOUS
-    event_id: str
-    replyto: str = ""
-
-
-class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid `weft.topic.publish`: a message to all subscribers of a topic."""
-
-    topic: str
-    topic_source: str
-    """The instance key for each agent that gets it; empty: a new instance."""
-    data_json: bytes
-    message_id: str
-    """Derived from source and id."""
-    traceparent: str = ""
-    tenant: str = ""
-
-
 def new_submission(
     agent: object,
     input: object,
@@ -337,7 +299,7 @@ def new_submission(
     if task_id is None:
         new.task_id = default_task_id(source, event_id)
     else:
-        given["task_id"] = new.task_id = _task_id(task_id)
+        given["task_id"] = new.task_id = checked_task_id(task_id)
     if session_id is not None:
         given["session_id"] = new.session_id = checked_text("data.session_id", session_id)
     conf: dict[str, object] = {}
@@ -392,7 +354,7 @@ def _take_options(new: Submission, options: SubmitOptions, conf: dict[str, objec
 
 def parse_submit(envelope: Envelope) -> Submission:
     """Return the submission in a `weft.task.submit`. Raises InvalidInput."""
-    data = _body(envelope, SUBMIT, SUBMIT_FIELDS)
+    data = body_of(envelope, SUBMIT, SUBMIT_FIELDS)
     new = submission_of(
         data, source=envelope.source, event_id=envelope.id, tenant=envelope.tenant, traceparent=envelope.traceparent
     )
@@ -443,58 +405,6 @@ def data_of_submit(
     return {"agent": agent, "input": input, **{name: value for name, value in given.items() if value}}
 
 
-def parse_cancel(envelope: Envelope) -> Cancellation:
-    """Return the cancellation in a `weft.task.cancel`. Raises InvalidInput."""
-    data = _body(envelope, CANCEL, ("task_id", "reason"))
-    reason = data.get("reason")
-    if reason is not None and not isinstance(reason, str):
-        raise InvalidInput("data.reason", f"{quoted(reason)} is not text")
-    return Cancellation(
-        task_id=_required_task_id(data),
-        reason=reason or "",
-        source=envelope.source,
-        event_id=envelope.id,
-        replyto=envelope.replyto,
-    )
-
-
-def parse_signal(envelope: Envelope) -> Signal:
-    """Return the answer in a `weft.task.signal`. Raises InvalidInput."""
-    data = _body(envelope, SIGNAL, ("task_id", "request_id", "value"))
-    task_id = _required_task_id(data)
-    request_id = required_name(data, "request_id")
-    if "value" not in data:
-        raise InvalidInput("data.value", "is missing; send `null` for an empty answer")
-    return Signal(
-        task_id=task_id,
-        request_id=request_id,
-        value_json=codec.encode(data["value"]),
-        source=envelope.source,
-        event_id=envelope.id,
-        replyto=envelope.replyto,
-    )
-
-
-def parse_publish(envelope: Envelope) -> Publication:
-    """Return the message in a `weft.topic.publish`. Raises InvalidInput."""
-    data = _body(envelope, PUBLISH, ("topic", "source", "data"))
-    topic = required_name(data, "topic")
-    try:
-        checked_topic(topic)
-    except InvalidInput as error:
-        raise InvalidInput("data.topic", error.message) from None
-    if "data" not in data:
-        raise InvalidInput("data.data", "is missing; send `null` for an empty message")
-    return Publication(
-        topic=topic,
-        topic_source=optional_name(data, "source"),
-        data_json=codec.encode(data["data"]),
-        message_id=fingerprint(envelope.source, envelope.id, digits=32),
-        traceparent=envelope.traceparent,
-        tenant=envelope.tenant,
-    )
-
-
 def digest(type: str, data: object) -> str:
     """Return 16 hexadecimal digits derived from a command's type and decoded data, whatever its encoding."""
     return fingerprint(type, codec.canonical(data).decode())
@@ -507,7 +417,8 @@ def default_task_id(source: str, event_id: str) -> str:
     return task_id_of(source, event_id)
 
 
-def _body(envelope: Envelope, type: str, known: Collection[str]) -> dict[str, object]:
+def body_of(envelope: Envelope, type: str, known: Collection[str]) -> dict[str, object]:
+    """Return the data of a command of this type, which may only have these members. Raises InvalidInput."""
     if envelope.type != type:
         raise InvalidInput("type", f"{quoted(envelope.type)} is not `{type}`")
     data = data_of(envelope)
@@ -542,16 +453,11 @@ def _instance_key(value: object) -> str:
     return key
 
 
-def _task_id(value: object) -> str:
+def checked_task_id(value: object) -> str:
+    """Return the value if it is a task id, else raise InvalidInput."""
     if not isinstance(value, str) or not is_task_id(value):
         raise InvalidInput("data.task_id", f"{quoted(value)} is not a task id: {TASK_ID_RULE}")
     return value
-
-
-def _required_task_id(data: Mapping[str, object]) -> str:
-    if data.get("task_id") is None:
-        raise InvalidInput("data.task_id", "is missing; name the task")
-    return _task_id(data["task_id"])
 
 
 def _engine(value: object) -> str:
