@@ -434,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/commit.py",
         "notes_asked",
-        "        replies.asked(names.values())\n",
+        "        replies.mark_requested(names.values())\n",
         "",
         "a request that the broker has lost is noticed",
         "contracts:mid_turn_asks",

@@ -200,7 +200,7 @@ async def test_an_emit_that_is_awaited_twice_is_sent_once_and_counted() -> None:
     assert len(result.sends) == 1
     assert len(result.steps) == 2
     assert world.run is not None
-    assert world.run.journal_length == len(world.journal) == 2
+    assert len(world.run.journal.values) == len(world.journal) == 2
     await world.run.aclose()
 
 
@@ -354,7 +354,7 @@ async def test_what_the_broker_journals_twice_is_taken_once() -> None:
     world.answer_one()
     run = world.run
     assert run is not None
-    assert run.journal_length == 1
+    assert len(run.journal.values) == 1
     run.deliver("1", b"deadbeefK0000000000000null")
     result = await run.advance()
     assert isinstance(result, Completed)

@@ -125,7 +125,7 @@ class Actors:
     def start(self) -> None:
         self._stopping = False
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget all handlers: they ended with their event loop."""
         self._runs.clear()
         self.stepping = None

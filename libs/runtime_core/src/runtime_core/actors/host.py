@@ -105,7 +105,7 @@ class ActorHost:
             return
         self._client, self._opening, self._host, self._watching = None, None, None, None
         self._lock = asyncio.Lock()
-        self._actors.begin_anew()
+        self._actors.reset()
         self._on_new_loop()
 
     async def client(self) -> Client:

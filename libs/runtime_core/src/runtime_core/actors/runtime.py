@@ -120,7 +120,7 @@ class Runtime:
             shutdown_seconds=shutdown_seconds,
             services=services,
             own_namespace=own_namespace,
-            on_new_loop=self._begin_anew,
+            on_new_loop=self._reset,
             look=self._look,
         )
         self._ignore_unhandled = ignore_unhandled_exceptions
@@ -232,7 +232,7 @@ class Runtime:
             await asyncio.wait((starting,))
             starting.result()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Reset in another event loop: the work has ended with the previous one."""
         self._started, self._starting, self._busy = False, None, 0
         self._requests.forget_waiting()

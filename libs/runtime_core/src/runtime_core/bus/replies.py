@@ -96,7 +96,7 @@ class Replies:
             if not future.done():
                 future.set_result(answer)
 
-    def asked(self, names: Iterable[str]) -> None:
+    def mark_requested(self, names: Iterable[str]) -> None:
         """Note that the broker has stored the requests of these steps.
 
         If the broker has lost one of them with its last writes, its callers get JournalMoved.

@@ -109,7 +109,7 @@ class HooksOfEnd(RunHooks):
         return None
 
 
-async def ends_told(bus: EventBus, streams: Iterable[str], app: str) -> None:
+async def until_end_hooks_ran(bus: EventBus, streams: Iterable[str], app: str) -> None:
     """Wait until the hooks of all ended tasks have run, before a caller stops the last process that could run them."""
     own = agent_of_ends(app).encode()
 

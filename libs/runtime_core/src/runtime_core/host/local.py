@@ -144,13 +144,13 @@ class LocalApp:
 
     async def _hooks_of_ends(self) -> None:
         """Wait for task-end hooks: no other process can run them."""
-        from runtime_core.hooks.ended import ends_told
+        from runtime_core.hooks.ended import until_end_hooks_ran
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDS_SECONDS):
                 assert self._host is not None
                 bus = EventBus(await self._host.connect(), Keys(NAMESPACE, 0))
-                await ends_told(bus, pool_streams("agent", agent_pools(self._app)), self._app.name)
+                await until_end_hooks_ran(bus, pool_streams("agent", agent_pools(self._app)), self._app.name)
 
     async def _forget(self) -> None:
         """Delete this app's data on the private server, unless that has ended."""

@@ -175,16 +175,16 @@ class TurnPort:
         "_bus",
         "_confirmed_at",
         "_draining",
+        "_emitted_bytes",
         "_failed",
         "_manifest_cache",
         "_outflow",
+        "_output_writes",
         "_over",
         "_partitions",
         "_process",
         "_replies",
         "_storing",
-        "_tell_again",
-        "_told_bytes",
         "_writes",
         "anyway",
         "delivery",
@@ -229,8 +229,8 @@ class TurnPort:
         self._asked = loaded
         self.last_output = ""
         """The step of this turn's last delta or note."""
-        self._tell_again: list[Callable[[], Coroutine[None, None, object]]] = []
-        self._told_bytes = 0
+        self._output_writes: list[Callable[[], Coroutine[None, None, object]]] = []
+        self._emitted_bytes = 0
         self.anyway = False
         """Begin the turn although the broker reports another live owner in it."""
         self.wrote = False
@@ -241,8 +241,8 @@ class TurnPort:
         self.delivery = delivery
         self._confirmed_at = -1
         self.last_output = ""
-        self._tell_again.clear()
-        self._told_bytes = 0
+        self._output_writes.clear()
+        self._emitted_bytes = 0
 
     async def confirm(self, known: Container[str]) -> None:
         """Check that the broker's journal holds no step beyond `known`, and that no other process is in this turn.
@@ -290,9 +290,9 @@ class TurnPort:
                 raise TurnGone(f"{delivery!r} is handled by another owner")
             if stored != value:
                 raise JournalMoved(f"another process has journaled step {step} of {delivery!r} with another result")
-        for tell in self._tell_again:
+        for write in self._output_writes:
             with contextlib.suppress(LimitExceeded):  # the output: it was within its limit before
-                await tell()
+                await write()
         return over
 
     async def record(
@@ -358,12 +358,12 @@ class TurnPort:
 
     def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
         value, self.last_output = packed_now(digest), step
-        self._told_bytes += len(data)
-        if self._told_bytes <= RUN_BYTES:
-            self._tell_again.append(partial(self._bus.emit, self.delivery, step, value, data, name))
+        self._emitted_bytes += len(data)
+        if self._emitted_bytes <= RUN_BYTES:
+            self._output_writes.append(partial(self._bus.emit, self.delivery, step, value, data, name))
         else:
             # Its data is not kept: only the step is stored again, so that no replay sends the delta out of its order.
-            self._tell_again.append(partial(self._bus.record, self.delivery, step, value, "emit", name))
+            self._output_writes.append(partial(self._bus.record, self.delivery, step, value, "emit", name))
         self._write(self._bus.emit(self.delivery, step, value, data, name), len(data))
 
     def room(self) -> Awaitable[None] | None:
@@ -378,10 +378,10 @@ class TurnPort:
             raise self._over
 
     def note(self, step: str, digest: str, name: str = "") -> None:
-        tell = partial(self._bus.record, self.delivery, step, packed_now(digest), "message", name)
+        write = partial(self._bus.record, self.delivery, step, packed_now(digest), "message", name)
         self.last_output = step
-        self._tell_again.append(tell)
-        self._write(tell(), 0)
+        self._output_writes.append(write)
+        self._write(write(), 0)
 
     def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
         task = asyncio.get_running_loop().create_task(writing)
@@ -434,7 +434,7 @@ class TurnPort:
             raise TurnGone(f"{delivery!r} is handled by another owner")
         for step, (value, state_now) in known.items():
             replies.hand_out(names[step], Answer(value, state_now))
-        replies.asked(names.values())
+        replies.mark_requested(names.values())
         if delivery.quarantined and not all(future.done() for future in futures.values()):
             # The called agent may need this process, and this turn has not killed it so far. When the answers are
             # recorded, a replay reaches the following code without a wait, so a death there still counts.

@@ -179,7 +179,7 @@ class Guest:
         while True:
             await self.loop.run_ready()
             flow.check_going()
-            self._look_at_timers()
+            self._update_timer()
             self._forget_cancelled()
             if root.done():
                 self._check_claimed()
@@ -189,7 +189,7 @@ class Guest:
             flow.check_going()
             self._take_ended()
             if self._ended:
-                self._hand_in(min(self._ended, key=lambda each: (each.ended_ms, each.label)))
+                self._deliver(min(self._ended, key=lambda each: (each.ended_ms, each.label)))
             elif self._created:
                 self._begin(self._created)
             elif self.loop.runnable:
@@ -201,7 +201,7 @@ class Guest:
                 self._check_claimed()
                 await self._until_one_ends()
 
-    def _look_at_timers(self) -> None:
+    def _update_timer(self) -> None:
         """Keep one step for the earliest timer; drop the steps of cancelled and expired timers."""
         now = self.loop.time()
         first = self.loop.next_timer()
@@ -284,7 +284,7 @@ class Guest:
             self._ended.append(operation)
         self._open = [each for each in self._open if each not in self._ended and not each.stopped]
 
-    def _hand_in(self, operation: Operation) -> None:
+    def _deliver(self, operation: Operation) -> None:
         """Return one result to the code, at the time at which it was stored."""
         self._ended.remove(operation)
         outcome, branch, future = operation.outcome, operation.branch, operation.future

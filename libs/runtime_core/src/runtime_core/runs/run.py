@@ -227,11 +227,6 @@ class Run:
         return frozenset(self.flow.waiting)
 
     @property
-    def journal_length(self) -> int:
-        """The number of steps with results, including emits and sends."""
-        return len(self.journal.values)
-
-    @property
     def over(self) -> bool:
         """Whether no further turn is possible: the function has ended, or the run was dropped."""
         return self._over

@@ -42,7 +42,7 @@ from runtime_core.clusters.ray.backend import RayBackend
 from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Work
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
-from runtime_core.hooks.ended import ends_told
+from runtime_core.hooks.ended import until_end_hooks_ran
 from runtime_core.host.app_services import agent_pools, pool_streams
 from runtime_core.host.host import Host
 from runtime_core.host.local import ENDS_SECONDS
@@ -310,7 +310,7 @@ class _CallBroker:
             bus = await self._open()
             with suppress(TimeoutError, BusError):
                 async with asyncio.timeout(ENDS_SECONDS):
-                    await ends_told(bus, pool_streams("agent", agent_pools(app)), app.name)
+                    await until_end_hooks_ran(bus, pool_streams("agent", agent_pools(app)), app.name)
         try:
             async with asyncio.timeout(RECORDED_SECONDS):
                 for task in target.ended:
