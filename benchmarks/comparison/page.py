@@ -103,7 +103,8 @@ def picture(systems: Systems) -> str:
     height = BAR * len(ordered) + 40
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="13">',
+        'font-size="13" role="img">',
+        "<title>Tasks per second of each system</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         f'<text x="{LEFT}" y="18" fill="#555">tasks per second; lighter bars keep nothing of a task</text>',
     ]

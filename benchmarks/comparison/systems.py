@@ -16,7 +16,7 @@ class System:
     """The file in `requirements/`, without `.txt`."""
     driver: tuple[str, ...]
     keeps: str
-    """What of a task survives a crash of all its processes."""
+    """The data of a task that survives a crash of all its processes."""
     tasks: int
     """Of one round: about as many as take it ten seconds."""
     workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -84,10 +84,10 @@ SYSTEMS = (
         "taskiq, Redis Streams",
         "taskiq",
         _python("on_taskiq"),
-        keeps="each task; one that waits begins again",
+        keeps="each task; a waiting one starts over",
         tasks=3_000,
         workers={"agent": _taskiq("agents"), "tool": _taskiq("tools")},
-        settings="uvloop, results looked for every 5 ms",
+        settings="uvloop, polls for results every 5 ms",
         broker=True,
     ),
     System(

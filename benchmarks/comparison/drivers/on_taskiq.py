@@ -15,7 +15,7 @@ from benchmarks.question import found
 
 URL = os.environ["WEFT_BENCH_REDIS_URL"]
 CHECK_SECONDS = 0.005
-"""How often a result is looked for: faster here than the 0.2 s of taskiq, 0.02 and 0.001."""
+"""How often to poll for a result: faster here than the 0.2 s of taskiq, 0.02 and 0.001."""
 
 
 def broker(name: str) -> RedisStreamBroker:
