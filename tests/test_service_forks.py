@@ -13,7 +13,7 @@ from tests.service_forks import SOURCES, can_fork, forks
 SERVICE = ("services.agent_handler",)
 
 
-def test_its_status_and_what_it_prints_are_those_of_its_own_environment(tmp_path: Path) -> None:
+def test_a_forked_service_uses_its_own_environment(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": SOURCES, "WEFT_REDIS_URL": "nonsense://", "WEFT_INSTANCE": "here"}
     first, second = (forks().start(SERVICE, environ, tmp_path / name) for name in ("first", "second"))
     assert (first.wait(), second.wait()) == (1, 1)
@@ -39,7 +39,7 @@ async def test_a_killed_one_is_started_again(valkey: Server, namespace: str, tmp
         await until(is_another, 60, "another process is ready in its place")
 
 
-def test_what_a_fork_would_not_have_is_a_process_of_its_own() -> None:
+def test_a_service_that_cannot_fork_starts_as_a_process() -> None:
     environ = {"PYTHONPATH": SOURCES}
     assert can_fork(SERVICE, environ)
     assert not can_fork(("tests.chaos.next_release", "agent-handler", "1"), environ)

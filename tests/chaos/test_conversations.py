@@ -78,7 +78,7 @@ def output_of(conversation: str) -> str:
     return f"{conversation}: {conversation}-{MODEL_CALLS - 2}-b"
 
 
-async def test_conversations_are_asked_once_where_nothing_is_harmed(
+async def test_without_faults_each_model_call_happens_once(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     tasks = [f"c-{number}" for number in range(10)]
@@ -96,7 +96,7 @@ async def test_conversations_are_asked_once_where_nothing_is_harmed(
     assert (counts.asked, counts.complete, counts.repeated) == (10 * MODEL_CALLS, 10 * MODEL_CALLS, 0)
 
 
-async def test_conversations_go_on_through_kills_and_pauses(
+async def test_conversations_survive_kills_and_pauses(
     own_valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer, chaos_seed: int
 ) -> None:
     chance = random.Random(chaos_seed)

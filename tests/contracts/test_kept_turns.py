@@ -166,7 +166,7 @@ async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
 
 
 @pytest.mark.parametrize("lives", [False, True])
-async def test_a_step_that_another_process_has_done_anew_after_a_loss_counts(
+async def test_a_step_that_another_process_repeated_after_a_loss_counts(
     broker: Broker, bus: EventBus, other: EventBus, lives: bool
 ) -> None:
     """The server lost the step and the delivery, and another process restarted the turn, with another result."""

@@ -130,7 +130,7 @@ class SlowWorker(Worker):
         await super().handle(delivery)
 
 
-async def test_what_comes_to_hand_in_a_stop_is_handed_back_unbegun(broker: Broker, bus: EventBus) -> None:
+async def test_deliveries_that_arrive_during_a_stop_are_handed_back_unstarted(broker: Broker, bus: EventBus) -> None:
     """The read that waited when the stop began may have returned an entry. Its handler must not begin just to be cut
     off."""
     transport = await broker.connect()

@@ -104,7 +104,7 @@ def test_files_that_are_mounted_exist(compose: dict[str, Any]) -> None:
     assert [path for path in mounted if path.startswith(".") and not (FOLDER / path).exists()] == []
 
 
-def test_every_service_signs_in_as_itself_where_there_is_a_password(compose: dict[str, Any]) -> None:
+def test_every_service_uses_its_own_user_if_there_is_a_password(compose: dict[str, Any]) -> None:
     found = {
         environment["SERVICE"]: environment["WEFT_REDIS_URL"]
         for each in compose["services"].values()

@@ -55,7 +55,7 @@ def test_no_program_in_it_changes_users() -> None:
     assert "find / -xdev -type f -perm /6000 -exec chmod a-s {} +" in base
 
 
-def test_what_is_copied_is_not_left_out_of_the_build() -> None:
+def test_copied_files_are_part_of_the_build_context() -> None:
     """The list of files for a build begins by excluding everything."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     assert "*" in lines
@@ -94,7 +94,7 @@ def start(service: str | None, module: str = "runtime_core.host") -> subprocess.
 
 
 @pytest.mark.parametrize(("name", "said"), [(None, "SERVICE is not set"), ("agent-handlr", "SERVICE='agent-handlr'")])
-def test_a_service_that_is_none_is_told_in_one_line(name: str | None, said: str) -> None:
+def test_an_unknown_service_is_reported_in_one_line(name: str | None, said: str) -> None:
     done = start(name)
     assert done.returncode == 2
     assert done.stderr == f"weft: {done.stderr.removeprefix('weft: ')}"
@@ -158,7 +158,7 @@ def test_a_service_that_does_not_answer_is_not_healthy() -> None:
     assert done.stdout.startswith("no answer: ")
 
 
-def test_what_is_no_web_server_is_not_healthy() -> None:
+def test_a_port_without_a_web_server_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -178,7 +178,7 @@ def test_what_is_no_web_server_is_not_healthy() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "no answer: 220 mail\n", "")
 
 
-def test_a_command_begins_when_what_it_needs_is_well() -> None:
+def test_a_command_starts_after_its_dependencies_are_healthy() -> None:
     asked: list[str] = []
 
     class Head(http.server.BaseHTTPRequestHandler):

@@ -176,7 +176,7 @@ def test_an_older_secret_gets_users_and_rights_and_keeps_its_passwords(script: M
     assert script.added(secret)["data"] == secret["data"], "a second time changes nothing"
 
 
-def test_a_secret_that_is_there_is_left_as_it_is(
+def test_an_existing_secret_stays_unchanged(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The cluster's API answers 409 for what exists. Anything else is retried, and fails in the end."""

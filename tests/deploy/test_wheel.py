@@ -77,7 +77,7 @@ def test_it_says_its_license(wheel: Path) -> None:
     assert license == (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-def test_weft_up_works_beside_a_package_services_of_the_users(installed: Path, tmp_path: Path) -> None:
+def test_weft_up_works_with_a_users_package_named_services(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "services").mkdir()
     (tmp_path / "services" / "__init__.py").touch()

@@ -115,7 +115,7 @@ async def test_a_function_runs_by_its_name_with_a_key_and_without(ray_driver: Dr
     assert ray_driver.state.info["version"].startswith("Ray 2.")
 
 
-async def test_errors_are_told_in_our_words(ray_driver: Driver) -> None:
+async def test_errors_of_the_library_are_translated(ray_driver: Driver) -> None:
     assert failed(await ray_driver.run(work("add", "bad/1", left="one"))) == ("invalid", "InvalidInput")
     assert failed(await ray_driver.run(work("nothing", "bad/2"))) == ("invalid", "UnknownName")
     missing = await ray_driver.run(work("missing", "bad/3"))
@@ -225,7 +225,7 @@ async def test_actors_keep_what_they_have_loaded_and_are_replaced(ray_driver: Dr
     assert fresh[1] == 1
 
 
-async def test_what_no_node_has_is_told_and_waited_for(ray_driver: Driver, folder: str) -> None:
+async def test_a_call_waits_for_missing_resources_and_reports_them(ray_driver: Driver, folder: str) -> None:
     reports: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     needy = changed(work("special", f"needy/{folder}"), resources=Resources(custom={"accelerator": 2}))
     running = asyncio.create_task(ray_driver.run(needy, lambda report: reports.put_nowait(json.loads(report))))
@@ -307,7 +307,7 @@ async def test_a_killed_head_is_noticed_and_its_work_is_run_again(folder: str) -
 
 
 @pytest.mark.timeout(900)
-async def test_a_ray_of_its_own_ends_with_its_driver_and_runs_batch_jobs(tmp_path: Path) -> None:
+async def test_a_local_ray_ends_with_its_driver_and_runs_batch_jobs(tmp_path: Path) -> None:
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("WEFT_", "RAY_"))}
     environ |= {"WEFT_RAY_DASHBOARD": "1", "WEFT_RAY_LOCAL_CPUS": "2"}
     async with driver_of(environ) as driver:

@@ -152,7 +152,7 @@ async def test_events_come_in_their_order(ray_cluster: RayCluster) -> None:
     assert int(pid) != os.getpid()
 
 
-async def test_what_a_killed_worker_held_is_done_by_another(ray_cluster: RayCluster, tmp_path: Path) -> None:
+async def test_another_worker_takes_over_from_a_killed_one(ray_cluster: RayCluster, tmp_path: Path) -> None:
     files = [tmp_path / f"lines-{n}" for n in range(10)]
     wanted = [Task(id=f"k-{n}", input=str(file), agent=two_parts) for n, file in enumerate(files)]
     # One host: the tasks can end only where another one follows it.
@@ -174,7 +174,7 @@ async def test_what_a_killed_worker_held_is_done_by_another(ray_cluster: RayClus
 
 
 @pytest.mark.timeout(900)  # Ray starts twice here, and joins three times: minutes on a busy machine
-async def test_when_the_head_of_ray_is_killed_the_tasks_go_on_with_the_next_one_or_end(
+async def test_tasks_continue_or_end_after_the_ray_head_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RayCluster(cpus=1) as cluster:
@@ -228,7 +228,7 @@ async def test_a_call_that_is_cancelled_cancels_its_tasks_and_leaves_no_host(
     until(lambda: not any(lives(int(file.read_text())) for file in files))
 
 
-async def test_objects_that_no_module_has_are_sent_with_their_code_and_what_cannot_be_is_named(
+async def test_objects_without_a_module_are_sent_with_their_code_or_named_in_an_error(
     ray_cluster: RayCluster,
 ) -> None:
     own = App("nowhere")
@@ -255,7 +255,7 @@ async def test_objects_that_no_module_has_are_sent_with_their_code_and_what_cann
     assert refused.value.field == "agent"
 
 
-async def test_a_ray_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_ray_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_RAY_ADDRESS", "127.0.0.2:1")
     with pytest.raises(ConfigurationError, match=r"^engine 'ray': no Ray at WEFT_RAY_ADDRESS=127\.0\.0\.2:1"):
         await Runners.run("hello", agent=broken, engine="ray")

@@ -75,7 +75,7 @@ def test_each_alert_is_tried_both_ways() -> None:
     assert {case.alert for case in CASES if case.labels is None} == alerts().keys()
 
 
-def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_each_alert_has_a_severity_and_a_remedy() -> None:
     for name, rule in alerts().items():
         assert rule["labels"].keys() == {"severity"}, name
         assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
@@ -110,10 +110,10 @@ def test_recorded_series_are_used() -> None:
         ("absent(a) or count(b == 0) > 0", "(a) or count(b)"),
     ],
 )
-def test_comparisons_are_taken_out_of_queries(expr: str, left: str) -> None:
+def test_comparisons_are_removed_from_queries(expr: str, left: str) -> None:
     assert bare(expr) == left
 
 
-def test_what_is_read_as_yaml_is_what_is_written() -> None:
+def test_written_yaml_reads_back_unchanged() -> None:
     for path in FILES:
         assert yaml.safe_load(path.read_text(encoding="utf-8")).keys() == {"groups"}, path.name

@@ -105,7 +105,7 @@ def test_panels_lie_on_the_grid_and_on_nothing_else(dashboard: dict[str, Any]) -
         assert (place["x"], place["w"], place["h"]) == (0, 24, 1)
 
 
-def test_each_panel_says_what_it_shows(dashboard: dict[str, Any]) -> None:
+def test_each_panel_has_a_description(dashboard: dict[str, Any]) -> None:
     titles = set()
     row = ""
     for panel in dashboard["panels"]:
@@ -222,7 +222,7 @@ def test_a_legend_begins_with_the_largest(dashboard: dict[str, Any]) -> None:
             assert (legend["sortBy"], legend["sortDesc"]) == ("Max", True), panel["title"]
 
 
-def test_a_number_is_of_now_or_says_that_there_is_none(dashboard: dict[str, Any]) -> None:
+def test_a_number_is_current_or_marked_as_missing(dashboard: dict[str, Any]) -> None:
     """A series that has ended would show its last value, as if its processes still ran."""
     for panel in dashboard["panels"]:
         if panel["type"] == "stat":
@@ -293,7 +293,7 @@ def test_kubernetes_mounts_all_dashboards_and_rules(kubectl_command: tuple[str, 
     assert ruled == {path.name for path in (ROOT / "deploy" / "observability" / "rules").iterdir()}
 
 
-def test_grafana_looks_where_the_dashboards_are_mounted(kubectl_command: tuple[str, ...]) -> None:
+def test_grafana_reads_the_folder_where_dashboards_are_mounted(kubectl_command: tuple[str, ...]) -> None:
     providers = yaml.safe_load((FOLDER.parent / "dashboards.yaml").read_text(encoding="utf-8"))
     [path] = [each["options"]["path"] for each in providers["providers"]]
     [container] = dict(pod_templates(build(kubectl_command, K8S)))["Deployment/grafana"]["spec"]["containers"]

@@ -76,7 +76,7 @@ def weft(fleet: Fleet, *arguments: str, **environ: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-async def test_everyone_does_its_whole_work_as_its_own_user(broker: Server, tmp_path: Path) -> None:
+async def test_every_service_can_do_all_its_work_as_its_own_user(broker: Server, tmp_path: Path) -> None:
     folder = tmp_path / "fleet"
     async with Fleet(as_user(broker, "operator"), "weft", folder, urls=as_services(broker)) as fleet:
         await _commands(fleet)

@@ -73,7 +73,7 @@ async def test_a_wrong_serializer_is_named(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("made", [None, 5, Echo], ids=str)
-async def test_who_asks_an_agent_that_is_none_is_told(runtime: Runtime, made: object) -> None:
+async def test_a_request_to_an_unknown_agent_raises(runtime: Runtime, made: object) -> None:
     await runtime.register_factory("echo", lambda: made)
     runtime.start()
     with pytest.raises(InvalidInput, match=r"^agent: .* of the factory of type 'echo' is not an agent"):

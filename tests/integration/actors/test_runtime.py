@@ -69,7 +69,7 @@ async def test_a_request_to_a_runtime_that_does_not_run_ends_at_its_time_limit(r
     assert handled == ["now"], "what was given up is not handled later"
 
 
-async def test_interleaved_agents_handle_messages_beside_each_other(runtime: Runtime) -> None:
+async def test_interleaved_agents_handle_messages_concurrently(runtime: Runtime) -> None:
     await runtime.register_factory("gate", Gate, interleave=True)
     runtime.start()
     gate = await gate_of(runtime)
@@ -228,7 +228,7 @@ async def test_a6_a_failing_subscriber_stops_no_sibling_and_idle_waits_for_all(r
     assert gate.handled == ["at work", "in line"]
 
 
-async def test_an_unhandled_error_is_raised_where_that_is_wanted(make_runtime: MakeRuntime) -> None:
+async def test_an_unhandled_error_is_raised_on_request(make_runtime: MakeRuntime) -> None:
     async def fails(agent: ClosureContext, message: Note, ctx: MessageContext) -> None:
         raise OwnError("mine")
 
@@ -341,7 +341,7 @@ async def test_a10_wrong_calls_raise_what_the_protocol_says(runtime: Runtime) ->
         await Echo.register(runtime, "echo", Echo)
 
 
-async def test_an_unknown_recipient_inside_of_a_handler_raises_too(runtime: Runtime) -> None:
+async def test_an_unknown_recipient_raises_inside_a_handler_too(runtime: Runtime) -> None:
     await Asker.register(runtime, "asker", Asker)
     runtime.start()
     with pytest.raises(UndeliverableException):
@@ -434,7 +434,7 @@ async def test_a_token_cancels_the_caller_and_the_handler(runtime: Runtime) -> N
     await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
 
 
-async def test_a_publication_leaves_while_its_handler_goes_on(runtime: Runtime) -> None:
+async def test_a_publication_is_sent_while_its_handler_continues(runtime: Runtime) -> None:
     heard = asyncio.Event()
 
     async def tells(agent: ClosureContext, message: Ask, ctx: MessageContext) -> None:
@@ -599,7 +599,7 @@ async def test_a_handler_has_its_time_limit(runtime: Runtime) -> None:
         await asyncio.wait_for(runtime.send_message(Ask("x"), AgentId("gate", "one")), SECONDS)
 
 
-async def test_what_is_too_large_is_refused_where_it_is_sent(runtime: Runtime) -> None:
+async def test_an_oversized_message_is_refused_at_the_sender(runtime: Runtime) -> None:
     async def grows(agent: ClosureContext, message: Ask, ctx: MessageContext) -> Answer:
         return Answer("x" * 2_000_000)
 

@@ -181,7 +181,7 @@ async def test_requests_and_publications_before_a_kill_are_not_repeated(
     assert await runtime.agent_save_state(AgentId("sink", "all")) == {"notes": ["hi"]}
 
 
-async def test_b6_what_is_published_before_anybody_subscribed_is_kept(runtime: Runtime, start: Start) -> None:
+async def test_b6_a_message_published_before_any_subscription_is_kept(runtime: Runtime, start: Start) -> None:
     await runtime.publish_message(Note("early"), DEFAULT)
     await start("sink")
     assert await asyncio.wait_for(runtime.agent_save_state(AgentId("sink", "default")), SECONDS) == {"notes": ["early"]}
@@ -293,7 +293,7 @@ async def test_a_restarted_process_adds_its_subscriptions_again(valkey: Server, 
     assert notes == {"notes": ["n", "n"]}
 
 
-async def test_who_has_no_services_beside_it_is_told_once(
+async def test_a_runtime_without_services_logs_one_warning(
     valkey: Server, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Runtime(valkey.url, namespace) as runtime:

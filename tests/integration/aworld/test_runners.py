@@ -155,7 +155,7 @@ def test_code_without_a_loop_runs_tasks() -> None:
     assert Runners.sync_run_task(task)[task.id].answer == "hi!"
 
 
-async def test_what_is_no_task_and_no_runner_is_named() -> None:
+async def test_invalid_tasks_and_runners_are_named() -> None:
     task: Any = Task(id="one", input="hi", agent=upper)
     given: tuple[tuple[Any, str], ...] = (
         (None, "^task: null is neither a Task nor a list of them"),
@@ -194,13 +194,13 @@ async def test_sync_run_works_inside_a_running_loop_too() -> None:
         (Task(agent=upper, runner_cls="asyncio.Queue"), "runner_cls: 'asyncio.Queue' is not a subclass of Runner"),
     ],
 )
-async def test_what_a_task_names_wrongly_is_one_clear_error(task: Task, message: str) -> None:
+async def test_an_unknown_name_in_a_task_is_one_clear_error(task: Task, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         await Runners.run_task(task)
     assert str(caught.value).startswith(message)
 
 
-async def test_a_task_without_an_agent_says_so() -> None:
+async def test_a_task_without_an_agent_fails_with_a_clear_error() -> None:
     found = await Runners.run("hi")
     assert failure(found)[0] == "InvalidInput"
     assert "neither an agent nor a swarm" in found.msg
@@ -287,7 +287,7 @@ async def test_w3_a_runner_that_reports_a_failure_is_tried_again_too() -> None:
     assert (await Runners.run("x", runner_cls=Second, max_retry_count=5)).answer == 2
 
 
-async def test_what_another_try_would_repeat_is_not_tried_again() -> None:
+async def test_an_error_that_would_repeat_is_not_retried() -> None:
     class Checks(TaskRunner):
         async def pre_run(self) -> None:
             await super().pre_run()
@@ -520,14 +520,14 @@ class NoContext(Runner):
         return TaskResponse(task_id=self.task.id, content=self.task.input)
 
 
-async def test_a_runner_outside_of_a_run_says_what_to_do() -> None:
+async def test_a_runner_outside_a_run_raises_an_error_with_the_remedy() -> None:
     from runtime_core.errors import WeftError
 
     with pytest.raises(WeftError, match=r"runner_cls=NoContext and call Runners.run_task"):
         await NoContext(Task()).run()
 
 
-async def test_a_runner_that_returns_something_else_is_told_so() -> None:
+async def test_a_runner_that_returns_another_type_raises_a_clear_error() -> None:
     class Wrong(Runner):
         async def do_run(self, context: object = None) -> Any:  # Any: wrong on purpose
             return "text"
@@ -535,7 +535,7 @@ async def test_a_runner_that_returns_something_else_is_told_so() -> None:
     assert "return a TaskResponse" in (await Runners.run("x", runner_cls=Wrong)).msg
 
 
-async def test_what_a_runner_says_in_the_end_counts_also_without_an_answer() -> None:
+async def test_the_response_of_a_runner_counts_even_without_an_answer() -> None:
     class Judge(TaskRunner):
         async def do_run(self, context: Any = None) -> TaskResponse:
             found = await super().do_run(context)
@@ -549,7 +549,7 @@ async def test_what_a_runner_says_in_the_end_counts_also_without_an_answer() -> 
     assert (response.status, response.answer) == ("completed", None)
 
 
-async def test_a_runner_that_says_nothing_has_the_answer_of_its_messages() -> None:
+async def test_a_runner_without_a_response_answers_with_its_messages() -> None:
     class Silent(TaskRunner):
         async def do_run(self, context: Any = None) -> None:
             for message in await self.first_messages():
@@ -559,7 +559,7 @@ async def test_a_runner_that_says_nothing_has_the_answer_of_its_messages() -> No
     assert (await Runners.run("hi", agent=upper, runner_cls=Silent)).answer == "HI"
 
 
-async def test_what_is_no_sub_task_is_named() -> None:
+async def test_an_invalid_sub_task_is_named() -> None:
     class Confused(Runner):
         async def do_run(self, context: Any = None) -> TaskResponse:
             wrong: Any = "hi"
@@ -569,7 +569,7 @@ async def test_what_is_no_sub_task_is_named() -> None:
     assert failure(response) == ("InvalidInput", "task: 'hi' is not a Task")
 
 
-async def test_a_runner_runs_other_tasks_as_parts_of_its_own() -> None:
+async def test_a_runner_runs_sub_tasks() -> None:
     class Parts(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
             good = Task(input="x", agent="upper")
@@ -673,7 +673,7 @@ async def test_a_task_chooses_handlers_of_its_app() -> None:
     assert "conf.handlers.agent" in wrong.msg
 
 
-async def test_a_task_says_how_far_it_is() -> None:
+async def test_a_task_shows_its_progress() -> None:
     tasks = [
         Task(input="x", agent=upper),
         Task(input="x", agent=broken),
@@ -749,7 +749,7 @@ async def test_a_class_that_needs_arguments_is_given_as_an_object() -> None:
         await Runners.run("x", agent=Named)
 
 
-async def test_an_object_that_cannot_be_copied_says_so() -> None:
+async def test_an_object_that_cannot_be_copied_raises_a_clear_error() -> None:
     class Locked:
         def __init__(self) -> None:
             self.lock = threading.Lock()

@@ -64,7 +64,7 @@ def test_an_app_of_a_module_travels_by_its_name() -> None:
     assert unpack(packed, pickle.loads) is app
 
 
-def test_what_tasks_hold_travels_beside_it_under_the_same_names() -> None:
+def test_objects_in_tasks_are_sent_with_the_app_under_the_same_names() -> None:
     packed = sent(Task(input="a", swarm=Swarm(upper, doubler), runner_cls=Whispering), Task(input="b", agent=upper))
     made = unpack(packed, pickle.loads)
     assert made.name == "sent-tasks"
@@ -139,7 +139,7 @@ async def test_engines_that_run_no_whole_tasks_are_refused_with_the_field() -> N
         await Runners.run_task(tasks)
 
 
-async def test_local_is_what_it_is_without_a_word() -> None:
+async def test_local_is_the_default_engine() -> None:
     response = await Runners.run("a", agent=upper, engine="local", conf={"engine": "ray"})
     assert response.value() == "A"
 

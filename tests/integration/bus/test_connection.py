@@ -270,7 +270,7 @@ async def test_a_stop_ends_what_buries_an_entry(valkey: Server, namespace: str) 
         assert len(await broker.entries("agent")) == 1
 
 
-async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namespace: str) -> None:
+async def test_a_silent_connection_is_dropped(valkey: Server, namespace: str) -> None:
     """A cable is pulled, and neither side notices. Calls continue over the next connection."""
     async with Proxy(valkey.url) as proxy, client(proxy.url, silence_seconds=1.0) as transport:
         proxy.freeze()
@@ -284,7 +284,7 @@ async def test_a_connection_that_says_nothing_is_given_up(valkey: Server, namesp
         assert transport.reconnects >= 1
 
 
-async def test_a_read_on_a_connection_that_says_nothing_ends(valkey: Server, namespace: str) -> None:
+async def test_a_read_on_a_silent_connection_ends(valkey: Server, namespace: str) -> None:
     """Otherwise its reader would wait forever for entries that the server has sent to a dead socket."""
     async with Proxy(valkey.url) as proxy, partition(proxy.url, namespace, silence_seconds=1.0) as (broker, bus):
         await broker.nothing(bus)
@@ -343,7 +343,7 @@ async def test_a_server_that_is_killed_and_started_again(own_server: OwnServer, 
         await broker.idle()
 
 
-async def test_a_server_that_stands_still_for_a_while(own_valkey: Server, namespace: str) -> None:
+async def test_a_paused_server(own_valkey: Server, namespace: str) -> None:
     """The broker's failure declares nobody dead."""
     async with (
         partition(own_valkey.url, namespace) as (broker, bus),
@@ -415,7 +415,7 @@ async def test_a_consumer_survives_an_emptied_server(own_valkey: Server, namespa
 # -- being let in ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_blocked_event_loop_is_no_silence_of_the_server(valkey: Server) -> None:
+async def test_a_blocked_event_loop_does_not_count_as_server_silence(valkey: Server) -> None:
     """Otherwise a program that loads a model while its runtime starts would read that no server runs."""
     transport = RespTransport(parse_address(valkey.url))
     connecting = asyncio.create_task(transport.connect(1.0))
@@ -615,7 +615,7 @@ async def test_each_connection_asks_the_credential_provider(own_server: OwnServe
         assert Rotating.passwords == []
 
 
-async def test_a_cluster_goes_on_without_the_server_that_the_url_names(own_server: OwnServer, namespace: str) -> None:
+async def test_a_cluster_works_after_losing_the_server_in_the_url(own_server: OwnServer, namespace: str) -> None:
     """Its servers are learned while it answers. When it is gone, another one knows where its keys are now."""
     options = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no", *CLUSTER_OPTIONS)
     servers = [own_server(append=None, options=options) for _ in range(3)]

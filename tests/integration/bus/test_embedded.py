@@ -91,7 +91,7 @@ async def test_state_and_port_are_the_same_after_a_stop(tmp_path: Path) -> None:
         assert ask(server.port, "GET answer") == "$2"
 
 
-async def test_it_is_set_up_to_keep_what_it_is_told(tmp_path: Path) -> None:
+async def test_the_embedded_server_is_configured_for_durability(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
             connection.sendall(b"CONFIG GET appendonly appendfsync save maxmemory-policy bind\r\nQUIT\r\n")
@@ -142,7 +142,7 @@ async def test_a_taken_port_is_replaced_by_another(tmp_path: Path) -> None:
             assert ask(server.port, "PING") == "+PONG"
 
 
-async def test_the_second_owner_is_told_who_has_the_folder(tmp_path: Path) -> None:
+async def test_the_second_owner_gets_an_error_with_the_holder_of_the_folder(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         second = EmbeddedServer(tmp_path)
         with pytest.raises(ConfigurationError, match=rf"in use by process {os.getpid()}; .*WEFT_DATA_DIR") as caught:

@@ -78,7 +78,7 @@ async def test_subscriptions_come_and_go_while_the_app_runs() -> None:
         assert await client.publish("other", {"type": "str", "data": "x"}, source="t") == 0
 
 
-async def test_a_topic_that_is_none_is_refused() -> None:
+async def test_an_invalid_topic_is_refused() -> None:
     async with LocalApp(desk()) as client:
         with pytest.raises(InvalidInput, match="topic"):
             await client.publish("no spaces, please", 1)

@@ -421,7 +421,7 @@ def test_up_tells_what_runs_in_lines(desk: Desk) -> None:
         ("", ""),
     ],
 )
-def test_what_is_plainly_json_is_json(text: str, value: object) -> None:
+def test_obvious_json_is_parsed_as_json(text: str, value: object) -> None:
     assert typed(text) == value
 
 
@@ -900,7 +900,7 @@ def test_dead_letters_are_dropped(weft: Weft) -> None:
 
 
 @pytest.mark.parametrize("letter", ["12", "1-x", "7/1-1", "a/1-1", "--", ""])
-def test_what_is_no_id_of_a_letter_is_told(letter: str, weft: Weft) -> None:
+def test_an_invalid_letter_id_is_reported(letter: str, weft: Weft) -> None:
     ended = weft("dead", "show", "--", letter)
     assert ended.status == 1
     assert "is not the id of a dead letter, as in 1731240000000-0" in ended.err
@@ -1068,7 +1068,7 @@ def test_the_doctor_sees_an_evicting_server(weft: Weft, desk: Desk) -> None:
     assert "    → CONFIG SET maxmemory-policy noeviction" in text
 
 
-def test_the_doctor_says_what_a_server_without_a_file_loses(weft: Weft, desk: Desk) -> None:
+def test_the_doctor_names_what_a_server_without_a_file_loses(weft: Weft, desk: Desk) -> None:
     with closing(desk.redis()) as server:
         server.config_set("appendonly", "no")
         try:
@@ -1083,7 +1083,7 @@ def test_the_doctor_sees_an_empty_namespace(weft: Weft, monkeypatch: pytest.Monk
     assert {"namespace", "consumers", "apps"} <= wrong(weft("doctor", "--json")).keys()
 
 
-def test_the_doctor_without_a_broker_says_so(
+def test_the_doctor_reports_a_missing_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path))
@@ -1232,7 +1232,7 @@ def test_a_task_that_asks_models_shows_usage_by_model_each_call_and_its_error_in
     look()
 
 
-def test_what_a_task_has_used_and_may_use_is_shown(weft: Weft) -> None:
+def test_usage_and_limits_of_a_task_are_shown(weft: Weft) -> None:
     done = weft("submit", "spends", "7", "--task-id", "spent", "--max-tokens", "7")
     assert done.status == 0, done.err
     assert "usage    7 tokens, 0.5 cost" in weft("task", "show", "spent").out

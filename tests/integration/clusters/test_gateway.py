@@ -117,9 +117,7 @@ async def test_a_step_outlives_the_gateway_that_began_it(valkey: Server, namespa
         assert here.lines("journal", "stopped") == []
 
 
-async def test_a_gateway_that_is_told_to_stop_leaves_its_steps_to_others(
-    valkey: Server, namespace: str, tmp_path: Path
-) -> None:
+async def test_a_stopping_gateway_leaves_its_steps_to_others(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with world(valkey, namespace, tmp_path, gateways=2, environ={"WEFT_SHUTDOWN_SECONDS": "5"}) as here:
         task = await here.held("held")
         driver = int(here.lines("journal", "began")[0].split()[2])
@@ -152,7 +150,9 @@ async def test_a_gateway_that_was_declared_dead_stops_nothing(valkey: Server, na
         assert len(here.lines("held")) == 1, "it ran once"
 
 
-async def test_an_engine_that_is_away_is_told_of_and_waited_for(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_steps_wait_for_an_unavailable_engine_and_report_it(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
     async with world(valkey, namespace, tmp_path, up=False) as here:
         task = await here.step("double", number=4)
         events = []

@@ -224,7 +224,7 @@ async def test_a_replica_is_refused_unless_it_becomes_the_master(own_server: Own
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_what_cannot_work_is_one_line(place: dict[str, str], log_format: str) -> None:
+def test_an_impossible_configuration_is_one_line(place: dict[str, str], log_format: str) -> None:
     cases = [*BAD_VALUES, *cases_of(place)]
     folder = place["folder"]
     started = []

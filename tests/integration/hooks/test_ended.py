@@ -138,7 +138,7 @@ async def test_each_kind_of_end_runs_the_hooks_once(
     assert {of for _, of, *_ in found} == {*ends, fine.task_id}
 
 
-async def test_an_agent_that_kills_its_process_is_told_of_by_one_that_lives(
+async def test_a_living_process_runs_the_end_hooks_of_an_agent_that_kills_its_process(
     server: Callable[[], Server], namespace: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes"
@@ -153,7 +153,7 @@ async def test_an_agent_that_kills_its_process_is_told_of_by_one_that_lives(
     ]  # fmt: skip
 
 
-async def test_a_hook_that_kills_its_process_repeats_none_that_had_run(
+async def test_a_hook_that_kills_its_process_does_not_repeat_earlier_hooks(
     server: Callable[[], Server], namespace: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes"
@@ -219,7 +219,7 @@ async def test_a_task_whose_agents_live_in_other_partitions_has_one_beginning_an
 # ---- in one process --------------------------------------------------------------------------------------------
 
 
-async def test_hooks_that_always_run_are_told_of_a_task_that_never_began() -> None:
+async def test_always_hooks_run_for_a_task_that_never_started() -> None:
     desk, seen = App("desk"), []
 
     @desk.hook("error", always=True)
@@ -257,7 +257,7 @@ async def test_an_app_ends_after_the_hooks_of_its_tasks_ends() -> None:
     assert seen == {task.task_id for task in tasks}
 
 
-async def test_the_hooks_of_an_end_can_only_look_on_and_their_failure_is_reported() -> None:
+async def test_end_hooks_can_only_observe_and_their_failures_are_reported() -> None:
     desk = App("desk")
     seen: list[object] = []
 

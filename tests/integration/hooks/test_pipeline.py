@@ -243,7 +243,7 @@ async def test_a_denial_ends_what_it_refuses_with_the_reason(point: str) -> None
     assert deltas == []
 
 
-async def test_an_agent_may_go_on_after_a_denial_and_the_tool_was_not_called() -> None:
+async def test_an_agent_may_continue_after_a_denial_and_the_tool_is_not_called() -> None:
     app, calls = App("goes_on"), []
 
     @app.tool
@@ -324,7 +324,7 @@ async def test_a_guard_that_fails_denies_and_another_hook_that_fails_changes_not
         assert 'weft_hook_failures_total{point="before_tool_call",service="local"} 1.0' in shown
 
 
-async def test_where_it_is_too_late_a_verdict_is_a_failure_that_is_reported() -> None:
+async def test_a_verdict_after_the_event_is_reported_as_a_failure() -> None:
     app = desk()
 
     @app.hook("tool_call_failed", always=True, guard=True)
@@ -399,7 +399,7 @@ async def test_the_agents_own_points() -> None:
         )[1] == ["a"]
 
 
-async def test_a_human_decides_where_a_hook_asks() -> None:
+async def test_a_human_decides_if_a_hook_asks() -> None:
     app = desk()
 
     @app.hook("before_tool_call", always=True, guard=True)
@@ -433,9 +433,7 @@ async def test_a_human_decides_where_a_hook_asks() -> None:
 
 
 @pytest.mark.parametrize(("default", "status"), [(True, "completed"), (False, "failed"), (..., "failed")])
-async def test_where_nobody_answers_a_hook_the_default_counts_and_without_one_it_is_a_denial(
-    default: Any, status: str
-) -> None:
+async def test_an_unanswered_hook_question_gets_its_default_or_is_a_denial(default: Any, status: str) -> None:
     app = desk()
 
     @app.hook("before_tool_call", always=True)
@@ -540,9 +538,7 @@ async def test_a_submit_whose_hooks_are_no_names_by_point_is_refused(hooks: Any)
         ({"start": ["watch"]}, "data.hooks.start", "it declares none there"),
     ],
 )
-async def test_a_submit_that_names_what_there_is_not_is_rejected(
-    hooks: dict[str, list[str]], field: str, message: str
-) -> None:
+async def test_a_submit_with_an_unknown_hook_is_rejected(hooks: dict[str, list[str]], field: str, message: str) -> None:
     app = desk()
 
     @app.hook("before_tool_call")
@@ -635,7 +631,7 @@ async def test_a_hook_that_was_announced_a_moment_ago_may_be_named() -> None:
     assert (status, error["type"]) == ("failed", "Denied")
 
 
-async def test_what_a_failed_turn_has_done_is_recorded_once_also_after_a_redrive() -> None:
+async def test_steps_of_a_failed_turn_are_recorded_once_even_after_a_redrive() -> None:
     app, broken = App("redriven"), [True]
     alerts: list[int] = []
     done: list[int] = []

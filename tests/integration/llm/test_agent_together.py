@@ -53,7 +53,7 @@ async def test_members_at_once_do_not_go_over_the_tasks_limit_together(desk: Des
 # ---- members -----------------------------------------------------------------------------------------------
 
 
-async def test_members_are_asked_as_tools_and_beside_each_other(desk: Desk) -> None:
+async def test_members_are_called_as_tools_and_concurrently(desk: Desk) -> None:
     desk.add("critic", instructions="Criticise.", description="Finds what is wrong.")
 
     @desk.app.agent("counter")
@@ -80,7 +80,7 @@ async def test_members_are_asked_as_tools_and_beside_each_other(desk: Desk) -> N
     ]
 
 
-async def test_a_member_that_fails_is_told(desk: Desk) -> None:
+async def test_a_failed_member_is_reported_to_the_model(desk: Desk) -> None:
     @desk.app.agent("broken")
     async def broken(ctx: AgentContext, text: str) -> str:
         raise AgentError("OutOfInk", "there is no ink")

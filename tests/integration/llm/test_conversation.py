@@ -50,7 +50,7 @@ async def test_tools_are_called_until_the_model_answers(desk: Desk, api: str) ->
     assert desk.server.counts().repeated == 0
 
 
-async def test_the_model_is_told_instructions_tools_and_results_in_the_order_of_its_calls(desk: Desk) -> None:
+async def test_the_model_gets_instructions_tools_and_results_in_the_order_of_its_calls(desk: Desk) -> None:
     desk.add(tools=["search", "files.*"], instructions="Be brief.")
     desk.server.play(turns(calls(("search", {"query": "a"}), ("files_read_file", {"path": "b"})), answer("Done.")))
     async with LocalApp(desk.app) as client:
@@ -64,7 +64,7 @@ async def test_the_model_is_told_instructions_tools_and_results_in_the_order_of_
     assert [tool["name"] for tool in desk.tools()] == ["search", "files_read_file"]
 
 
-async def test_calls_of_one_answer_run_beside_each_other(desk: Desk) -> None:
+async def test_calls_of_one_answer_run_concurrently(desk: Desk) -> None:
     both = asyncio.Barrier(2)
 
     @desk.app.tool
@@ -89,7 +89,7 @@ async def test_calls_of_one_answer_run_beside_each_other(desk: Desk) -> None:
         (("find", {"query": "a"}), "there is no tool named 'find'; the tools are: search"),
     ],
 )
-async def test_a_wrong_call_is_told_and_not_made(desk: Desk, call: tuple[str, Any], told: str) -> None:
+async def test_an_invalid_call_is_reported_to_the_model_and_not_made(desk: Desk, call: tuple[str, Any], told: str) -> None:
     desk.add(tools=["search"])
     desk.server.play(turns(calls(call, ("search", {"query": "b"})), answer("Sorry.")))
     async with LocalApp(desk.app) as client:
@@ -131,7 +131,7 @@ async def test_a_result_that_json_cannot_hold_ends_the_conversation(desk: Desk, 
     assert desk.server.counts().complete == 1
 
 
-async def test_the_same_call_again_and_again_is_told_and_then_ends(desk: Desk) -> None:
+async def test_a_repeated_call_gets_a_warning_and_then_ends_the_conversation(desk: Desk) -> None:
     desk.add(tools=["search"])
     desk.server.play(calls(("search", {"query": "a"})))
     async with LocalApp(desk.app) as client:
@@ -188,7 +188,7 @@ async def test_a_structured_answer_is_read(desk: Desk, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["tool", "native"])
-async def test_a_wrong_structured_answer_is_told_what_is_wrong(desk: Desk, mode: str) -> None:
+async def test_an_invalid_structured_answer_is_reported_to_the_model(desk: Desk, mode: str) -> None:
     desk.add(output=Report, output_mode=mode)
     desk.server.play(output({"city": "Bern"}).but(times=2), output({"city": "Bern", "year": 2024}))
     async with LocalApp(desk.app) as client:
@@ -208,7 +208,7 @@ async def test_an_answer_that_stays_wrong_ends_the_conversation(desk: Desk) -> N
     assert desk.server.counts().complete == 3
 
 
-async def test_text_in_place_of_the_output_tool_is_told(desk: Desk) -> None:
+async def test_text_instead_of_the_output_tool_is_reported_to_the_model(desk: Desk) -> None:
     desk.add(output=list[int])
     desk.server.play(turns(answer("One and two."), output({"response": [1, 2]})))
     async with LocalApp(desk.app) as client:
@@ -216,7 +216,7 @@ async def test_text_in_place_of_the_output_tool_is_told(desk: Desk) -> None:
     assert "include your response in a tool call" in desk.said()[-1]["content"]
 
 
-async def test_calls_beside_a_final_answer_are_made_and_must_succeed(desk: Desk) -> None:
+async def test_calls_next_to_a_final_answer_are_made_and_must_succeed(desk: Desk) -> None:
     desk.add(output=Report, tools=["pay", "files.*"])
     final = Call("final_result", {"city": "Bern", "year": 2024})
     desk.server.play(
@@ -382,7 +382,7 @@ async def test_every_declared_hook_point_fires(desk: Desk) -> None:
     assert fired == {str(point) for point in HookPoint}
 
 
-async def test_without_a_key_it_begins_anew_and_a_history_may_be_given(desk: Desk) -> None:
+async def test_without_a_key_a_conversation_starts_over_or_from_a_given_history(desk: Desk) -> None:
     desk.add()
     desk.server.play(answer("{turn}"))
     history = [{"role": "user", "content": "My name is Ada."}, {"role": "assistant", "content": "Hello Ada."}]
@@ -407,7 +407,7 @@ async def test_a_structured_answer_is_remembered_with_its_call(desk: Desk) -> No
 # ---- approval ----------------------------------------------------------------------------------------------
 
 
-async def test_a_human_approves_denies_and_edits_while_other_calls_go_on(desk: Desk) -> None:
+async def test_a_human_approves_denies_and_edits_while_other_calls_run(desk: Desk) -> None:
     desk.add(tools=["pay", "search"], approval=[Approve("pay", when=lambda arguments: arguments["amount"] > 10)])
     desk.server.play(
         turns(
@@ -486,7 +486,7 @@ async def test_cost_so_far_makes_calls_ask(desk: Desk) -> None:
 # ---- hooks -------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_a_hook_denies_is_told_and_one_that_it_changes_is_made_so(desk: Desk) -> None:
+async def test_a_hook_denies_one_call_and_changes_another(desk: Desk) -> None:
     @desk.app.hook("before_tool_call", guard=True, always=True)
     def careful(event: HookEvent) -> Deny | Change | None:
         if event.name == "pay":
@@ -503,7 +503,7 @@ async def test_a_call_that_a_hook_denies_is_told_and_one_that_it_changes_is_made
     assert desk.called == [("search", "a")]
 
 
-async def test_an_answer_that_a_hook_has_changed_is_decided_on_as_it_is_then(desk: Desk) -> None:
+async def test_decisions_follow_the_answer_as_changed_by_a_hook(desk: Desk) -> None:
     @desk.app.hook("after_llm_call", always=True)
     def no_payments(event: HookEvent) -> Change:
         message = event.payload["message"]

@@ -129,7 +129,7 @@ async def test_tools_of_another_app_are_called_in_their_pool(
     assert [tool["function"]["name"] for tool in request["tools"]] == ["files_list", "files_read"]
 
 
-async def test_a_conversation_that_has_ended_at_a_limit_goes_on_after_the_remedy(
+async def test_a_conversation_continues_after_its_limit_is_raised(
     openai_server: OpenAIServer, valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     openai_server.play(turns(calls(("search", {"query": "a"})), calls(("search", {"query": "b"})), answer("Done.")))

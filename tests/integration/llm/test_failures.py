@@ -41,7 +41,7 @@ TRANSIENT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("api", APIS)
-async def test_what_may_pass_is_asked_again(openai_server: OpenAIServer, api: str, stream: bool) -> None:
+async def test_transient_errors_are_retried(openai_server: OpenAIServer, api: str, stream: bool) -> None:
     async with LocalApp(app_of(asker(openai_server, api, stream=stream))) as client:
         for name, rule in TRANSIENT.items():
             openai_server.play(rule, answer("Right."))
@@ -167,7 +167,7 @@ async def test_a_rate_limit_longer_than_anyone_waits_ends_at_once(openai_server:
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_what_a_broken_stream_has_shown_is_replaced(openai_server: OpenAIServer, api: str) -> None:
+async def test_the_text_of_a_broken_stream_is_replaced(openai_server: OpenAIServer, api: str) -> None:
     openai_server.play(cut(answer("Wrong words. " * 60), after=40, times=2), answer("Right."))
     async with LocalApp(app_of(asker(openai_server, api))) as client:
         task = await client.submit("asker", "Say something")
@@ -178,7 +178,7 @@ async def test_what_a_broken_stream_has_shown_is_replaced(openai_server: OpenAIS
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_a_stream_that_falls_silent_is_no_answer(openai_server: OpenAIServer, api: str) -> None:
+async def test_a_stalled_stream_is_not_an_answer(openai_server: OpenAIServer, api: str) -> None:
     openai_server.play(gated(answer("Wrong words. " * 60), "for ever", after=6).but(times=1), answer("Right."))
     # Longer than a busy machine is silent by itself; where it is not, the call is only made once more.
     agent = asker(openai_server, api, silence_seconds=1.0, retry=RetryPolicy(attempts=50, base_seconds=0.01))
@@ -281,7 +281,7 @@ async def test_connections_are_shared_and_closed_at_the_end(openai_server: OpenA
         (APIS[1], "responses", {"input": "Say something"}, 6),
     ],
 )
-async def test_a_stream_that_ends_well_but_too_early_is_no_answer(
+async def test_a_stream_that_ends_too_early_is_not_an_answer(
     openai_server: OpenAIServer, api: str, path: str, body: dict[str, object], kept: int
 ) -> None:
     """A proxy that has lost the provider answers like this: the transport sees a complete response."""

@@ -39,7 +39,7 @@ async def test_a_cost_limit_shortens_the_answer_too(openai_server: OpenAIServer)
     assert kind == "LimitExceeded"
 
 
-async def test_calls_that_do_not_fit_beside_each_other_wait_for_each_other(openai_server: OpenAIServer) -> None:
+async def test_calls_that_exceed_the_limit_together_wait_for_each_other(openai_server: OpenAIServer) -> None:
     """Each may use most of the limit: the second is sent when the first has returned what it did not use."""
     first = answer("One", when=When(user="first"), usage=Usage(input=5, output=5))
     openai_server.play(gated(first, "one", headers=False), answer("Two"))
@@ -63,7 +63,7 @@ async def test_calls_that_do_not_fit_beside_each_other_wait_for_each_other(opena
     assert two.at >= one.ended, "else both would have been under way at once"
 
 
-async def test_what_is_too_long_for_the_model_is_sent_shorter_once(openai_server: OpenAIServer) -> None:
+async def test_a_request_that_is_too_long_is_shortened_once(openai_server: OpenAIServer) -> None:
     long = failing(400, code="context_length_exceeded", when=When(user_messages=6))
     openai_server.play(long, answer("Right."))
     conversation = _conversation(6)

@@ -40,7 +40,7 @@ async def due(bus: EventBus) -> int:
     return (await bus.promote())[1]
 
 
-async def test_timers_go_on_as_if_the_clock_had_not_stepped(valkey: Server, namespace: str) -> None:
+async def test_timers_ignore_a_step_of_the_clock(valkey: Server, namespace: str) -> None:
     server = SteppingClock(parse_address(valkey.url))
     await server.connect()
     bus = EventBus(server, Keys(namespace, 0))

@@ -131,7 +131,7 @@ async def test_a_replay_sees_the_times_that_the_run_saw(monkeypatch: pytest.Monk
     assert replayed.run.same, (replayed.run.output, replayed.divergences)
 
 
-async def test_a_replay_may_stop_at_a_message_and_refuses_what_is_no_step() -> None:
+async def test_a_replay_may_stop_at_a_message_and_refuses_an_unknown_step() -> None:
     calls: Counter[str] = Counter()
     app = desk(calls)
     trajectory = await recorded(app, "events", ["a"])
@@ -184,7 +184,7 @@ async def test_a_replay_stops_before_a_step_and_shows_the_state_then() -> None:
     assert found.runs["r/6"].status == "stopped"
 
 
-async def test_a_replay_that_goes_another_way_is_told_with_both_sides() -> None:
+async def test_a_diverging_replay_reports_both_steps() -> None:
     trajectory = await recorded(desk(Counter()), "research", "redis")
     calls: Counter[str] = Counter()
     found = await replay(trajectory, "t-1", desk(calls, order="otherwise"))

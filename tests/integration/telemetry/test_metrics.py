@@ -105,7 +105,7 @@ def fleet_of(server: Server, namespace: str, folder: Path) -> Fleet:
     )
 
 
-async def test_what_services_show_is_what_has_happened(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+async def test_the_metrics_of_services_match_the_events(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
     server = own_server(append="always")
     async with (
         fleet_of(server, namespace, tmp_path) as fleet,
@@ -205,7 +205,7 @@ async def test_what_services_show_is_what_has_happened(own_server: OwnServer, na
         await asked.cancel()
 
 
-async def test_one_replica_shows_a_partition_and_none_without_a_broker(
+async def test_one_replica_exports_a_partition_and_none_without_a_broker(
     own_server: OwnServer, namespace: str, tmp_path: Path
 ) -> None:
     server = own_server(append="always")

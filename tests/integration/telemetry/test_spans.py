@@ -39,7 +39,7 @@ def spans_of(input: str) -> list[dict[str, Any]]:
     return spans
 
 
-def test_each_turn_has_a_span_and_what_it_asks_for_is_under_it() -> None:
+def test_each_turn_has_a_span_that_is_the_parent_of_its_calls() -> None:
     found = spans_of("Ulm")
     spans = {span["context"]["span_id"]: span for span in found}
     turn = "send tasks > process agent > invoke_agent guide"
@@ -63,7 +63,7 @@ def test_each_turn_has_a_span_and_what_it_asks_for_is_under_it() -> None:
     assert {span["attributes"].get("gen_ai.conversation.id") for span in spans.values()} == {None, "s-1"}
 
 
-def test_a_turn_that_fails_says_so() -> None:
+def test_a_failed_turn_marks_its_span_as_failed() -> None:
     agent, turn = spans_of("fail")[-2:]
     assert (agent["name"], turn["name"]) == ("invoke_agent guide", "process agent")
     for span in (agent, turn):
@@ -101,7 +101,7 @@ def test_an_agent_of_pydantic_ai_has_spans_of_its_requests_to_the_model_and_of_i
     assert chat["attributes"]["gen_ai.usage.output_tokens"] > 0
 
 
-def test_spans_of_pydantic_ais_own_hang_under_the_turn_and_nothing_is_told_twice() -> None:
+def test_spans_of_pydantic_ai_are_below_the_turn_and_not_duplicated() -> None:
     lines = lines_of(spans_of_program("tests.integration.telemetry.traced_libraries", "instrumented"))
     # The run is in each of its turns, in the second by a replay: what the first one did has its spans already.
     own = f"{TURN} > invoke_agent researcher"
@@ -117,7 +117,7 @@ def test_spans_of_pydantic_ais_own_hang_under_the_turn_and_nothing_is_told_twice
     }
 
 
-def test_a_message_of_a_runtime_goes_on_in_the_trace_of_its_program() -> None:
+def test_a_runtime_message_continues_the_trace_of_its_program() -> None:
     worker = "process agent:worker > invoke_agent worker"
     lines = lines_of(spans_of_program("tests.integration.telemetry.traced_libraries", "runtime"))
     assert lines == {
@@ -136,7 +136,7 @@ def test_a_message_of_a_runtime_goes_on_in_the_trace_of_its_program() -> None:
     }
 
 
-def test_a_library_with_an_sdk_of_its_own_goes_on_in_its_own_trace() -> None:
+def test_a_library_with_its_own_sdk_keeps_its_own_trace() -> None:
     lines = lines_of(spans_of_program("tests.integration.telemetry.traced_libraries", "own"))
     assert lines == {"the program": 1, "the program > answers": 1, "the program > hears": 2}
 

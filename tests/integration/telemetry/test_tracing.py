@@ -207,7 +207,7 @@ def of_users(logs: str, spans: Sequence[Span], told: str, quiet: str) -> None:
 
 
 @pytest.mark.slow
-async def test_where_nothing_is_asked_for_nothing_is_loaded_and_nothing_is_added(
+async def test_without_tracing_nothing_is_loaded_or_added(
     own_valkey: Server, openai_server: OpenAIServer, namespace: str, tmp_path: Path
 ) -> None:
     openai_server.play(answer("Rain."))

@@ -33,7 +33,7 @@ async def test_nothing_is_known_of_a_task_that_was_never_written(store: Trajecto
     assert await store.tasks("weft") == []
 
 
-async def test_every_field_comes_back_as_it_was_written(store: TrajectoryStore) -> None:
+async def test_every_field_reads_back_unchanged(store: TrajectoryStore) -> None:
     first = step(
         "r/2.0.1",
         "3",
@@ -340,7 +340,7 @@ async def test_many_may_open_a_new_store_at_once(database: Database) -> None:
         await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_what_was_written_is_there_after_reopening(database: Database) -> None:
+async def test_written_rows_survive_reopening(database: Database) -> None:
     for number in (1, 2):
         store = await TrajectoryStore.open(database.url)
         await store.write("weft", 0, number, [entry(f"{number}-0", f"t-{number}", step())])

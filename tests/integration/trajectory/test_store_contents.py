@@ -52,7 +52,7 @@ async def converse(store: TrajectoryStore, history: list[dict[str, object]], tur
         await store.write("weft", 0, 1, [entry(f"{number}-0", "t", turn(number, history))])
 
 
-async def test_a_conversation_comes_back_as_it_was_given(store: TrajectoryStore) -> None:
+async def test_a_stored_conversation_reads_back_unchanged(store: TrajectoryStore) -> None:
     history: list[dict[str, object]] = []
     await converse(store, history, 40)
     found = await store.task("weft", "t")
@@ -102,7 +102,7 @@ async def test_a_window_over_the_messages_stores_each_message_once(store: Trajec
     assert json.loads(bytes(found.steps[-1].input))["messages"] == history[50:60]
 
 
-async def test_a_large_value_is_stored_once_wherever_it_stands(store: TrajectoryStore, database: Database) -> None:
+async def test_a_large_value_is_stored_once_at_any_place(store: TrajectoryStore, database: Database) -> None:
     document = "é" * LARGE_BYTES
     whole, member = json_of(document), json_of({"query": "q", "document": document})
     await store.write(
@@ -132,7 +132,7 @@ async def test_a_large_value_is_stored_once_wherever_it_stands(store: Trajectory
         '{"messages":["\\u0000"]}',
     ],
 )
-async def test_whatever_is_called_messages_comes_back(store: TrajectoryStore, given: str) -> None:
+async def test_any_member_named_messages_reads_back(store: TrajectoryStore, given: str) -> None:
     await store.write("weft", 0, 1, [entry("1-0", "t", step(input=msgspec.Raw(given.encode())))])
     found = await store.task("weft", "t")
     assert found is not None

@@ -102,7 +102,7 @@ async def test_turns_take_linear_room(store: TrajectoryStore, database: Database
     assert await recorded.messages("other") == [history]
 
 
-async def test_what_is_put_together_is_what_was_given_byte_for_byte(store: TrajectoryStore) -> None:
+async def test_restored_json_equals_the_original_byte_for_byte(store: TrajectoryStore) -> None:
     recorded, history = Recorded(store, Redactor(["a secret word"])), []
     for number in range(1, 40):
         history += turn(number)
@@ -144,7 +144,7 @@ def rows_after(recorded: Recorded, *lists: Sequence[object]) -> list[bool]:
     return [bool(STEPS.decode(recorded.shortened(call("1", messages)))[0].input_after) for messages in lists]
 
 
-async def test_a_list_is_told_whole_where_nobody_knows_it_and_each_time_it_has_doubled(store: TrajectoryStore) -> None:
+async def test_a_list_is_sent_in_full_at_first_and_whenever_it_has_doubled(store: TrajectoryStore) -> None:
     history = [message for number in range(1, 40) for message in turn(number)]
     assert len(ENCODER.encode([call("1", history[:6])])) > UNSHORTENED_BYTES
     recorded = Recorded(store)
@@ -174,7 +174,7 @@ def test_other_rows_go_as_they_are(given: bytes) -> None:
     assert SentLists().shortened(record, Redactor().data) == (record, {})
 
 
-async def test_a_beginning_that_was_erased_is_told_of(store: TrajectoryStore) -> None:
+async def test_an_erased_beginning_is_reported(store: TrajectoryStore) -> None:
     recorded, history = Recorded(store), [message for number in range(1, 20) for message in turn(number)]
     await recorded.commit("first", call("1", history[:20]))
     await store.delete("weft", "first")

@@ -72,7 +72,7 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("case", SECRETS)
-def test_what_looks_like_a_secret_is_taken_out_of_text(case: str) -> None:
+def test_text_that_looks_like_a_secret_is_redacted(case: str) -> None:
     text, secret = SECRETS[case]
     shown = Redactor().text(text)
     assert secret not in shown
@@ -80,7 +80,7 @@ def test_what_looks_like_a_secret_is_taken_out_of_text(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SECRETS)
-def test_what_looks_like_a_secret_is_taken_out_of_json_at_any_depth(case: str) -> None:
+def test_text_that_looks_like_a_secret_is_redacted_in_json_at_any_depth(case: str) -> None:
     text, secret = SECRETS[case]
     inner = json.dumps({"said": text, "n": 1})
     data = msgspec.json.encode({"a": [{"b": text}], "arguments": inner, "deeper": json.dumps([inner])})
@@ -96,7 +96,7 @@ def test_what_looks_like_a_secret_is_taken_out_of_json_at_any_depth(case: str) -
     "before", ["\\n", "\\\\r\\n", "\\t", "\\x1b", "\\u2028", "%20", "q%3D", "\x1b[1;31m", "\\x1b[m"]
 )
 @pytest.mark.parametrize("secret", [OPENAI, "hf_" + "a1" * 16, AMAZON, "Bearer abc123def456"])
-def test_an_escape_before_a_key_is_no_part_of_its_word(before: str, secret: str) -> None:
+def test_an_escape_before_a_key_is_not_part_of_the_word(before: str, secret: str) -> None:
     text = f"a{before}{secret} b"
     shown = Redactor().text(text)
     assert secret.removeprefix("Bearer ") not in shown
@@ -119,14 +119,14 @@ def test_a_password_in_escaped_quotes_is_hidden_in_text(text: str) -> None:
     assert "***" in shown
 
 
-def test_json_inside_of_a_text_may_begin_with_white_space() -> None:
+def test_json_inside_a_text_may_begin_with_white_space() -> None:
     inner = '\n  {"secret": "plain"}'
     assert json.loads(Redactor().data(json.dumps([inner]).encode())) == ['\n  {"secret": "***"}']
     assert json.loads(Redactor().data(json.dumps([inner, '\t["x"'], ensure_ascii=False).encode()))[1] == '\t["x"'
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_reminds_of_a_secret_stays(text: str) -> None:
+def test_text_that_only_resembles_a_secret_stays(text: str) -> None:
     assert Redactor().text(text) is text or Redactor().text(text) == text
     data = msgspec.json.encode({"text": text})
     assert Redactor().data(data) is data
@@ -134,7 +134,7 @@ def test_what_only_reminds_of_a_secret_stays(text: str) -> None:
         assert Redactor().data(text.encode()) == text.encode()
 
 
-def test_members_that_are_named_like_a_secret_lose_their_text_and_nothing_else_changes() -> None:
+def test_only_the_text_of_members_with_secret_names_is_redacted() -> None:
     names = ("api_key", "apiKey", "X-Api-Key", "Authorization", "password", "client_secret", "access_token", "secret")
     for name in (*names, "pw", "PW", "pwd", "passphrase", "passcode", "db_password", "-p-w-", "p_a_s_s_w_d"):
         data = b'{ "n": 1.50,\n "%b" : "any words", "\\u00e4": [1e3, "any words"] }' % name.encode()
@@ -147,7 +147,7 @@ def test_members_that_are_named_like_a_secret_lose_their_text_and_nothing_else_c
     assert json.loads(json.loads(Redactor().data(nested))["arguments"]) == {"password": "***", "x": 1}
 
 
-def test_variables_that_are_named_like_keys_are_known_by_their_values() -> None:
+def test_values_of_variables_with_names_like_keys_are_redacted() -> None:
     environ = {
         "OPENAI_API_KEY": "local words only",
         "MY_TOKEN": 'quo"te and ümlaut',
@@ -174,7 +174,7 @@ def test_variables_that_are_named_like_keys_are_known_by_their_values() -> None:
         assert known.text(f"it is {value}") == f"it is {value}"
 
 
-def test_a_secret_that_is_learned_later_is_taken_out_from_then_on() -> None:
+def test_a_secret_that_is_learned_later_is_redacted_afterwards() -> None:
     known = Redactor()
     assert known.text("plain words here") == "plain words here"
     known.learn("plain words")
@@ -184,7 +184,7 @@ def test_a_secret_that_is_learned_later_is_taken_out_from_then_on() -> None:
     assert known.text("plain words here, plain words, here") == "***, ***, here"
 
 
-def test_patterns_of_the_users_own_are_applied_to_whole_strings() -> None:
+def test_user_patterns_apply_to_whole_strings() -> None:
     known = Redactor.from_environment({}, "IBAN[0-9]+\n  ^\\d{16}$")
     assert known.text("IBAN4711 of 1234") == "*** of 1234"
     data = b'{"card":"4000123412341234","other":"x4000123412341234","iban":["IBAN1"]}'
@@ -192,12 +192,12 @@ def test_patterns_of_the_users_own_are_applied_to_whole_strings() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "x*", "[a-", "|", "(?=a)b", "(?<!a)b", r"(a)\1b"])
-def test_a_pattern_that_cannot_be_meant_is_named(pattern: str) -> None:
+def test_an_invalid_pattern_is_named(pattern: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(f"WEFT_REDACT={pattern!r}")):
         patterns_of(f"good {pattern}")
 
 
-def test_text_that_another_program_wrote_badly_is_gone_through_as_far_as_it_can_be_read() -> None:
+def test_malformed_text_is_redacted_as_far_as_it_is_readable() -> None:
     data = b'{"half":"\\ud800 Bearer abc123def456","bytes":"\xff Bearer abc123def456","cut":"Bearer abc123def456'
     shown = Redactor().data(data)
     assert b"abc123def456" not in shown
@@ -205,7 +205,7 @@ def test_text_that_another_program_wrote_badly_is_gone_through_as_far_as_it_can_
     assert Redactor(["a plain word"]).data(b'["x", "a plain word') == b'["x", "***"'
 
 
-def test_the_one_in_use_is_that_of_the_innermost_block() -> None:
+def test_the_innermost_redactor_is_in_use() -> None:
     first, second = Redactor(["first secret"]), Redactor(["second secret"])
     with use(first):
         with use(second):
@@ -222,7 +222,7 @@ JSON = st.recursive(
 
 
 @given(value=JSON, secret=st.text('abcxyz"\\\n ä日', min_size=8, max_size=12))
-def test_json_stays_json_and_only_what_is_secret_changes(value: object, secret: str) -> None:
+def test_json_stays_valid_and_only_secrets_change(value: object, secret: str) -> None:
     known = Redactor([secret])
     for written in (json.dumps([value, secret]), json.dumps([value, secret], ensure_ascii=False)):
         data = written.encode(errors="surrogatepass")
@@ -292,7 +292,7 @@ def test_a_secret_at_the_start_of_a_shortened_traceback_is_not_shown_in_half(lim
     assert kept.rstrip().endswith("xxx")
 
 
-def test_of_a_long_text_only_so_much_is_read() -> None:
+def test_only_a_part_of_a_long_text_is_read() -> None:
     known = Redactor()
     words = "word " * READ_CHARACTERS
     assert known.start(words) == words[: READ_CHARACTERS - CUT_MARGIN]

@@ -73,13 +73,13 @@ def _grows_with_length(function: Callable[[bytes], object], made: Callable[[int]
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_text_takes_time_by_its_length(case: str) -> None:
+def test_hostile_text_takes_linear_time(case: str) -> None:
     known = Redactor([KNOWN], patterns_of(r"(a+)+$ CUSTOMER-\d+"))
     _grows_with_length(lambda data: known.text(data.decode()), lambda length: HOSTILE[case](length).encode())
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_json_takes_time_by_its_length(case: str) -> None:
+def test_hostile_json_takes_linear_time(case: str) -> None:
     known = Redactor([KNOWN])
     for nested in (False, True):
 
@@ -94,7 +94,7 @@ def test_hostile_json_takes_time_by_its_length(case: str) -> None:
     "element",
     [{"password": "x"}, {"a": {"pw": KEY}}, KEY, "sk-abcdef", 1, "a", "\n", "\nbearer abcdefgh1", [[["://a:b@"]]]],
 )
-def test_json_of_many_elements_takes_time_by_its_length(element: object) -> None:
+def test_json_with_many_elements_takes_linear_time(element: object) -> None:
     known = Redactor([KNOWN], patterns_of(r"^\d{16}$"))
 
     def made(length: int) -> bytes:
@@ -113,7 +113,7 @@ def test_many_known_secrets_cost_no_more_than_one() -> None:
     assert _seconds(lambda: many.text(text)) < 20 * max(0.005, _seconds(lambda: one.text(text)))
 
 
-def test_the_rest_of_a_text_with_too_many_places_is_hidden() -> None:
+def test_the_rest_of_a_text_with_too_many_candidates_is_hidden() -> None:
     words = "sk-abcd words " * MAX_CANDIDATES
     assert Redactor().text(words) == words
     assert Redactor().text(f"{words}and sk-abcd then {KEY} and more") == f"{words}and ***"
@@ -121,7 +121,7 @@ def test_the_rest_of_a_text_with_too_many_places_is_hidden() -> None:
     assert numbers.text("N1 " * MAX_CANDIDATES + "N2 and more") == "*** " * MAX_CANDIDATES + "***"
 
 
-def test_a_text_with_too_many_escapes_is_hidden_where_it_may_hold_a_secret() -> None:
+def test_a_text_with_too_many_escapes_is_hidden_if_it_may_hold_a_secret() -> None:
     known = Redactor()
     harmless = json.dumps(["\\n" * (ESCAPES + 1)]).encode()
     assert known.data(harmless) is harmless
@@ -133,7 +133,7 @@ def test_a_text_with_too_many_escapes_is_hidden_where_it_may_hold_a_secret() -> 
     ]
 
 
-def test_of_json_with_too_many_places_the_upper_levels_are_kept() -> None:
+def test_json_with_too_many_candidates_keeps_its_upper_levels() -> None:
     known = Redactor([KNOWN])
     error = StepError("ValueError", f"no {KEY}", at=4.5)
     rows = [
@@ -200,7 +200,7 @@ def _nested(text: str, times: int) -> bytes:
 
 
 @pytest.mark.parametrize("unit", ["日本語のテキスト ", "é words à la carte ", "words and more words "])
-def test_json_inside_of_texts_costs_little_more_than_the_text(unit: str) -> None:
+def test_json_inside_texts_costs_little_more_than_the_text(unit: str) -> None:
     known = Redactor([KNOWN])
     text = (unit * (MIB // 10 // len(unit.encode())) + f" {KEY} ") * 10
     once = _seconds(lambda: known.text(text))
@@ -210,7 +210,7 @@ def test_json_inside_of_texts_costs_little_more_than_the_text(unit: str) -> None
         assert _seconds(lambda data=data: known.data(data)) < 3 * max(0.002, once)  # type: ignore[misc]
 
 
-def test_of_json_with_too_many_places_only_so_many_values_are_looked_at() -> None:
+def test_json_with_too_many_candidates_has_a_bounded_number_of_checked_values() -> None:
     rows = [{"a": "sk-abcdef " + "words " * 30, "n": n} for n in range(1000)]
     shown = json.loads(Redactor().data(json.dumps(rows).encode()))
     assert shown[0] == {"a": "***", "n": 0}
@@ -224,7 +224,7 @@ def test_of_json_with_too_many_places_only_so_many_values_are_looked_at() -> Non
     assert json.loads(Redactor().data(json.dumps(few).encode())) == [*few[:-1], {"a": "***"}]
 
 
-def test_many_rows_with_many_places_stay_rows() -> None:
+def test_many_rows_with_many_candidates_stay_rows() -> None:
     rows = [
         Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"decoded": f"{KEY} {n}", "pw": "plain"}))
         for n in range(500)
@@ -257,7 +257,7 @@ def test_half_of_a_character_in_a_match_of_a_pattern_breaks_nothing() -> None:
 
 
 @given(text=st.text(alphabet='aé日"\\/\n\t\r\b\f \x00\x1f', max_size=20), slashes=st.booleans())
-def test_strings_outside_of_ascii_are_read_and_written_as_json_says(text: str, slashes: bool) -> None:
+def test_strings_outside_ascii_follow_json(text: str, slashes: bool) -> None:
     written = json.dumps(text, ensure_ascii=False).encode()
     if slashes:
         written = written.replace(b"/", b"\\/")
@@ -268,7 +268,7 @@ def test_strings_outside_of_ascii_are_read_and_written_as_json_says(text: str, s
     assert json.loads(json_redaction.escaped(text.encode())) == text
 
 
-def test_a_key_behind_more_places_than_are_looked_at_needs_no_decoding() -> None:
+def test_a_key_after_too_many_candidates_needs_no_decoding() -> None:
     crowded = "日 sk-abcd " * MAX_CANDIDATES + "\n日" * 10_000 + f" sk-abcd {KEY} and \u00e9 more"
     for text in (crowded, json.dumps([crowded], ensure_ascii=False)):
         shown = Redactor().data(json.dumps({"a": text, "b": "words"}, ensure_ascii=False).encode())
@@ -287,7 +287,7 @@ def test_a_private_key_ends_at_its_end() -> None:
     assert Redactor().text(f"a {key} b") == "a ***"
 
 
-def test_json_inside_of_a_text_with_too_many_places_is_hidden_alone() -> None:
+def test_only_the_inner_json_with_too_many_candidates_is_hidden() -> None:
     crowded = json.dumps([KEY] * (MAX_CANDIDATES + 1))
     value = {"a": {"before": KEY, "note": "password: required"}, "b": crowded, "c": {"n": "words"}}
     assert json.loads(Redactor().data(json.dumps(value).encode())) == {
@@ -299,7 +299,7 @@ def test_json_inside_of_a_text_with_too_many_places_is_hidden_alone() -> None:
     assert (shown["b"], shown["d"]["after"], shown["d"]["more"]) == ("***", "***", ["words"])
 
 
-def test_json_with_too_many_places_that_cannot_be_read_is_hidden() -> None:
+def test_unreadable_json_with_too_many_candidates_is_hidden() -> None:
     many = json.dumps([KEY] * (MAX_CANDIDATES + 1)).encode()
     for data in (many[:-1], b"x" + many, b"[" * 100_000 + many):
         assert KEY.encode() not in Redactor().data(data)
@@ -312,7 +312,7 @@ def test_members_of_too_much_json_are_hidden_by_their_names() -> None:
     assert json.loads(shown) == {"a": ["***"] * MAX_CANDIDATES, "pw": "***", "n": {"secret": "***", "b": "x"}}
 
 
-def test_json_too_deep_inside_of_texts_is_hidden_where_it_may_hold_a_secret() -> None:
+def test_json_too_deep_inside_texts_is_hidden_if_it_may_hold_a_secret() -> None:
     value: object = {"password": "plain", "n": "other words"}
     for _ in range(json_redaction.NESTING + 1):
         value = [json.dumps(value)]
@@ -325,13 +325,13 @@ def test_json_too_deep_inside_of_texts_is_hidden_where_it_may_hold_a_secret() ->
     assert json.loads(Redactor().data(json.dumps([harmless, KEY]).encode())) == [harmless, "***"]
 
 
-def test_a_text_outside_of_strings_does_not_break_json() -> None:
+def test_text_outside_strings_does_not_break_json() -> None:
     known = Redactor(["12345678"])
     data = b'{"a":"x","n":12345678,"b":"12345678","c":[12345678,"y"]}'
     assert known.data(data) == b'{"a":"x","n":12345678,"b":"***","c":[12345678,"y"]}'
 
 
-def test_words_without_end_are_hidden_to_their_end() -> None:
+def test_endless_words_are_hidden_completely() -> None:
     long = "aB1-" * 10_000
     for start in ("sk-", "bearer ", "password=", "authorization: basic "):
         shown = Redactor().text(f"x {start}{long} y")
@@ -365,7 +365,7 @@ def _written(value: object, style: int) -> str:
 
 @settings(max_examples=150)
 @given(text=TEXTS)
-def test_the_first_look_finds_each_place_of_a_rule(text: str) -> None:
+def test_the_candidate_pattern_finds_each_match_of_a_rule(text: str) -> None:
     data, pattern = text.encode(), candidate_pattern(SECRETS)
     for at in range(len(data)):
         if RULE.match(data, at) is not None:
@@ -410,7 +410,7 @@ def test_json_loses_what_its_texts_lose(text: str, style: int, inner: int) -> No
         st.lists(st.sampled_from(("a", '"', "\\", '"' * 70, "\\" * 70, "\n", "é")), max_size=6).map("".join), max_size=4
     )
 )
-def test_strings_begin_and_end_as_json_says(texts: list[str]) -> None:
+def test_strings_begin_and_end_as_in_json(texts: list[str]) -> None:
     data, at = json.dumps(texts).encode(), 1
     bounds = []
     for text in texts:
@@ -429,7 +429,7 @@ def test_strings_begin_and_end_as_json_says(texts: list[str]) -> None:
     texts=st.lists(st.text('aN1 \n"é', max_size=6), max_size=5),
     patterns=st.sampled_from([r"^N1$", r"N\d+", r"\AN1", r"a\z", r"N.1", r"é", r"\bN\s", r"(?i)n1 ^a1$", r'"']),
 )
-def test_patterns_find_in_json_what_they_find_in_its_texts(texts: list[str], patterns: str) -> None:
+def test_patterns_match_the_same_in_json_as_in_its_texts(texts: list[str], patterns: str) -> None:
     known = Redactor.from_environment({}, patterns)
     shown = [known.text(text) for text in texts]
     assert json.loads(known.data(json.dumps(texts).encode())) == shown

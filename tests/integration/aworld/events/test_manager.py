@@ -99,7 +99,7 @@ async def test_w13_a_function_is_subscribed_by_a_decorator_for_all_runs_of_its_a
         ({"event_type": "mine", "order": "first"}, "order"),
     ],
 )
-def test_a_subscription_that_takes_nothing_is_refused_where_it_is_made(wrong: dict[str, Any], named: str) -> None:
+def test_an_invalid_subscription_is_refused_at_once(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         App("desk").subscribe(**wrong)(print)
 
@@ -223,7 +223,7 @@ async def test_a_failed_run_has_all_its_messages_and_its_input_on_record() -> No
     assert b"mystery" in bytes(recorded.steps[0].input)
 
 
-async def test_a_run_ends_by_an_error_where_it_handles_too_many_messages_or_none_is_left() -> None:
+async def test_a_run_fails_with_too_many_messages_or_with_none_left() -> None:
     again = TaskMessage(topic=TopicType.OUTPUT, payload="tick").to_dict()
     response = await run([TaskMessage(topic=TopicType.START, payload=[again] * 5)], max_steps=3)
     assert response.error is not None
@@ -259,7 +259,7 @@ async def test_a_callback_sees_a_tools_result_and_may_replace_it() -> None:
         assert (await (await client.submit("called_back", 4)).result(timeout=60)).value() == 9
 
 
-async def test_a_transformer_that_gives_no_message_is_told_so() -> None:
+async def test_a_transformer_that_returns_no_message_raises_a_clear_error() -> None:
     own = App("forgetful")
 
     @own.agent("runs")

@@ -96,7 +96,7 @@ async def test_a_defect_of_a_backend_is_the_failure_of_one_call(files: Files) ->
         assert driver.starts == 1
 
 
-async def test_a_cancelled_call_is_stopped_where_it_runs_and_no_other_one(files: Files) -> None:
+async def test_only_the_cancelled_call_is_stopped_on_the_engine(files: Files) -> None:
     async with driver_of(files.folder) as driver:
         await connected(driver)
         first, second = (asyncio.create_task(driver.run(work("wait", key))) for key in ("one", "two"))
@@ -128,7 +128,7 @@ async def test_a_call_that_ignores_its_cancel_does_not_hold_up_who_cancelled_it(
         assert await driver.run(work("echo")) == Value(b"{}")
 
 
-async def test_a_call_that_is_left_goes_on(files: Files) -> None:
+async def test_a_detached_call_continues(files: Files) -> None:
     async with driver_of(files.folder) as driver:
         await connected(driver)
         begun = driver.begin(work("wait", "k"))
@@ -139,7 +139,7 @@ async def test_a_call_that_is_left_goes_on(files: Files) -> None:
     assert "stopped k" not in files.journal()
 
 
-async def test_a_killed_driver_loses_what_runs_and_another_one_is_started(
+async def test_a_killed_driver_loses_its_running_calls_and_is_replaced(
     files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with driver_of(files.folder) as driver:
@@ -157,7 +157,7 @@ async def test_a_killed_driver_loses_what_runs_and_another_one_is_started(
         assert any("ended by SIGKILL" in line and "a library prints this" in line for line in told), told
 
 
-async def test_a_lost_engine_ends_what_runs_and_is_waited_for(files: Files) -> None:
+async def test_a_lost_engine_ends_running_calls_and_the_driver_waits_for_it(files: Files) -> None:
     async with driver_of(files.folder) as driver:
         await connected(driver)
         running = asyncio.create_task(driver.run(work("wait", "k")))
@@ -185,7 +185,7 @@ async def test_a_lost_engine_ends_what_runs_and_is_waited_for(files: Files) -> N
         assert await driver.run(work("echo")) == Value(b"{}")
 
 
-async def test_what_is_not_installed_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_a_missing_package_is_reported_in_one_line(tmp_path: Path) -> None:
     async with driver_of(tmp_path, "tests.engine_backends.scripted:Missing") as driver, asyncio.timeout(WAIT):
         state = driver.state
         while "not installed" not in state.reason:

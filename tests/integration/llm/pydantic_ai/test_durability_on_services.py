@@ -170,7 +170,7 @@ async def test_a_human_approves_edits_or_denies_a_call(
     assert openai_server.counts().repeated == 0
 
 
-async def test_a_conversation_under_a_key_goes_on(
+async def test_a_conversation_with_a_key_continues(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     openai_server.play(turns(answer("One."), answer("Two.")))
@@ -184,7 +184,7 @@ async def test_a_conversation_under_a_key_goes_on(
     assert [entry.model_messages for entry in openai_server.ledger()] == [0, 1]
 
 
-async def test_what_goes_wrong_for_good_is_said_in_one_line(
+async def test_a_permanent_error_is_one_line(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     openai_server.play(failing(401, "no such key"), models=["gpt-test"])

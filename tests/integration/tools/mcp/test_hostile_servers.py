@@ -55,7 +55,7 @@ def test_a_server_that_notifies_without_end_does_not_stop_the_others() -> None:
     assert found["why"] == ""
 
 
-def test_a_long_line_that_is_no_message_is_read_once_and_the_session_goes_on() -> None:
+def test_a_long_line_that_is_not_a_message_does_not_end_the_session() -> None:
     found = called("long_line")
     assert (found["error"], found["why"]) == ("timeout", "")
 

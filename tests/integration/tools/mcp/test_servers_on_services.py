@@ -43,7 +43,7 @@ def alive(process: int) -> bool:
         return False
 
 
-async def test_each_tool_handler_has_a_server_of_its_own_and_agent_handlers_none(
+async def test_each_tool_handler_has_its_own_server_and_agent_handlers_have_none(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     members, ledger = fleet(valkey, namespace, tmp_path, tool_handlers=2)
