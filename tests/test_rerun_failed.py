@@ -85,7 +85,7 @@ def test_a_listed_test_is_rerun_for_fourteen_days(tmp_path: Path) -> None:
     assert "add this line" not in done.stdout
 
 
-def test_a_test_that_is_listed_for_longer_fails_for_good(tmp_path: Path) -> None:
+def test_a_test_that_is_listed_for_longer_fails_permanently(tmp_path: Path) -> None:
     done = rerun(tmp_path, "bad_at_first", f"{TODAY - timedelta(days=15)} {NAME}\n")
     assert done.returncode == 1
     assert f"Not rerun: {NAME} has been listed as flaky since 2026-01-16" in done.stdout

@@ -75,7 +75,7 @@ def test_a_missing_file_in_a_docstring_is_found(tmp_path: Path) -> None:
     assert missing_from_docstring(tmp_path) == ["gone.py", "functions/gone.lua"]
 
 
-def test_paths_are_told_from_other_words() -> None:
+def test_paths_are_distinguished_from_other_words() -> None:
     text = (
         "`bus/keys.py` `services/<name>/README.md` `tests/` `Makefile` `type/key` `application/json`\n"
         "`make test` `weft:{p}:agent` `weft.task.submit` `redis://` `libs/runtime_core`\n"

@@ -162,7 +162,7 @@ async def test_what_a_handler_published_before_it_failed_is_published(runtime: W
 
 
 @pytest.mark.parametrize("interleave", [True, ["beside"]])
-async def test_messages_of_an_interleaved_type_are_handled_beside_each_other(interleave: bool | list[str]) -> None:
+async def test_messages_of_an_interleaved_type_are_handled_concurrently(interleave: bool | list[str]) -> None:
     runtime = WeftAgentRuntime(url="memory://", interleave=interleave)
     await Agent.register(runtime, "beside", Agent)
     runtime.start()

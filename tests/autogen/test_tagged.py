@@ -159,7 +159,7 @@ def test_an_object_that_cannot_be_sent_is_named_with_its_place() -> None:
         b'{"$type":',
     ],
 )
-def test_what_is_no_message_is_refused_in_one_way(data: bytes) -> None:
+def test_an_invalid_message_is_refused_in_one_way(data: bytes) -> None:
     assert data.startswith(PREFIX)
     with pytest.raises(SerializationError):
         TaggedJson().read(data)

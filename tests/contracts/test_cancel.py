@@ -162,7 +162,7 @@ async def test_a_child_that_ends_itself_as_cancelled_is_a_failed_step_of_its_par
     await broker.idle()
 
 
-async def test_a_task_whose_answer_nobody_wants_goes_on_and_is_told(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_whose_answer_nobody_wants_continues_and_is_reported(broker: Broker, bus: EventBus) -> None:
     since, _, _ = await bus.beat(LEASE_MS, False, "")
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)

@@ -97,7 +97,7 @@ async def test_the_limit_of_an_event_is_the_limit_of_its_letter(
     assert ("cut" not in letter, len(letter["event:data"]) == size) == (whole, whole)
 
 
-async def test_a_structured_event_has_a_limit_of_its_own(broker: Broker, bus: EventBus) -> None:
+async def test_a_structured_event_has_its_own_limit(broker: Broker, bus: EventBus) -> None:
     assert MAX_STRUCTURED_BYTES == MAX_EVENT_BYTES
     for size in (MAX_STRUCTURED_BYTES, MAX_STRUCTURED_BYTES + 1):
         await bus.keep_letter(["reason", "rejected", "stream", "tasks", "event:data", b"x" * size])
@@ -191,7 +191,7 @@ async def test_errors_of_many_attempts_are_bounded(broker: Broker, bus: EventBus
     assert "cut" not in letter, "it can be redriven"
 
 
-def test_a_letter_within_its_bounds_stays_as_it_is() -> None:
+def test_a_letter_within_its_bounds_stays_unchanged() -> None:
     fields = event(data=b"{}")
     assert bounded(fields) == [item.encode() if isinstance(item, str) else item for item in fields]
 
@@ -342,7 +342,7 @@ async def test_a_letter_that_only_names_a_task_does_not_release_it(broker: Broke
     assert await broker.call("TTL", broker.keys.task("t")) == -1
 
 
-async def test_an_address_that_a_publisher_chose_is_no_share(broker: Broker, bus: EventBus) -> None:
+async def test_an_address_that_a_publisher_chose_is_not_a_share(broker: Broker, bus: EventBus) -> None:
     for number in range(3):
         await bus.keep_letter(["reason", "undeliverable", "stream", f"shop:answers:{number}", "d", b"{}"])
     assert set(await counts_agree(broker, bus)) == {"", "replyto"}

@@ -206,7 +206,7 @@ async def test_a_task_that_ended_leaves_the_line(broker: Broker, bus: EventBus, 
     await broker.idle()
 
 
-async def test_another_type_in_the_place_of_the_line_changes_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_another_type_in_place_of_the_line_changes_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.call("SET", broker.keys.base + "line:one", "not ours")
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")

@@ -266,7 +266,7 @@ async def test_a_client_repeats_what_a_broken_connection_left_open(
         assert cut.is_set()
 
 
-async def test_an_app_that_waits_for_no_replica_is_told(own_server: OwnServer, namespace: str) -> None:
+async def test_an_app_that_waits_for_no_replica_is_reported(own_server: OwnServer, namespace: str) -> None:
     server = own_server()
     async with partition(server, namespace) as broker, durable(server.url, broker, "quorum") as bus:
         with pytest.raises(Rejected, match="not confirmed as quorum") as refused:

@@ -141,7 +141,7 @@ async def test_a_gateway_that_comes_late_gets_what_waits(
     await broker.idle()
 
 
-async def test_a_pool_without_a_gateway_is_told_from_one_that_has_one(broker: Broker, bus: EventBus) -> None:
+async def test_a_pool_without_a_gateway_is_distinguished_from_one_that_has_one(broker: Broker, bus: EventBus) -> None:
     await gateway(broker)
     await asked(broker, bus, stream="ray:big")
     await broker.pass_time(61_000)
@@ -188,7 +188,7 @@ async def test_who_waits_is_warned_of_now_and_then(
     assert warnings_of(caplog) == [f"steps wait on ray (1): {NOBODY}"]
 
 
-async def test_a_step_waits_anew_when_its_gateway_goes(broker: Broker, bus: EventBus) -> None:
+async def test_a_step_waits_again_when_its_gateway_goes(broker: Broker, bus: EventBus) -> None:
     """A step that has run for an hour is not given up because its gateway restarts."""
     there = await gateway(broker)
     await asked(broker, bus)
@@ -324,7 +324,7 @@ async def test_a_long_queue_is_read_in_pieces(broker: Broker, bus: EventBus, mon
     assert await broker.entries("ray") == []
 
 
-async def test_a_turn_that_goes_on_waits_too(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_that_continues_waits_too(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     answers = await bus.ask(turn, 1_700_000_000_000, "reply", b"", ask("1", "rank", stream="spark"), 1)

@@ -366,7 +366,7 @@ async def test_two_living_processes_are_never_in_one_turn(broker: Broker, bus: E
     assert shop.charged == ["card"]
 
 
-async def test_another_process_may_go_on_with_a_turn_that_its_owner_put_back(
+async def test_another_process_may_continue_with_a_turn_that_its_owner_put_back(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """The entry is a new one: that its first owner lives blocks nobody."""

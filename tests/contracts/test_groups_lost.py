@@ -84,7 +84,7 @@ async def test_a_reader_makes_a_lost_group_again_from_the_start(broker: Broker, 
     assert (await broker.take(bus)).task == "t"
 
 
-async def test_work_goes_on_where_everything_was_flushed(broker: Broker, bus: EventBus) -> None:
+async def test_work_continues_where_everything_was_flushed(broker: Broker, bus: EventBus) -> None:
     """The stream itself may be gone: a read creates stream and group, and a commit of lost work changes nothing."""
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)

@@ -31,7 +31,7 @@ async def test_a_step_is_put_if_absent(broker: Broker, bus: EventBus) -> None:
     assert loaded.unrecorded == {"1": b""}
 
 
-async def test_the_adopter_goes_on_with_what_the_dead_owner_stored(
+async def test_the_adopter_continues_with_what_the_dead_owner_stored(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """A model call that was paid for is not paid for again, and the dead one cannot overwrite it."""
@@ -180,7 +180,7 @@ async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> N
     assert await broker.entries("record") == before
 
 
-async def test_what_a_lost_turn_was_writing_is_no_error_of_its_own(broker: Broker, bus: EventBus) -> None:
+async def test_what_a_lost_turn_was_writing_is_not_a_separate_error(broker: Broker, bus: EventBus) -> None:
     """The turn is dropped without waiting: its owner was declared dead."""
     unheard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context["message"]))

@@ -67,7 +67,7 @@ async def test_calls_at_once_cannot_go_over_a_limit_together(broker: Broker, bus
         await begun(bus, turn, "4", tokens(9, 9))
 
 
-async def test_a_call_that_is_begun_anew_replaces_its_own_reservation(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_that_is_begun_again_replaces_its_own_reservation(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     turn = await broker.take(bus)
     await begun(bus, turn, "1", tokens(6, 6))

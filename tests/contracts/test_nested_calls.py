@@ -139,7 +139,7 @@ async def test_the_next_event_does_not_see_the_state_in_mid_run_of_the_last(brok
     await broker.idle()
 
 
-async def test_a_dead_nested_call_lets_its_holder_go_on(broker: Broker, bus: EventBus) -> None:
+async def test_a_dead_nested_call_lets_its_holder_continue(broker: Broker, bus: EventBus) -> None:
     await suspend(bus, await asked_editor(broker, bus), ask_writer("1"))
     assert await bury(bus, await broker.take(bus))
     await finish(broker, bus)

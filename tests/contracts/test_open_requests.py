@@ -246,7 +246,7 @@ async def test_requests_of_an_older_release_work_as_before(pair: Pair) -> None:
     await assert_nothing_left(pair)
 
 
-async def test_an_answered_request_is_not_looked_at_any_more(pair: Pair) -> None:
+async def test_an_answered_request_is_not_checked_any_more(pair: Pair) -> None:
     """Its input is not kept for the rest of the run."""
     await running(pair)
     await work(pair)
@@ -342,7 +342,7 @@ async def test_an_answer_that_comes_after_the_time_limit_is_dropped(pair: Pair) 
     await assert_nothing_left(pair)
 
 
-async def test_a_group_goes_on_when_one_of_its_requests_is_over_time(pair: Pair) -> None:
+async def test_a_group_continues_when_one_of_its_requests_is_over_time(pair: Pair) -> None:
     await submit(pair)
     await ask_there(pair, ":5000", wait="g1")
     await pair.carry()

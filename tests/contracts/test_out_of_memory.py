@@ -31,7 +31,7 @@ async def fill(broker: Broker) -> None:
         await broker.call("SET", f"{broker.keys.namespace}:more", "x")
 
 
-async def test_new_work_is_refused_and_open_work_goes_on(broker: Broker) -> None:
+async def test_new_work_is_refused_and_open_work_continues(broker: Broker) -> None:
     bus, other = await broker.owner(), await broker.owner()
     for task in ("waits", "ends", "fails", "again", "dies", "asks", "adopted", "cancelled", "sleeps"):
         await broker.submit(bus, task, key=task)

@@ -301,7 +301,7 @@ async def test_names_that_tenants_may_not_have(world: World, tenant: str) -> Non
     assert refused.value.field == "tenant"
 
 
-async def test_the_namespace_is_no_publisher(world: World) -> None:
+async def test_the_namespace_is_not_a_publisher(world: World) -> None:
     world.broker.keys.namespace = "production"
     world.bus.keys.namespace = "production"
     with pytest.raises(InvalidInput, match="reserved"):
@@ -514,7 +514,7 @@ async def test_harm_to_one_stream_stops_nobody(world: World, harm: str) -> None:
     assert await world.broker.status("acme.after") == "accepted"
 
 
-async def test_a_stream_that_was_ended_by_its_last_id_is_made_anew(world: World) -> None:
+async def test_a_stream_that_was_ended_by_its_last_id_is_made_again(world: World) -> None:
     async with admitting(world.broker, world.bus):
         await world.send("shop", "task.submit", submit("future"), entry=LAST_ID)
 

@@ -162,7 +162,7 @@ VERDICT = b'{"expects":"verdict","prompt":"may I?"}'
         (b'{"verdict":"deny","resaon":"no"}', "the unknown field resaon"),
     ],
 )
-async def test_what_is_no_verdict_is_refused_and_the_question_stays_open(
+async def test_an_invalid_verdict_is_refused_and_the_question_stays_open(
     broker: Broker, bus: EventBus, value: bytes, problem: str
 ) -> None:
     await asked(broker, bus, question("1", shown=VERDICT, timeout_ms=DEADLINE_MS))

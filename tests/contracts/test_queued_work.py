@@ -187,7 +187,7 @@ async def test_of_old_entries_the_broker_is_asked(
         assert handler.began.empty()
 
 
-async def test_a_reopened_task_goes_on(broker: Broker, bus: EventBus) -> None:
+async def test_a_reopened_task_continues(broker: Broker, bus: EventBus) -> None:
     """Its id is remembered as ended, and must not suppress later work."""
     await backlog(broker, bus, calls=1)
     assert await fail_call(broker, bus)
@@ -212,7 +212,7 @@ async def fail_call(broker: Broker, bus: EventBus) -> bool:
     )
 
 
-async def test_a_withdrawn_task_goes_on(broker: Broker, bus: EventBus) -> None:
+async def test_a_withdrawn_task_continues(broker: Broker, bus: EventBus) -> None:
     """Nobody wants its answer, and yet it has not ended: its handler decides."""
     await backlog(broker, bus, calls=2)
     async with consuming(broker, "tool") as (handler, _):

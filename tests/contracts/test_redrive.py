@@ -353,7 +353,7 @@ async def test_cancel_of_a_parked_child_run_frees_its_instance(broker: Broker, b
     assert (await broker.take(bus)).task == "next"
 
 
-async def test_a_parked_child_run_goes_on(broker: Broker, bus: EventBus) -> None:
+async def test_a_parked_child_run_continues(broker: Broker, bus: EventBus) -> None:
     """Its parent keeps waiting, and gets the answer in the end."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
@@ -427,7 +427,7 @@ async def test_the_heartbeat_does_not_stop_a_reopened_task(broker: Broker, bus: 
     assert (await bus.beat(LEASE_MS, False, str(int(since) - 1000)))[1] == []
 
 
-async def test_a_call_of_a_run_that_goes_on_is_not_driven_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_of_a_run_that_continues_is_not_driven_again(broker: Broker, bus: EventBus) -> None:
     """Its error is in the journal, and the run may act on it as soon as the other call has its result."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))

@@ -57,7 +57,7 @@ async def ask_again(broker: Broker, bus: EventBus, *, digest: str = DIGEST, key:
 
 
 @pytest.mark.parametrize("key", ["", "e"])
-async def test_an_open_child_run_goes_on(broker: Broker, bus: EventBus, key: str) -> None:
+async def test_an_open_child_run_continues(broker: Broker, bus: EventBus, key: str) -> None:
     found = await fail_with_open_child(broker, bus, key)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     child = await ask_again(broker, bus, key=key)
@@ -72,7 +72,7 @@ async def test_an_open_child_run_goes_on(broker: Broker, bus: EventBus, key: str
     await broker.idle()
 
 
-async def test_an_open_child_run_goes_on_after_a_cancel(broker: Broker, bus: EventBus) -> None:
+async def test_an_open_child_run_continues_after_a_cancel(broker: Broker, bus: EventBus) -> None:
     """Its turn was in flight; the late commit changes nothing."""
     assert await bury(bus, await open_child(broker, bus))
     turn = await broker.take(bus)
@@ -85,7 +85,7 @@ async def test_an_open_child_run_goes_on_after_a_cancel(broker: Broker, bus: Eve
     assert list((await loaded(bus, await ask_again(broker, bus))).journal) == ["1"]
 
 
-async def test_runs_below_an_open_child_run_go_on(broker: Broker, bus: EventBus) -> None:
+async def test_runs_below_an_open_child_run_continue(broker: Broker, bus: EventBus) -> None:
     """A step that one of them finished in the middle of a turn does not run again, and has one row."""
     await broker.submit(bus, "t")
     child = ask("1", "editor", stream="agent", wait="g1")
@@ -131,14 +131,14 @@ async def test_another_request_starts_another_child_run(broker: Broker, bus: Eve
     assert (await loaded(bus, await ask_again(broker, bus, digest="00000000"))).journal == {}
 
 
-async def test_a_child_run_goes_on_for_a_turn_that_asks_in_its_middle(broker: Broker, bus: EventBus) -> None:
+async def test_a_child_run_continues_for_a_turn_that_asks_in_its_middle(broker: Broker, bus: EventBus) -> None:
     found = await fail_with_open_child(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     assert await bus.ask(await broker.take(bus), now(), "client", b"", ask("1", "editor", stream="agent"), 1) == {}
     assert list((await loaded(bus, await broker.take(bus))).journal) == ["1"]
 
 
-async def test_a_child_run_that_ended_again_goes_on_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_child_run_that_ended_again_continues_again(broker: Broker, bus: EventBus) -> None:
     """The task is reopened twice. The second time nobody requests the child run."""
     assert await bus.redrive(await fail_with_open_child(broker, bus), reopen=True) == ["ok", "t"]
     turn = await broker.take(bus)
@@ -383,7 +383,7 @@ async def test_a_call_two_runs_below_is_redriven(broker: Broker, bus: EventBus) 
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
-async def test_a_run_below_a_failed_child_run_goes_on(broker: Broker, bus: EventBus, ends_first: bool) -> None:
+async def test_a_run_below_a_failed_child_run_continues(broker: Broker, bus: EventBus, ends_first: bool) -> None:
     """It was open when its caller failed: it ends before its task does, or continues from its journal."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))

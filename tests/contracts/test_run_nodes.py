@@ -198,7 +198,7 @@ async def test_a_group_ends_with_its_last_sub_group(state: StateManager) -> None
 
 
 @pytest.mark.parametrize("end", ["failed", "timeout"])
-async def test_a_group_fails_with_a_member_and_its_waiter_goes_on(
+async def test_a_group_fails_with_a_member_and_its_waiter_continues(
     state: StateManager, broker: Broker, end: str
 ) -> None:
     await members(state, "g", "a", "b")

@@ -261,7 +261,7 @@ async def test_a_change_that_was_made_meanwhile_is_not_lost(world: World) -> Non
     assert (await world.schedules.get("s")).every_ms == 30_000
 
 
-async def test_what_admission_refuses_is_kept_and_the_times_go_on(world: World) -> None:
+async def test_what_admission_refuses_is_kept_and_the_times_continue(world: World) -> None:
     await world.set(every_seconds=60)
     await world.broker.call("HDEL", world.broker.keys.agents, "writer")
     assert await world.pass_time(MINUTE) == []

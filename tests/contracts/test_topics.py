@@ -32,7 +32,7 @@ def publish(topic: str, key: str = "k", *, step: str = "0", sender: str = "") ->
     return ["p", f"message-{step}", topic, key, b'"hello"', b'{"topic":"news"}', sender, step, DIGEST]
 
 
-async def test_every_subscriber_gets_it_in_a_task_of_its_own(broker: Broker, bus: EventBus) -> None:
+async def test_every_subscriber_gets_it_in_its_own_task(broker: Broker, bus: EventBus) -> None:
     assert await bus.subscribe(NEWS)
     assert await bus.subscribe(NEWS_OF_EDITOR)
     assert await bus.publish("m", "news", "k", b'"hello"', b'{"topic":"news"}') == 2

@@ -52,7 +52,7 @@ def test_the_example_prints_what_it_should(openai_server: OpenAIServer) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_the_example_goes_on_after_a_kill_while_a_human_is_asked(
+async def test_the_example_continues_after_a_kill_while_a_human_is_asked(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     openai_server.play(script())

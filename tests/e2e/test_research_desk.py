@@ -230,7 +230,7 @@ def test_a_service_that_is_killed_in_the_middle_changes_nothing(
     assert "exited (signal 9, SIGKILL)" in (data_dir / "services.log").read_text(encoding="utf-8")
 
 
-def test_it_uses_the_broker_that_is_named_under_a_namespace_of_its_own(
+def test_it_uses_the_broker_that_is_named_under_its_own_namespace(
     docs: Path, data_dir: Path, valkey: Server, namespace: str
 ) -> None:
     arguments = ("--docs", str(docs), "--topic", TOPIC)
@@ -302,7 +302,9 @@ def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
         (["--topic", ""], "contains no word to search for"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(arguments: list[str], said: str, data_dir: Path, tmp_path: Path) -> None:
+def test_anything_that_cannot_work_is_reported_in_one_line(
+    arguments: list[str], said: str, data_dir: Path, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "picture.png").write_bytes(b"\0")
     (tmp_path / "file").write_text("text")
@@ -318,7 +320,7 @@ def test_wrong_usage_ends_with_2(data_dir: Path) -> None:
     assert run(data_dir, "--passages", "0").returncode == 2
 
 
-def test_a_broker_that_is_not_there_is_told_in_one_line(docs: Path, data_dir: Path) -> None:
+def test_a_broker_that_is_not_there_is_reported_in_one_line(docs: Path, data_dir: Path) -> None:
     done = run(data_dir, "--docs", str(docs), WEFT_REDIS_URL="memory://")
     assert done.returncode == 1
     assert done.stderr.startswith("research_desk: WEFT_REDIS_URL: memory:// lives in one process")
@@ -430,7 +432,7 @@ def test_a_folder_that_is_too_large_is_searched_in_part(tmp_path: Path, monkeypa
     assert find_documents(tmp_path) == documents.Documents(["a.txt"], 0, True)
 
 
-def test_the_default_folder_is_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_reported_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("text")
     monkeypatch.delenv("DESK_DOCS", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -115,7 +115,7 @@ def test_chance_follows_from_the_seed_and_the_request_not_from_the_order() -> No
     assert chosen([failing(500, probability=0.0), failing(503, probability=1.0)], questions[:1]) == ["1"]
 
 
-def test_turns_are_told_by_what_the_model_has_said() -> None:
+def test_turns_are_recognized_by_what_the_model_has_said() -> None:
     rules = turns(calls(("weather", {})), calls(("weather", {})), answer("Rain."))
     assert chosen(rules, [asked(), asked(MESSAGES[:2])]) == ["2", "0"]
 

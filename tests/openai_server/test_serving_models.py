@@ -99,7 +99,7 @@ async def test_an_agent_comes_to_its_structured_output(
     assert openai_server.repeated() == []
 
 
-async def test_a_conversation_is_told_by_its_marked_first_message(
+async def test_a_conversation_is_recognized_by_its_marked_first_message(
     openai_server: OpenAIServer, model: Model[Any]
 ) -> None:
     openai_server.play(answer("{turn}", when=When(user="again")), answer("Hello."))

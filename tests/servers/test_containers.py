@@ -48,7 +48,7 @@ def test_what_a_killed_run_has_left_is_removed(container_url: Callable[[str], st
         client.close()
 
 
-def test_an_image_that_cannot_be_had_is_told_once(
+def test_an_image_that_cannot_be_had_is_reported_once(
     container_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container_url(CONTAINERS[0])
@@ -63,7 +63,7 @@ def test_an_image_that_cannot_be_had_is_told_once(
             others.get(CONTAINERS[1])
 
 
-def test_a_docker_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_docker_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     with Containers() as others, pytest.raises(Unavailable, match="Docker does not answer"):
         others.get(CONTAINERS[0])
@@ -84,7 +84,7 @@ def test_the_contract_leaves_out_what_cannot_run_here(tmp_path: Path) -> None:
     assert "skipped" not in done.stdout
 
 
-def test_a_machine_without_docker_is_told_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_docker_is_reported_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(containers, "SOCKET", tmp_path / "docker.sock")
     monkeypatch.setitem(sys.modules, "docker", None)

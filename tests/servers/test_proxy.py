@@ -132,7 +132,7 @@ async def test_swallowed_replies_are_lost_and_the_requests_are_not(
     assert await line.ask(f"INCR {namespace}") == b":42"
 
 
-async def test_a_frozen_connection_is_silent_and_goes_on_when_healed(proxy: Proxy, line: Line) -> None:
+async def test_a_frozen_connection_is_silent_and_continues_when_healed(proxy: Proxy, line: Line) -> None:
     proxy.freeze()
     line.send("PING")
     with pytest.raises(TimeoutError):

@@ -42,7 +42,9 @@ def test_numbers_are_taken_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     "arguments", [["throughput", "--tasks", "0"], ["latency", "--tasks", "many"], ["nothing"], ["profile", "nobody"]]
 )
-def test_what_cannot_be_measured_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_anything_that_cannot_be_measured_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(arguments)
     assert ended.value.code == 2
@@ -74,7 +76,7 @@ def test_a_number_is_shown_with_the_digits_that_matter(value: object, text: str)
     assert shown(value) == text
 
 
-async def test_every_question_of_an_order_is_asked_once_and_never_more_than_so_many_at_once() -> None:
+async def test_every_question_of_an_order_is_asked_once_and_never_more_than_the_limit_at_once() -> None:
     under_way, most, asked = 0, 0, list[str]()
 
     async def ask(text: str) -> object:
@@ -122,7 +124,7 @@ def test_the_figures_are_kept_with_commit_and_machine(tmp_path: Path) -> None:
     assert "at" in kept
 
 
-def test_a_commit_during_the_measurement_is_told(tmp_path: Path) -> None:
+def test_a_commit_during_the_measurement_is_reported(tmp_path: Path) -> None:
     kept = json.loads(results.write(tmp_path, {}, ("abc", "def")).read_text())
     assert kept["commit"] == "abc to def"
 

@@ -97,7 +97,7 @@ def test_what_is_written_again_is_young_again(blobs: BlobStore, tmp_path: Path) 
     assert blobs.read(url) == b"1"
 
 
-def test_nothing_outside_of_the_store_is_touched(blobs: BlobStore, tmp_path: Path) -> None:
+def test_nothing_outside_the_store_is_touched(blobs: BlobStore, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     (tmp_path / "blobs").mkdir(exist_ok=True)
     for url in ((tmp_path / "secret").as_uri(), f"{blobs.url}/../secret", f"{blobs.url}/a/%2e%2e/%2e%2e/secret"):
@@ -195,7 +195,7 @@ def test_where_the_store_is(environ: dict[str, str], url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["/srv/blobs", "file://host/x", "s3://", "file:///a/../b", "s3://b/x?y=1", "x"])
-def test_what_is_no_url_of_a_store_is_refused(url: str) -> None:
+def test_an_invalid_url_of_a_store_is_refused(url: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"^WEFT_BLOB_URL=.*: must be file:///folder or a URL such as s3://bucket/folder"
     ):
@@ -213,7 +213,7 @@ def test_a_table_without_a_store_says_what_is_missing() -> None:
     assert Results("file:///b").table_url("t").startswith("file:///b/weft/t/")
 
 
-async def test_the_sweeper_goes_on_after_a_failure(
+async def test_the_sweeper_continues_after_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings.from_environment({"WEFT_BLOB_URL": tmp_path.as_uri(), "WEFT_BLOB_RETENTION_SECONDS": "3600"})

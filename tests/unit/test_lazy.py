@@ -24,7 +24,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         loader("weft", {})("nothing")
 
 
-def test_a_missing_library_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_a_library.py").write_text("import a_missing_library.part\nX = 1\nY = 2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     load = loader("weft", {"X": "needs_a_library", "Y": "needs_a_library"}, {"X": "llm"})

@@ -90,7 +90,7 @@ class EnginePromises:
     async def test_values_of_any_size_go_there_and_back(self, engine: RuntimeEngine, value: object) -> None:
         assert (await engine.map(functions.same, [value, value])) == [value, value]
 
-    async def test_no_more_than_so_many_run_at_once(self, engine: RuntimeEngine, folder: str) -> None:
+    async def test_at_most_the_limit_run_at_once(self, engine: RuntimeEngine, folder: str) -> None:
         running = asyncio.create_task(
             engine.agather(
                 *(EngineCall(functions.hold_and_count, (folder, str(number))) for number in range(4 * self.workers))
@@ -101,7 +101,7 @@ class EnginePromises:
         counts = await running
         assert max(counts) == self.workers
 
-    async def test_w6_the_loop_goes_on_while_calls_run(self, engine: RuntimeEngine, folder: str) -> None:
+    async def test_w6_the_loop_continues_while_calls_run(self, engine: RuntimeEngine, folder: str) -> None:
         """This loop opens the gate. If a call blocked it, nobody would."""
         running = asyncio.create_task(engine.agather(EngineCall(functions.hold, (folder, "a"))))
         await until(lambda: functions.count_begun(folder) == 1, "the call runs")
@@ -158,7 +158,7 @@ class EnginePromises:
         assert good == 1
         assert await engine.map(functions.add, [1]) == [1], "the engine goes on"
 
-    async def test_what_is_no_function_is_refused_before_anything_begins(
+    async def test_an_invalid_function_is_refused_before_anything_begins(
         self, engine: RuntimeEngine, folder: str
     ) -> None:
         with pytest.raises(InvalidInput, match=r"calls\[1\]: 'rank' is not a function"):

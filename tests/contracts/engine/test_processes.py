@@ -154,7 +154,7 @@ UNSENDABLE: dict[str, Callable[[], EngineCall]] = {
 
 
 @pytest.mark.parametrize("name", UNSENDABLE)
-async def test_what_cannot_be_sent_is_one_clear_error_before_anything_begins(
+async def test_anything_that_cannot_be_sent_is_one_clear_error_before_anything_begins(
     engine: LocalEngine, folder: str, name: str
 ) -> None:
     calls = [EngineCall(functions.begun, (folder, "a")), UNSENDABLE[name]()]

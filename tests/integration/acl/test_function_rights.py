@@ -220,7 +220,7 @@ def test_a_publisher_reaches_its_own_stream_and_answers_only(broker: Broker) -> 
         assert broker.admin.xlen(key) == 1
 
 
-def test_keys_outside_of_the_table_are_refused(broker: Broker) -> None:
+def test_keys_outside_the_table_are_refused(broker: Broker) -> None:
     """Tries writes by XADD, HSET and the like, and the user's own reads; also in other namespaces."""
     for user in EVERYBODY.values():
         reads, writes = user.keys(1) if user.functions else ([], [])

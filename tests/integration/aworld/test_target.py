@@ -83,7 +83,7 @@ def test_an_app_that_no_module_has_travels_with_what_it_declares() -> None:
     assert made.agents["upper"].source is upper
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_anything_that_cannot_be_sent_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"tool 'Refusing' cannot be sent to another process: TypeError: it is only"):
         sent(Task(input="a", agent=doubler, tools=[Refusing()]))
 

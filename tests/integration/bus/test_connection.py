@@ -426,7 +426,7 @@ async def test_a_blocked_event_loop_does_not_count_as_server_silence(valkey: Ser
     await transport.close()
 
 
-async def test_an_unreachable_server_is_said_in_one_line() -> None:
+async def test_an_unreachable_server_is_reported_in_one_line() -> None:
     with pytest.raises(ConfigurationError) as error:
         await connect("redis://127.0.0.1:1/0", wait_seconds=0.1)
     text = str(error.value)

@@ -66,7 +66,7 @@ async def ended(local: LocalApp, client: Client, agent: str, input: object, task
     await local.recorded(task_id)
 
 
-async def test_a_fork_takes_what_came_before_its_step_and_goes_on_live() -> None:
+async def test_a_fork_takes_what_came_before_its_step_and_continues_live() -> None:
     calls: Counter[str] = Counter()
     local = LocalApp(desk(calls), trajectory=True)
     async with local as client:
@@ -116,7 +116,7 @@ async def test_a_fork_inside_a_parallel_branch_runs_the_later_branches_again() -
         assert calls - done == Counter({"noted b": 1, "rank": 1, "write found redis/a > other b": 1})
 
 
-async def test_a_fork_without_a_step_begins_anew_with_another_input() -> None:
+async def test_a_fork_without_a_step_starts_over_with_another_input() -> None:
     calls: Counter[str] = Counter()
     local = LocalApp(desk(calls), trajectory=True)
     async with local as client:
@@ -213,7 +213,7 @@ async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refuse
         ({"task_id": "no/id"}, "data.task_id"),
     ],
 )
-async def test_what_cannot_be_forked_is_refused_by_its_field(more: dict[str, Any], field: str) -> None:
+async def test_anything_that_cannot_be_forked_is_refused_by_its_field(more: dict[str, Any], field: str) -> None:
     async with LocalApp(desk(Counter())) as client:
         await (await client.submit("research", "redis", task_id="t-1")).result(timeout=60)
         with pytest.raises(InvalidInput) as error:

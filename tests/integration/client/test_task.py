@@ -144,7 +144,7 @@ async def test_a_limit_that_is_none_is_refused(client: Client, conf: dict[str, f
         await client.submit("waits", options=SubmitOptions(**conf))  # type: ignore[arg-type]  # what a program may do wrong
 
 
-async def test_what_is_no_amount_is_refused() -> None:
+async def test_an_invalid_amount_is_refused() -> None:
     context = ToolContext(task_id="t", run_id="r/1")
     for amounts in ({}, {"tokens": -1}, {"tokens": float("nan")}, {"tokens": True}, {"models": 1}):
         with pytest.raises(InvalidInput, match="spend"):
@@ -218,7 +218,7 @@ async def test_steps_of_all_kinds_are_shown(client: Client, mode: StreamingMode)
     assert {"tool", "timer", "emit", "usage"} <= set(kinds)
 
 
-async def test_another_client_goes_on_from_an_entry(client: Client) -> None:
+async def test_another_client_continues_from_an_entry(client: Client) -> None:
     task = await client.submit("worker", ["once"], stream=StreamingMode.ALL)
     events = await events_of(task)
     middle = len(events) // 2

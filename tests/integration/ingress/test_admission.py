@@ -58,7 +58,7 @@ async def test_senders_keep_their_order_while_the_admitter_is_killed(
         assert [number for name, number in state if name == sender] == list(range(EACH))
 
 
-async def test_the_others_go_on_without_a_state_manager(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_the_others_continue_without_a_state_manager(valkey: Server, namespace: str, tmp_path: Path) -> None:
     """Every consumer reclaims deliveries and promotes timers."""
     replicas = {"agent-handler": 2, "tool-handler": 1, "trajectory-recorder": 1}
     async with (

@@ -89,7 +89,9 @@ async def test_calls_of_one_answer_run_concurrently(desk: Desk) -> None:
         (("find", {"query": "a"}), "there is no tool named 'find'; the tools are: search"),
     ],
 )
-async def test_an_invalid_call_is_reported_to_the_model_and_not_made(desk: Desk, call: tuple[str, Any], told: str) -> None:
+async def test_an_invalid_call_is_reported_to_the_model_and_not_made(
+    desk: Desk, call: tuple[str, Any], told: str
+) -> None:
     desk.add(tools=["search"])
     desk.server.play(turns(calls(call, ("search", {"query": "b"})), answer("Sorry.")))
     async with LocalApp(desk.app) as client:

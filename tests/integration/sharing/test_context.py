@@ -113,7 +113,7 @@ async def test_tasks_of_a_session_merge_and_do_not_overwrite(local: LocalApp) ->
         assert "nobody" not in found["visitors"], "a block that ended with an error changes nothing"
 
 
-async def test_conflicts_between_tasks_of_a_session_are_told(local: LocalApp) -> None:
+async def test_conflicts_between_tasks_of_a_session_are_reported(local: LocalApp) -> None:
     async with local as client:
         handles = [await client.submit("clashing", title, session_id="s") for title in ("one", "two")]
         asked = []

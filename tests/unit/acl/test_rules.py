@@ -65,7 +65,7 @@ def test_partitions_database_and_namespace_are_in_the_keys() -> None:
 
 
 @pytest.mark.parametrize("name", ["Shop", "a:b", "a*", "", "admin", "default", "x" * 65, "a b"])
-def test_a_publisher_has_a_plain_name_of_its_own(name: str) -> None:
+def test_a_publisher_has_its_own_plain_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match="a publisher cannot be named"):
         find_users((), [name])
 

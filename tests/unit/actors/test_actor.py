@@ -139,7 +139,7 @@ async def test_what_left_in_an_earlier_attempt_leaves_once_and_is_recorded() -> 
     assert message["message_id"], "a message without an id gets one that each attempt repeats"
 
 
-async def test_a_handler_that_takes_too_long_fails_for_good() -> None:
+async def test_a_handler_that_takes_too_long_fails_permanently() -> None:
     async def handle(run: ActorRun) -> None:
         await asyncio.Event().wait()
 
@@ -249,7 +249,7 @@ async def test_an_object_admits_a_handler_while_all_others_wait() -> None:
     assert await second is first
 
 
-async def test_what_a_handler_published_before_it_failed_for_good_leaves() -> None:
+async def test_what_a_handler_published_before_it_failed_permanently_leaves() -> None:
     async def handle(run: ActorRun) -> None:
         run.publish(TOPIC, MessageEnvelope())
         raise ValueError("no")
@@ -292,7 +292,7 @@ async def test_a_handler_that_ends_while_its_messages_are_written_loses_none() -
     assert len(result.sends) == 1
 
 
-async def test_what_a_task_of_the_handler_sends_after_its_end_is_no_part_of_the_run() -> None:
+async def test_what_a_task_of_the_handler_sends_after_its_end_is_not_part_of_the_run() -> None:
     late: list[ActorRun | None] = []
     ended = asyncio.Event()
     tasks = []

@@ -112,7 +112,7 @@ def test_a_missing_attribute_lists_the_apps_or_similar_names(folder: Path) -> No
     assert refusal("bare_f:app").endswith("has no 'app': add app = App('name') to it")
 
 
-def test_what_is_not_an_app_is_named_by_its_type(folder: Path) -> None:
+def test_anything_but_an_app_is_named_by_its_type(folder: Path) -> None:
     (folder / "other_g.py").write_text(HEAD + "desk = App('x')\napp = 5\n")
 
     assert refusal("other_g:app") == "app 'other_g:app' is of type int, not App; its apps are desk"

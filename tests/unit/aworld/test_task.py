@@ -109,7 +109,7 @@ def test_a_description_with_an_unknown_field_is_refused() -> None:
         task_of(read_description(b'{"swarm": {"topology": [5]}}'), "t", "")
 
 
-def test_what_is_no_json_is_named() -> None:
+def test_invalid_json_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"^input: "):
         describe(Task(input=object()), lambda kind, named: label(named))
 

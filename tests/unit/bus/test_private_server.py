@@ -172,7 +172,7 @@ def test_the_server_is_gone_with_a_process_that_ends() -> None:
     assert not path.exists()
 
 
-def test_a_forked_child_has_a_server_of_its_own() -> None:
+def test_a_forked_child_has_its_own_server() -> None:
     with program(KEEPS_A_SERVER + FORKS) as process:
         parents, childs = server_of(process), server_of(process)
     assert process.returncode == 0

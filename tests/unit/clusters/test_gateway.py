@@ -124,7 +124,7 @@ async def test_a_second_loss_is_the_end_of_the_step(spark: Lossy) -> None:
     assert await spark.outcome() == "E"
 
 
-async def test_a_server_that_goes_on_is_asked_again(spark: Lossy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_continues_is_asked_again(spark: Lossy, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has lost one session; its connection still works."""
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
     spark.driver.ends = [LOST, Value(b"2")]
@@ -133,7 +133,7 @@ async def test_a_server_that_goes_on_is_asked_again(spark: Lossy, monkeypatch: p
     assert await spark.outcome() == "K"
 
 
-async def test_an_engine_whose_work_goes_on_is_asked_at_once() -> None:
+async def test_an_engine_whose_work_continues_is_asked_at_once() -> None:
     """The key finds the work again: asking costs nothing."""
     async with lossy(RAY) as ray:
         ray.driver.ends = [LOST, LOST, Value(b"2")]

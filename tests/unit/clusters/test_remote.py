@@ -82,7 +82,7 @@ def test_a_name_and_its_versions() -> None:
         ("unreadable", {}, "result: object cannot be written as JSON"),
     ],
 )
-def test_what_cannot_be_run_so_says_why(name: str, arguments: dict[str, object], message: str) -> None:
+def test_anything_that_cannot_be_run_so_says_why(name: str, arguments: dict[str, object], message: str) -> None:
     error = refused(called(name, **arguments))
     assert (error.cause, error.type, error.retryable) == ("invalid", "InvalidInput", False)
     assert error.message.startswith(message)
@@ -149,7 +149,7 @@ def test_a_result_that_is_too_large_is_one_clear_error(tmp_path: Path) -> None:
     )
 
 
-def test_a_reference_reads_nothing_outside_of_the_blob_store(tmp_path: Path) -> None:
+def test_a_reference_reads_nothing_outside_the_blob_store(tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text('"secret"')
     store = tmp_path / "blobs"

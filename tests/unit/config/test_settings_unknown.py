@@ -24,7 +24,7 @@ from runtime_core.host.service import run_service
         ("WEFT_PORT", "enableServiceLinks: false"),
     ],
 )
-def test_a_variable_that_is_no_setting_is_refused_in_one_line(variable: str, remedy: str) -> None:
+def test_a_variable_that_is_not_a_setting_is_refused_in_one_line(variable: str, remedy: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Settings.from_environment({variable: "3", "WEFT_NAMESPACE": "desk"})
     message = str(caught.value)

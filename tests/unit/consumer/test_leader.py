@@ -31,7 +31,7 @@ class Bus:
         """Holds nothing."""
 
 
-async def test_the_same_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_same_reason_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     tries, goes_on = 0, asyncio.Event()
 
     async def work(epoch: int) -> None:

@@ -82,7 +82,7 @@ def test_what_fits_is_written(value: object) -> None:
     [10**100_000, 2**70, b"x" * (64 * MIB), (i for i in range(3))],
     ids=["digits", "bits", "bytes", "generator"],
 )
-def test_what_json_cannot_hold_is_refused(wrong: object) -> None:
+def test_a_value_that_json_cannot_hold_is_refused(wrong: object) -> None:
     for value in (wrong, [wrong], Box(wrong)):
         with pytest.raises(InvalidInput) as caught:
             encode(value, "result")

@@ -132,6 +132,6 @@ def _plain() -> None: ...
         (lambda a: a.batch_job(actors=1)(_plain), r"batch job '_plain' \(.*\) has actors=1"),
     ],
 )
-def test_what_cannot_be_declared_says_why(declare: Callable[[App], object], message: str) -> None:
+def test_anything_that_cannot_be_declared_says_why(declare: Callable[[App], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare(App("test"))

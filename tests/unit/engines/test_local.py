@@ -48,7 +48,7 @@ async def test_an_engine_that_is_not_installed_is_named_when_it_starts() -> None
         ("os:getcwd", "engine 'os:getcwd' is <built-in function getcwd>: name a subclass of RuntimeEngine"),
     ],
 )
-def test_what_is_no_engine_is_named(name: str, message: str) -> None:
+def test_an_invalid_engine_is_named(name: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         engine_named(name)
     assert str(error.value).startswith(message)

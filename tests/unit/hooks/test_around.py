@@ -129,7 +129,7 @@ async def test_a_crash_at_any_write_changes_nothing(cold: bool, before: bool) ->
         assert [value for _, value in world.emitted] == [value for _, value in clean.emitted], at
 
 
-async def test_a_run_that_began_before_there_were_hooks_goes_on_without_them() -> None:
+async def test_a_run_that_began_before_there_were_hooks_continues_without_them() -> None:
     world = HookedWorld()
     program = Program(lambda ctx, _: _tools(ctx))
     assert isinstance(await world.turn(program, None), Suspended)
@@ -185,7 +185,7 @@ async def test_a_hook_that_was_removed_meanwhile_counts_as_one_that_fails(guard:
         assert isinstance(result, Completed)
 
 
-async def test_hooks_of_a_failure_are_told_of_each_delivery_that_fails_for_good() -> None:
+async def test_hooks_of_a_failure_are_told_of_each_delivery_that_fails_permanently() -> None:
     """A redriven run may fail at a place that other steps have taken, and must find its own steps."""
     told: list[str] = []
     world = HookedWorld()

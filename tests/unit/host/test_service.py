@@ -330,7 +330,7 @@ def test_a_service_is_named_by_an_argument_or_the_variable(
         ([], "", "SERVICE is not set"),
     ],
 )
-def test_a_name_of_no_service_is_told_in_one_line(
+def test_a_name_of_no_service_is_reported_in_one_line(
     arguments: list[str],
     variable: str,
     said: str,

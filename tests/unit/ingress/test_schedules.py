@@ -78,7 +78,7 @@ def test_a_time_is_never_its_own_next() -> None:
         ("0 0 31 feb *", "never matches"),
     ],
 )
-def test_what_is_no_expression_is_refused_by_name(expression: str, word: str) -> None:
+def test_an_invalid_expression_is_refused_by_name(expression: str, word: str) -> None:
     with pytest.raises(InvalidInput, match=word) as error:
         Cron.parse(expression, ZoneInfo("UTC"), "data.cron")
     assert error.value.field == "data.cron"

@@ -47,12 +47,12 @@ from weft.errors import ConfigurationError, InvalidInput
         ({"rate_limit_patience_seconds": float("nan")}, "rate_limit_patience_seconds=nan: pass seconds"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_name(arguments: dict[str, Any], named: str) -> None:
+def test_anything_that_cannot_work_is_refused_with_its_name(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         LLMAgent(**{"model": "openai-chat:m", **arguments})
 
 
-def test_a_function_that_is_no_tool_of_the_app_is_refused_at_the_check() -> None:
+def test_a_function_that_is_not_a_tool_of_the_app_is_refused_at_the_check() -> None:
     app = App("desk")
 
     def search(query: str) -> str:

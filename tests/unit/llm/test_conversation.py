@@ -97,7 +97,7 @@ async def test_an_answer_is_read_by_its_type(declared: object, given: Any, read:
     assert (tool.name, tool.parameters_json_schema["type"]) == (FINAL, "object")
 
 
-async def test_every_problem_is_told_with_its_place() -> None:
+async def test_every_problem_is_reported_with_its_place() -> None:
     right = {"city": "Bern", "year": 2024, "written": "2024-05-01"}
     answers = [{"city": "Bern", "year": 1000}, right]
     result, sent, _ = await conversation(lambda number: final(answers[number]), output=Report)
@@ -131,7 +131,7 @@ async def test_an_answer_that_stays_empty_ends_the_conversation() -> None:
     assert len(sent) == 2
 
 
-async def test_a_call_that_is_wrong_twice_is_told_with_what_there_is() -> None:
+async def test_a_call_that_is_wrong_twice_is_reported_with_what_there_is() -> None:
     answers: list[list[TextPart | ToolCallPart]]
     answers = [[ToolCallPart("find", "{", "1")], [ToolCallPart("find", {}, "2")], [TextPart("Sorry.")]]
     result, sent, _ = await conversation(lambda number: answers[number], tool_retries=2)

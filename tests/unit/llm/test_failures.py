@@ -53,7 +53,7 @@ def http(status: int, category: Any = None, **more: Any) -> client.ModelHTTPErro
         (ConnectionResetError("reset"), "ModelUnreachable", None),
     ],
 )
-def test_what_may_pass_is_told_from_the_rest(error: Exception, kind: str, after: float | None) -> None:
+def test_what_may_pass_is_distinguished_from_the_rest(error: Exception, kind: str, after: float | None) -> None:
     verdict = classify(error, ENDPOINT)
     assert isinstance(verdict, Transient)
     assert (verdict.type, verdict.after_seconds) == (kind, after)

@@ -72,7 +72,7 @@ def test_what_a_swarm_says_is_read() -> None:
         ({"content": None}, "input.content"),
     ],
 )
-def test_what_cannot_be_read_is_named(given: Any, field: str) -> None:
+def test_anything_that_cannot_be_read_is_named(given: Any, field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read(given)
     assert refused.value.field == field

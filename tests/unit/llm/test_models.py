@@ -57,7 +57,7 @@ def test_a_gate_that_is_closed_again_gives_places_behind_the_new_time() -> None:
     assert gate.close(1.0) > 1.0
 
 
-def test_each_provider_model_and_key_has_a_gate_of_its_own() -> None:
+def test_each_provider_model_and_key_has_its_own_gate() -> None:
     pacing = Pacing(Clock(), lambda: 0.5)
     pacing.gate(("openai", "a")).close(9.0)
     assert pacing.gate(("openai", "a")).closed_for() is not None

@@ -56,7 +56,7 @@ def names(found: Toolset) -> list[str]:
     return [spec.name for spec in found.specs]
 
 
-def test_a_name_that_models_accept_stays_as_it_is() -> None:
+def test_a_name_that_models_accept_stays_unchanged() -> None:
     assert edge_names([("tool", "search-web_2")]) == {("tool", "search-web_2"): "search-web_2"}
 
 
@@ -64,7 +64,7 @@ def test_what_models_refuse_is_replaced() -> None:
     assert edge_names([("tool", "files.read_file")]) == {("tool", "files.read_file"): "files_read_file"}
 
 
-def test_names_that_would_be_the_same_are_told_apart_the_same_way_in_any_order() -> None:
+def test_names_that_would_be_the_same_are_distinguished_the_same_way_in_any_order() -> None:
     wanted = [
         ("tool", "a.b"),
         ("tool", "a_b"),
@@ -122,7 +122,7 @@ def test_what_no_app_offers_is_named(named: str) -> None:
         toolset(desk(), named)
 
 
-def test_what_cannot_be_asked_for_is_left_out_of_a_replay() -> None:
+def test_anything_that_cannot_be_asked_for_is_left_out_of_a_replay() -> None:
     assert names(toolset(desk(), "search", "publish", "files.*", manifests=None)) == ["search"]
 
 
@@ -143,7 +143,7 @@ def test_an_agent_is_asked_with_content_or_with_the_members_of_its_input() -> No
         weather.check({"content": "Bern"})
 
 
-def test_handing_over_has_a_tool_of_its_own_beside_asking() -> None:
+def test_handing_over_has_a_separate_tool_from_asking() -> None:
     found = toolset(desk(), agents=["critic"], targets=["critic", "writer"])
     assert names(found) == ["critic", "transfer_to_critic", "transfer_to_writer"]
     critic, writer = found.find("transfer_to_critic"), found.find("transfer_to_writer")

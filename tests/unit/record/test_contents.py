@@ -31,7 +31,7 @@ def search(heads: list[bytes], nodes: dict[bytes, Node], stored: set[bytes]) -> 
         return found.value, looked, rounds
 
 
-def test_a_list_that_goes_on_costs_its_new_messages() -> None:
+def test_a_list_that_continues_costs_its_new_messages() -> None:
     before, _ = contents_of(list(range(1_000)))
     now, heads = contents_of(list(range(1_002)))
     found, looked, _ = search(heads, now.nodes, set(before.nodes))
@@ -60,7 +60,7 @@ def test_the_same_message_in_another_place_is_another_node_and_one_content() -> 
     assert (len(contents.nodes), len(contents.values)) == (3, 2)
 
 
-def test_json_that_cannot_be_read_stays_as_it_is() -> None:
+def test_json_that_cannot_be_read_stays_unchanged() -> None:
     for text in ('{"messages":[1', '{"messages" 1}', '{"messages":[1]} x'):
         contents = Contents()
         assert contents.extract(text, text.encode()) == (text, [])

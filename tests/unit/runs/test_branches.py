@@ -33,7 +33,7 @@ async def value(code: Code, **world: Any) -> object:  # Any: fields of World
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_the_function_goes_on_while_its_jobs_wait(cold: bool) -> None:
+async def test_the_function_continues_while_its_jobs_wait(cold: bool) -> None:
     """One turn requests everything, and each result arrives where it is awaited."""
 
     async def code(ctx: AgentContext, input: Any) -> object:

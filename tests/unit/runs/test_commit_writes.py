@@ -92,7 +92,7 @@ async def test_runs_of_a_process_share_a_bound() -> None:
     assert process.bytes == 0
 
 
-async def test_what_cannot_wait_is_refused_or_dropped() -> None:
+async def test_anything_that_cannot_wait_is_refused_or_dropped() -> None:
     bus = SlowBus()
     port = port_on(bus)
     for _ in range(RUN_MAX_BYTES // len(HALF) + 1):

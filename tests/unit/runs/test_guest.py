@@ -106,7 +106,7 @@ async def test_operations_of_a_group_wake_the_run_once() -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_the_code_goes_on_after_one_result_while_others_are_missing(cold: bool) -> None:
+async def test_the_code_continues_after_one_result_while_others_are_missing(cold: bool) -> None:
     async def program(library: Library) -> object:
         async def chain() -> object:
             await library.tool("quick")
@@ -155,7 +155,7 @@ async def test_errors_are_the_same_live_and_replayed(cold: bool) -> None:
     ]
 
 
-async def test_what_cannot_be_asked_is_the_codes_error() -> None:
+async def test_anything_that_cannot_be_asked_is_the_codes_error() -> None:
     async def program(library: Library) -> object:
         try:
             await library.guest.perform("tool:x", lambda branch: library.ctx.tool("x", what=object()))
@@ -401,7 +401,7 @@ async def test_a_thread_that_another_library_starts_wakes_the_code() -> None:
     assert await output(hosting(program)) == ["open", "opened"]
 
 
-async def test_what_cannot_be_asked_any_more_is_the_codes_error_too() -> None:
+async def test_anything_that_cannot_be_asked_any_more_is_the_codes_error_too() -> None:
     """This holds even if the journal has the operation: the code that creates it has changed."""
 
     def code(argument: object) -> Code:

@@ -62,7 +62,7 @@ async def test_a_gather_of_steps_is_one_group_in_program_order() -> None:
     assert isinstance(await world.turn(Program(code)), Completed)
 
 
-async def test_a_helper_goes_on_while_a_human_thinks() -> None:
+async def test_a_helper_continues_while_a_human_thinks() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         async def chain() -> object:
             await ctx.tool("first")
@@ -87,7 +87,7 @@ async def test_a_helper_goes_on_while_a_human_thinks() -> None:
     assert isinstance(await world.turn(Program(code)), Completed)
 
 
-async def test_each_blocked_branch_has_a_group_of_its_own() -> None:
+async def test_each_blocked_branch_has_its_own_group() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         async def pair(name: str) -> object:
             return await ctx.gather(ctx.tool(name), ctx.tool(name))

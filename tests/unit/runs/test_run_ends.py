@@ -139,7 +139,7 @@ async def test_a_gather_waits_for_all_and_raises_the_first_in_order() -> None:
     assert (await failed(code)).message == "bad late is bad"
 
 
-async def test_output_that_cannot_be_json_fails_for_good() -> None:
+async def test_output_that_cannot_be_json_fails_permanently() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return object()
 
@@ -147,7 +147,7 @@ async def test_output_that_cannot_be_json_fails_for_good() -> None:
     assert (result.type, result.retryable) == ("InvalidInput", False)
 
 
-async def test_a_step_result_that_cannot_be_json_fails_for_good_and_unrecorded() -> None:
+async def test_a_step_result_that_cannot_be_json_fails_permanently_and_unrecorded() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         try:
             return await ctx.step(object)
@@ -160,7 +160,7 @@ async def test_a_step_result_that_cannot_be_json_fails_for_good_and_unrecorded()
     assert world.recorded == []
 
 
-async def test_state_that_cannot_be_json_fails_for_good() -> None:
+async def test_state_that_cannot_be_json_fails_permanently() -> None:
     async def at_end(ctx: AgentContext, _: object) -> object:
         ctx.state["x"] = object()
         return None
@@ -266,7 +266,7 @@ async def test_a_divergence_in_a_gather_starts_none_of_its_branches() -> None:
     assert started == []
 
 
-async def test_the_order_of_a_dict_is_no_divergence() -> None:
+async def test_the_order_of_a_dict_is_not_a_divergence() -> None:
     async def code(ctx: AgentContext, input: object) -> object:
         pairs = [("a", {"x": 1, "y": 2}), ("b", 2)]
         return await ctx.tool("t", **dict(pairs if input else reversed(pairs)))

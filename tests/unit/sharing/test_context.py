@@ -197,7 +197,7 @@ def test_merging_twice_is_merging_once() -> None:
     assert (top.get("found"), top.token_usage) == (["0", "1"], {"input_tokens": 5})
 
 
-def test_a_branch_goes_on_after_its_merge() -> None:
+def test_a_branch_continues_after_its_merge() -> None:
     top = session(found=["0"])
     fork = top.fork()
     fork.get("found").append("1")
@@ -273,7 +273,7 @@ def test_a_context_that_lives_long_forgets_who_has_added_what() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {"a": b"x"}, float("nan"), {1: 2}, {("a", "b")}, [1, {2: 3}]])
-def test_what_is_no_json_is_refused_and_changes_nothing(value: Any) -> None:
+def test_invalid_json_is_refused_and_changes_nothing(value: Any) -> None:
     top = session(key="before")
     with pytest.raises(InvalidInput, match=r"^key"):
         top.put("key", value)
@@ -288,7 +288,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("usage", [{"input": -1}, {"input": "5"}, {"input": True}])
-def test_what_is_no_amount_of_tokens_is_refused(usage: Any) -> None:
+def test_an_invalid_amount_of_tokens_is_refused(usage: Any) -> None:
     with pytest.raises(InvalidInput, match=r"usage\.input"):
         session().add_token(usage)
 

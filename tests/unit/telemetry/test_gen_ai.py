@@ -61,7 +61,7 @@ def test_an_sdk_of_the_apps_own_makes_spans_with_ids_that_are_known_before() -> 
     assert again["context"]["span_id"] != again["parent_id"] == root["context"]["span_id"]
 
 
-def test_tools_are_under_the_turn_of_their_agent_while_it_goes_on_and_else_under_the_task() -> None:
+def test_tools_are_under_the_turn_of_their_agent_while_it_continues_and_else_under_the_task() -> None:
     *_, ended, tool, inner, outer = spans_of()
     assert (ended["name"], ended["parent_id"], ended["kind"]) == ("invoke_agent writer", PARENT, "SpanKind.INTERNAL")
     assert ended["attributes"] == {

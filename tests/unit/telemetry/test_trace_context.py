@@ -41,7 +41,7 @@ def test_a_later_version_may_say_more() -> None:
     assert trace_context.read(f"01-{TRACE}-{SPAN}-01-more") == trace_context.read(VALID)
 
 
-def test_a_context_says_its_trace_and_keeps_all_else_when_it_is_stated_anew() -> None:
+def test_a_context_says_its_trace_and_keeps_all_else_when_it_is_restated() -> None:
     context = msgspec.json.encode({"session_id": "s", "traceparent": VALID, "tracestate": "a=1"})
     assert trace_context.stated(context) == (VALID, "a=1")
     other = VALID.replace(SPAN, "00f067aa0ba902b7")
@@ -54,7 +54,7 @@ def test_a_context_says_its_trace_and_keeps_all_else_when_it_is_stated_anew() ->
     assert trace_context.stated(b'{"traceparent":1}') == ("", "")
 
 
-def test_each_task_and_each_entry_has_ids_of_its_own() -> None:
+def test_each_task_and_each_entry_has_its_own_ids() -> None:
     made = [trace_context.of_task(*each) for each in (("weft", "t-1"), ("weft", "t-2"), ("other", "t-1"))]
     assert len({ids.trace for ids in made}) == len({ids.span for ids in made}) == 3
     assert all(0 < ids.trace < 2**128 and 0 < ids.span < 2**64 for ids in made)

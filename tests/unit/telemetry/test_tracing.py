@@ -64,7 +64,7 @@ def test_the_variables_say_whether_anything_is_traced(environ: dict[str, str], e
         ),
     ],
 )
-def test_what_cannot_work_is_one_line_that_names_the_variable(environ: dict[str, str], message: str) -> None:
+def test_anything_that_cannot_work_is_one_line_that_names_the_variable(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         tracing.configure("agent-handler", "a-1", "1", environ)
     assert str(caught.value) == message

@@ -467,7 +467,7 @@ def _deep() -> list[object]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_json_cannot_hold_is_refused_by_its_type(value: object, message: str) -> None:
+def test_a_value_that_json_cannot_hold_is_refused_by_its_type(value: object, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as refused:
         encode(value, "result")
 

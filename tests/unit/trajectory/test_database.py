@@ -42,7 +42,7 @@ def test_another_url_is_refused_with_the_remedy_and_without_its_password(url: st
     assert "\n" not in str(refused.value)
 
 
-async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear reader, " * 100)
     with pytest.raises(ConfigurationError, match=r"letter\.txt"):

@@ -135,7 +135,7 @@ def test_tokens_that_a_run_reports_are_those_of_the_model_call_before() -> None:
     assert first.reward.tool_outputs == []
 
 
-def test_a_run_that_goes_on_has_items_too() -> None:
+def test_a_run_that_continues_has_items_too() -> None:
     (item,) = DefaultTrajectoryStrategy().items(task(model("2", 2), end=None))
     assert (item.meta.agent, item.meta.session_id, item.action.is_agent_finished) == ("", "", False)
 
@@ -213,7 +213,7 @@ async def test_items_below_a_reward_are_left_out(store: TrajectoryStore) -> None
 
 
 @pytest.mark.parametrize("given", [True, "much", float("nan"), {"score": []}])
-async def test_what_is_no_score_names_the_item(store: TrajectoryStore, given: Any) -> None:
+async def test_an_invalid_score_names_the_item(store: TrajectoryStore, given: Any) -> None:
     with pytest.raises(InvalidInput, match=r"reward: .* for item t:r:2 is not a score: .* finite number"):
         await scored(store, lambda item, end: given)
 

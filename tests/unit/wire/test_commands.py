@@ -240,7 +240,7 @@ def test_the_task_id_is_the_event_id_only_where_no_source_is_named() -> None:
 
 
 @pytest.mark.parametrize("id", ["a/b", "order 7", "a:b", "~x", "é", "x" * 300])
-def test_an_event_id_that_is_no_task_id_is_hashed(id: str) -> None:
+def test_an_event_id_that_is_not_a_task_id_is_hashed(id: str) -> None:
     assert submit(MINIMAL, id=id).task_id == task_id_of("anonymous", id)
 
 

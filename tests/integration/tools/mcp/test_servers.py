@@ -265,7 +265,7 @@ async def test_a_lost_reply_is_asked_for_again_with_the_key_or_ends_as_unknown(l
             assert len({line["key"] for line in begun}) == 1
 
 
-async def test_what_may_not_be_repeated_ends_as_unknown_when_its_server_dies(ledger: Ledger) -> None:
+async def test_a_call_that_may_not_be_repeated_ends_as_unknown_when_its_server_dies(ledger: Ledger) -> None:
     async with running(command=DESK, cwd=str(ROOT), env=ledger.env) as (client, _):
         failed = await used(client, "desk.dies")
         assert failed["error"] == "UnknownOutcome"
@@ -275,7 +275,7 @@ async def test_what_may_not_be_repeated_ends_as_unknown_when_its_server_dies(led
     assert len(ledger.lines("dies")) == 1
 
 
-async def test_what_may_not_be_repeated_ends_as_unknown_over_its_limit(ledger: Ledger) -> None:
+async def test_a_call_that_may_not_be_repeated_ends_as_unknown_over_its_limit(ledger: Ledger) -> None:
     async with running(command=DESK, cwd=str(ROOT), env=ledger.env, timeout_seconds=1.0) as (client, _):
         failed = await used(client, "desk.pay", name="n", seconds=600)
     assert failed["error"] == "UnknownOutcome"

@@ -79,7 +79,7 @@ async def test_each_tool_handler_has_its_own_server_and_agent_handlers_have_none
     assert not any(alive(line["pid"]) for line in ledger.lines("started"))
 
 
-async def test_what_may_not_be_repeated_ends_as_unknown_when_its_tool_handler_is_killed(
+async def test_a_call_that_may_not_be_repeated_ends_as_unknown_when_its_tool_handler_is_killed(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     members, ledger = fleet(valkey, namespace, tmp_path, tool_handlers=1)

@@ -56,14 +56,14 @@ def test_a_message_is_read_back_as_the_class_of_its_category() -> None:
         ({"category": "tool", "payload": 1, "headers": []}, "message.headers"),
     ],
 )
-def test_what_is_no_message_is_refused_by_its_field(data: dict[str, Any], field: str) -> None:
+def test_an_invalid_message_is_refused_by_its_field(data: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as error:
         Message.from_dict(data)
     assert error.value.field == field
 
 
 @pytest.mark.parametrize("value", [None, "agent", {"category": "agent"}, {"category": "a", "payload": 1, "more": 2}])
-def test_an_answer_is_told_from_a_message(value: object) -> None:
+def test_an_answer_is_distinguished_from_a_message(value: object) -> None:
     assert not Message.is_message(value)
 
 
@@ -91,7 +91,7 @@ def test_two_apps_that_are_joined_agree_on_their_handlers() -> None:
         third.include(one)
 
 
-async def test_what_cannot_be_kept_is_refused_where_it_is_emitted() -> None:
+async def test_anything_that_cannot_be_kept_is_refused_where_it_is_emitted() -> None:
     async def emitting(ctx: AgentContext, input: object) -> None:
         manager = EventManager(ctx)
         with pytest.raises(InvalidInput, match=r"message\.payload"):

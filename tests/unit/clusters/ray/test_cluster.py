@@ -41,7 +41,7 @@ def test_all_are_read() -> None:
         ("WEFT_RESULT_INLINE_BYTES", "-1", "must be a whole number"),
     ],
 )
-def test_what_cannot_be_used_is_named_in_one_line(variable: str, value: str, message: str) -> None:
+def test_anything_that_cannot_be_used_is_named_in_one_line(variable: str, value: str, message: str) -> None:
     with pytest.raises(Away) as error:
         RaySettings.from_environment({variable: value})
     assert str(error.value).startswith(f"{variable}=")

@@ -55,7 +55,7 @@ async def test_results_are_in_the_order_of_the_items_and_small_items_go_together
     assert reports[-1] == {"done": 10_000, "failed": 0, "total": 10_000}
 
 
-async def test_large_items_go_alone_and_no_more_than_so_many_at_once() -> None:
+async def test_large_items_go_alone_and_at_most_the_limit_at_once() -> None:
     running, most = 0, 0
 
     async def play(items: list[int], seconds: float) -> Answer:

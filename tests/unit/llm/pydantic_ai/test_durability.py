@@ -239,7 +239,7 @@ def test_the_settings_of_a_tool_are_in_its_metadata() -> None:
     assert (tool.repeatable, tool.timeout_seconds, tool.pool) == (False, 3.0, "slow")
 
 
-def test_what_cannot_run_durably_is_refused_where_it_is_declared() -> None:
+def test_anything_that_cannot_run_durably_is_refused_where_it_is_declared() -> None:
     app = App("refused")
     with pytest.raises(ConfigurationError, match="not an agent of pydantic-ai"):
         app.add_pydantic_agent("wrong", object())

@@ -21,7 +21,7 @@ def test_the_same_call_again_and_again_is_told_and_then_ended() -> None:
     assert ended.value.type == "RepeatedCall"
 
 
-def test_another_call_between_them_begins_the_count_anew() -> None:
+def test_another_call_between_them_begins_the_count_again() -> None:
     counted = guards()
     for _ in range(4):
         assert counted.called("search", {"query": "a"}) == ""

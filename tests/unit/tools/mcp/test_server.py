@@ -61,7 +61,7 @@ def server(name: str = "files", **settings: Any) -> MCPServer:
         ({"name": "files.all"}, "cannot be used"),
     ],
 )
-def test_what_cannot_work_is_refused_where_it_is_declared(settings: dict[str, Any], told: str) -> None:
+def test_anything_that_cannot_work_is_refused_where_it_is_declared(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         server(**settings)
     assert told in str(refused.value)
@@ -134,7 +134,7 @@ def test_secrets_are_asked_for_late_and_shown_nowhere() -> None:
         server(command=None, url="http://host/mcp", headers=lambda: {"a": 1}).headers()
 
 
-def test_a_missing_sdk_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sdk_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     need_sdk([])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     need_sdk([])

@@ -59,7 +59,7 @@ async def test_a_session_that_the_server_has_forgotten_has_ended_and_nothing_was
         assert await sent(method, url, headers) == becomes
 
 
-async def test_a_request_that_could_not_leave_is_told_from_one_whose_answer_was_lost() -> None:
+async def test_a_request_that_could_not_leave_is_distinguished_from_one_whose_answer_was_lost() -> None:
     async with answering(b"") as url:
         assert await sent("POST", url, SESSION) == (503, False, 0)
         assert await sent("DELETE", url, SESSION) == (204, None, 0)
