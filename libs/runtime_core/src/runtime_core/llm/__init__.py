@@ -1,7 +1,8 @@
 """Agents that a model drives.
 
 1. `agent` declares one, in user code and in an app.
-2. `conversation` runs it as an agent of pydantic-ai; `pydantic_ai` makes any such agent durable.
+2. `conversation` runs it as an agent of pydantic-ai, and `decisions` decides what each call of an answer means;
+   `pydantic_ai` makes any such agent durable.
 3. `input` reads the model's input, `toolset` collects the tools that it may call, and `tokens` fits requests into its
    window.
 4. `model_call` makes one call as a step, by `models` and `client`; `failures` classifies errors.

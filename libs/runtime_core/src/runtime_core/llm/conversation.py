@@ -8,7 +8,6 @@ decided ones.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,10 +43,10 @@ from runtime_core.errors import (
     InvalidResult,
     StepError,
     ToolError,
-    WeftError,
 )
-from runtime_core.llm.agent import Approve, MatchedRule, ModelAgent, applicable_rule, matching_rules
+from runtime_core.llm.agent import MatchedRule, ModelAgent, applicable_rule
 from runtime_core.llm.client import LazyModel
+from runtime_core.llm.decisions import DecidedCall, decide, decide_call
 from runtime_core.llm.failures import ConversationFailed
 from runtime_core.llm.model_call import ConversationMemory, messages_json, messages_of
 from runtime_core.llm.pydantic_ai.durability import (
@@ -58,7 +57,7 @@ from runtime_core.llm.pydantic_ai.durability import (
     run_agent,
 )
 from runtime_core.llm.tokens import Message
-from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Kind, Toolset, refusal
+from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Toolset
 from runtime_core.runs.guest import current_guest
 from runtime_core.runs.policy import ask_among_peers
 from runtime_core.runs.step import CallTarget
@@ -72,8 +71,6 @@ if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.guest import Guest
 
-log = logging.getLogger(__name__)
-
 MAX_REPORTED_ERRORS = 10
 """How many errors of an answer the model gets at once."""
 MAX_HANDOFFS = 10
@@ -81,54 +78,6 @@ MAX_HANDOFFS = 10
 _OF_ONE_RUN = ("instructions", "run_id", "conversation_id")
 """Members of messages that are not passed on to the agent or task that continues the conversation."""
 _contents: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
-
-
-class DecidedCall(msgspec.Struct, omit_defaults=True):
-    """The decision about one call of an answer, as journaled with it."""
-
-    id: str
-    kind: Kind = "tool"
-    name: str = ""
-    """The name in Weft; for an unknown tool, the name that the model used."""
-    pool: str = ""
-    wraps: bool = False
-    goes_on: bool = False
-    wrong: str = ""
-    """Why the call is invalid, for the model; empty if it is valid."""
-    ask: list[MatchedRule] = []
-    """The rules that require approval."""
-
-
-def decide(response: ModelResponse, toolset: Toolset, approvals: Sequence[Approve]) -> object:
-    """Decide about an answer's calls. Never raises: the answer is paid for and must be journaled."""
-    return msgspec.to_builtins([_decide(part, toolset, approvals) for part in response.tool_calls])
-
-
-def _decide(part: ToolCallPart, toolset: Toolset, approvals: Sequence[Approve]) -> DecidedCall:
-    name, offered = part.tool_name, toolset.find(part.tool_name)
-    if offered is None:
-        if name == toolset.output:
-            return DecidedCall(part.tool_call_id, "output", name)
-        known = ", ".join(spec.name for spec in toolset.specs) or "none"
-        return DecidedCall(
-            part.tool_call_id, name=name, wrong=f"there is no tool named {name!r}; the tools are: {known}"
-        )
-    decided = DecidedCall(
-        part.tool_call_id, offered.kind, offered.name, offered.pool, wraps=offered.wraps, goes_on=offered.goes_on
-    )
-    arguments = arguments_of(part)
-    if not isinstance(arguments, dict):
-        decided.wrong = "the call was not made: its arguments are not a JSON object; call again with one"
-        return decided
-    try:
-        offered.check(arguments)
-        decided.ask = matching_rules(approvals, offered.wanted, arguments)
-    except WeftError as error:
-        decided.wrong = refusal(error)
-    except Exception as error:  # schemas and types of the user may raise anything
-        log.warning("could not check the arguments of %s %r", offered.kind, offered.name, exc_info=True)
-        decided.wrong = refusal(error)
-    return decided
 
 
 @dataclass(slots=True)
@@ -277,7 +226,7 @@ class Conversation(RequestHooks):
         decided = [] if self._decided is None else msgspec.convert(self._decided, list[DecidedCall])
         if [call.id for call in decided] != [part.tool_call_id for part in parts]:
             # A hook changed the answer.
-            decided = [_decide(part, self._toolset, self._definition.agent.approval) for part in parts]
+            decided = [decide_call(part, self._toolset, self._definition.agent.approval) for part in parts]
         self._last, self._calls = response, {}
         tools = ctx.tool_manager.tools if ctx.tool_manager is not None else None
         assert tools is not None  # made for each request
