@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import JournalMoved, ServerError

@@ -123,8 +123,8 @@ async def test_pieces_of_an_answer_name_the_call_and_its_attempt(broker: Broker,
     assert not await bus.stream(turn, "1", 2, b'"late"')
     said = [json.loads(entry["data"]) for entry in await broker.entries("out:t")]
     assert said == [
-        {"task_id": "t", "run_id": "r/1", "attempt": 1, "seq": 1, "text": "Red"},
-        {"task_id": "t", "run_id": "r/1", "attempt": 2, "seq": 2, "text": "Redis"},
+        {"task_id": "t", "run_id": "r/1", "attempt": 1, "seq": 1, "chunk": True, "text": "Red"},
+        {"task_id": "t", "run_id": "r/1", "attempt": 2, "seq": 2, "chunk": True, "text": "Redis"},
     ]
 
 
