@@ -79,8 +79,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "runs/commit.py",
-        "told_again",
-        "                await tell()\n",
+        "output_again",
+        "                await write()\n",
         "                pass\n",
         "deltas that the broker has lost are sent again",
         "contracts:kept_turns",
