@@ -13,7 +13,8 @@ from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.engines.local import engine_name
 from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
-from runtime_core.hooks.declared import Callback, Hook, HookTable
+from runtime_core.hooks.declared import Callback, Hook
+from runtime_core.hooks.table import AppHookTable
 from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
 from runtime_core.tools.tool import StepTool, Tool, ToolSettings, is_pattern
 
@@ -60,7 +61,7 @@ class App:
         self.version = version
         self.functions = Functions()
         """Finds declarations by name or by the declared object."""
-        self.hooks = HookTable()
+        self.hooks = AppHookTable()
         """Hooks and callbacks."""
         self.reward_function: RewardFunction | None = None
         """The function that scores trajectory items; see `reward`."""

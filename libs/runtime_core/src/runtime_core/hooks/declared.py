@@ -22,9 +22,6 @@ from runtime_core.runs.step import LocalStep
 from runtime_core.wire.commands import MAX_SECONDS
 
 if TYPE_CHECKING:
-    from runtime_core.declare.declaration import RetryPolicy
-    from runtime_core.hooks.around import RunHooks
-    from runtime_core.runs.definition import AgentDefinition
     from runtime_core.runs.run import Run
     from runtime_core.wire.commands import Submission
 
@@ -315,29 +312,6 @@ class HookTable:
     @property
     def callback_keys(self) -> list[str]:
         return list(self._callbacks)
-
-    def of_ends_agent(self, app: str) -> AgentDefinition:
-        """Return the agent that runs the hooks of tasks that ended without completing."""
-        from runtime_core.hooks.ended import TaskEnded  # here: it imports runs, which an app's users may not need
-
-        return TaskEnded(app)
-
-    def ended_task(self, input: bytes) -> str:
-        """Return the id of the task that this input of that agent describes."""
-        from runtime_core.hooks.ended import ended_task
-
-        return ended_task(input)
-
-    def of_run(
-        self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
-    ) -> RunHooks:
-        """Return the hooks of one run: those that its task names and those that always run."""
-        from runtime_core.hooks.around import RunHooks
-        from runtime_core.hooks.ended import HooksOfEnd
-
-        kind = HooksOfEnd if of_end else RunHooks
-        named = run.meta.get("hooks", {})
-        return kind(run, self, named, retry=retry, entry=entry, failed=failed)
 
     def entries(self) -> dict[str, dict[str, HookEntry]]:
         """Return the hooks' entries in the manifest, by point and name."""
