@@ -1,4 +1,4 @@
-# The door to this repository. `make help` lists what it can do; continuous integration runs `make test`.
+# The entry point of this repository. `make help` lists the targets; continuous integration runs `make test`.
 
 PYTHON ?=
 ARGS ?=
@@ -11,12 +11,12 @@ ONLY ?=
 
 VENV := .venv
 RUN = $(VENV)/bin/python -m
-# AutoGen lives in an environment of its own: docs/decisions/0014-autogen-has-its-own-environment.md.
+# AutoGen has a separate environment: docs/decisions/0014-autogen-has-its-own-environment.md.
 AUTOGEN := $(VENV)-autogen
 # So do Ray and Spark, which are large: docs/decisions/0017-engines-have-their-own-environment.md.
 ENGINES := $(VENV)-engines
 AUDIT := $(VENV)-audit
-# Files by name: mypy is told not to look into these folders where AutoGen is not installed.
+# Files by name: mypy's settings exclude these folders, since AutoGen is not installed in the main environment.
 AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen libs/runtime_core/src/weft/autogen.py \
 	tests/autogen examples/autogen_team -name '*.py')
 # --only-binary: a package without a wheel fails here in one line, not later in a compiler.
@@ -99,7 +99,7 @@ test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-# Alone: it computes all the time, so parallel tests would double its time.
+# Alone: it uses the CPU all the time, so parallel tests would double its time.
 test-simulation: setup ## Run the simulated histories of continuous integration
 	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
 
