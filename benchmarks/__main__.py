@@ -54,7 +54,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status: 1 if a measurement says nothing, because the work was not done."""
+    """Return the exit status: 1 if a measurement is invalid, because not all of the work was done."""
     given = parse(arguments)
     check()
     try:

@@ -1,7 +1,7 @@
 """CPU time and commands of the broker per function of a task: `python -m benchmarks.broker_cost [--against COMMIT]`.
 
 One process plays all roles: it submits, reads and commits with the arguments of the measured task, one kind of call at
-a time, and reads the server's CPU time and its counts of commands between them. What it spends itself does not count.
+a time, and reads the server's CPU time and its counts of commands between them. Its own CPU time does not count.
 `--against` measures another commit in turn with this one, each round on a fresh server.
 """
 
@@ -42,14 +42,14 @@ ALL = "all of them"
 
 
 class Server:
-    """Runs calls of one kind at a time, and measures what the server spends on them."""
+    """Runs calls of one kind at a time, and measures the server's cost."""
 
     def __init__(self, transport: Transport, bus: EventBus) -> None:
         self._transport = transport
         self._bus = bus
         self.spent: dict[str, float] = {}
         self.commands: dict[str, Counter[str]] = {}
-        """Commands that ran inside of functions, by kind of call and name."""
+        """Commands that ran inside functions, by kind of call and name."""
 
     async def run(self, kind: str, calls: Sequence[Awaitable[object]]) -> None:
         counted, before = await self._commands(), await self._cpu_us()

@@ -1,4 +1,4 @@
-"""One measured process: started, asked, its CPU time read, ended."""
+"""One measured process: starts it, sends orders, reads its CPU time, ends it."""
 
 from __future__ import annotations
 

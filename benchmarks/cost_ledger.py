@@ -1,10 +1,10 @@
 """The cost of one task, in counts that do not depend on load: `python -m benchmarks.cost_ledger [process]`.
 
 The measured task of `app.py` runs one at a time. Counted per task: calls of Python functions in each process, commands
-that the broker runs inside of each function, commands that clients send, and bytes. `cost_ledger.toml` bounds each.
+that the broker runs inside each function, commands that clients send, and bytes. `cost_ledger.toml` bounds each.
 
-A process that idles makes calls too (heartbeats, timers, reads that time out): those are counted first, by the second,
-and taken off. Recorder and state-manager stand still while tasks run, so that both read everything in full batches.
+A process that idles makes calls too (heartbeats, timers, reads that time out): those are counted first, per second, and
+subtracted. Recorder and state-manager are stopped while tasks run, so that both read everything in full batches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from benchmarks.stack import SERVICES, Stack, started, where
 BOUNDS = ROOT / "benchmarks" / "cost_ledger.toml"
 PROCESSES = (CLIENT, *SERVICES)
 BATCHED = ("state_manager", "trajectory_recorder")
-"""Stopped while tasks run: how much they read at once would depend on the time."""
+"""Stopped while tasks run: otherwise the sizes of their reads would depend on timing."""
 SETTINGS = {"WEFT_LEASE_SECONDS": "60"}
 """Long enough to stand still for, and that heartbeats are rare."""
 WARM, TASKS, ROUNDS, WATCHED = 30, 40, 5, 10
@@ -64,7 +64,7 @@ class Costs:
     calls: dict[str, float]
     """Calls of Python functions, by process."""
     broker: dict[str, float]
-    """Commands by name inside of functions, `commands` in all, `round_trips` of clients, `bytes_in` and `bytes_out`."""
+    """Commands by name inside functions, `commands` in all, `round_trips` of clients, `bytes_in` and `bytes_out`."""
     functions: dict[str, Counter[str]]
     """Functions of the broker that a task calls, with the commands of one call by name."""
     by_function: dict[str, dict[str, float]]
@@ -136,7 +136,7 @@ async def measure() -> Costs:
 
 
 async def _until_read(ledger: Ledger, tasks: int) -> None:
-    """Wait until all who read the record have read it to its end."""
+    """Wait until all readers of the record have read all of it."""
     await ledger.until_recorded(tasks)
     await ledger.until_trimmed()
 
@@ -167,7 +167,7 @@ async def _round(
 
 
 def _usual(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the calls of each task, in whole numbers: anything that happens now and then is left out.
+    """Return the calls of each task, in whole numbers: occasional calls are left out.
 
     A busy machine only adds calls, such as second reads of a socket, so the lowest count of all rounds is the task's.
     """

@@ -87,7 +87,7 @@ AskOne = Callable[[int, float], Coroutine[None, None, None]]
 
 
 async def _in_turn(order: Order, ask_one: AskOne) -> None:
-    """The next question is asked when one has been answered: never more than `in_flight` wait."""
+    """Ask the next question when one has been answered, so at most `in_flight` wait."""
     numbers = iter(range(order.first, order.first + order.tasks))
 
     async def keep_asking() -> None:
@@ -100,7 +100,7 @@ async def _in_turn(order: Order, ask_one: AskOne) -> None:
 
 
 async def _at_rate(order: Order, ask_one: AskOne) -> None:
-    """Each question is asked when it is due, and its time counts from then, also if the driver is late."""
+    """Ask each question when it is due. Its time counts from then, even if the driver is late."""
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for place in range(order.tasks):
@@ -113,7 +113,7 @@ async def _at_rate(order: Order, ask_one: AskOne) -> None:
 
 
 async def until_answered(ask: Ask) -> None:
-    """Wait until a system's workers are there: some systems never answer what is asked before."""
+    """Wait until a system's workers are there: some systems never answer earlier questions."""
     while True:
         try:
             await asyncio.wait_for(ask("Is anybody there?"), PROBE_SECONDS)
@@ -131,6 +131,6 @@ async def serve(ask: Ask) -> None:
         try:
             done = await drive(ask, order)
         except ExceptionGroup as failures:
-            # One of them says it all: they are of the same kind, one for each task under way.
+            # One of them is enough: they are of the same kind, one for each task under way.
             raise SystemExit(f"{order} failed: {failures.exceptions[0]!r}") from None
         print(json.dumps(asdict(done)), flush=True)

@@ -1,4 +1,4 @@
-"""Whether throughput and the broker's memory stay constant while tasks run without end."""
+"""Measures whether throughput and the broker's memory stay constant while tasks keep coming."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STEPS = 2
 
 
 class Broken(Exception):
-    """A measurement that says nothing, because not all of the work was done."""
+    """An invalid measurement, because not all of the work was done."""
 
 
 class Ledger:

@@ -1,4 +1,4 @@
-"""How long tasks take at a fixed rate, below what the system can do and above it."""
+"""Measures how long tasks take at a fixed rate, below and above the capacity."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FOLDERS = re.compile(r"/\S*/(src|site-packages|lib/python3\.\d+)/")
 
 
 async def profile(process: str, tasks: int, in_flight: int, lines: int, folder: Path) -> None:
-    """Print the functions of a service, or of the client, with the most time of their own, and keep the profile."""
+    """Print the functions of a service, or of the client, with the most own time, and keep the profile."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{process}-{time.strftime('%Y-%m-%dT%H-%M-%SZ', time.gmtime())}.pstats"
     profiled = {} if process == CLIENT else {process: file}

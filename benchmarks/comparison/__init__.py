@@ -1,1 +1,1 @@
-"""Weft beside other systems: each carries out the same task, in an environment of its own, one after the other."""
+"""Compares Weft with other systems: each runs the same task, in a separate environment, one after another."""

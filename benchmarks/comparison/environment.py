@@ -65,7 +65,7 @@ def _is_made(folder: Path, source: Path) -> bool:
 
 
 def _made(folder: Path, source: Path) -> None:
-    # Last, so that an interrupted installation is made again.
+    # Last, so that an interrupted installation is repeated.
     (folder / "installed.txt").write_bytes(source.read_bytes())
 
 

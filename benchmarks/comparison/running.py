@@ -27,7 +27,7 @@ class Running:
         self._broker = broker
 
     def cpu_seconds(self) -> float:
-        """What all its processes have used so far."""
+        """The CPU time of all its processes so far."""
         used = sum(child.cpu_seconds() for child in (self.driver, *self._others))
         return used + (cpu_seconds(self._broker.pid) if self._broker is not None and self._broker.pid else 0.0)
 

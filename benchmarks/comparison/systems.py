@@ -1,4 +1,4 @@
-"""The systems beside which Weft is measured: what they run, and with which settings."""
+"""The systems that Weft is compared with: their programs and settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class System:
     keeps: str
     """The data of a task that survives a crash of all its processes."""
     tasks: int
-    """Of one round: about as many as take it ten seconds."""
+    """The tasks of one round, which take about ten seconds."""
     workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Name → command of each further process."""
     settings: str = ""

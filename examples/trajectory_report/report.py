@@ -32,7 +32,7 @@ def trajectory_report(spark: SparkSession, steps: str, items: str, training: str
     The training set has each item with a reward of at least `min_reward`, without duplicates.
     """
     step = spark.read.parquet(steps)
-    # Models give each call an id of its own, which says nothing of what was done.
+    # Models give each call its own id, which says nothing about the action.
     calls = F.regexp_replace("tool_calls", '"id":"[^"]*",', "").alias("calls")
     item = spark.read.parquet(items).select("*", calls)
     chosen = item.where(F.col("score") >= min_reward).dropDuplicates(list(SAME))

@@ -35,7 +35,7 @@ class Gather:
         self,
         run: Run,
         branch: Branch,
-        parts: Sequence[Awaitable[Any]],  # Any: each part has a result type of its own
+        parts: Sequence[Awaitable[Any]],  # Any: each part has its own result type
         return_exceptions: bool,
     ) -> None:
         self.run = run
