@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     one.add_argument("figures", type=Path, nargs="?", help="a file of figures (default: the newest with a comparison)")
     one = command("latency", "how long a task takes, one at a time")
     number(one, "tasks", 2_000, "tasks")
-    one = command("load", "how long tasks take at 25, 50 and 75 % of the capacity, asked at a fixed rate")
+    one = command("load", "how long tasks take at 25, 50 and 75 %% of the capacity, asked at a fixed rate")
     number(one, "seconds", 20, "at each rate")
     one = command("overload", "twice the capacity: how much is refused, how long the rest takes, when all is done")
     number(one, "seconds", 300, "at twice the capacity")

@@ -49,7 +49,7 @@ def section(figures: dict[str, Any]) -> str:
         (
             BEGIN,
             "",
-            f"![Tasks per second of each system](images/{PICTURE.name})",
+            f"![Bars of the tasks per second of each system; the tables below have the figures](images/{PICTURE.name})",
             "",
             f"{of['cores']} cores ({of['processor']}), Python {of['python']}, {of['broker']}; commit "
             f"`{figures['commit'][:12]}`; medians of {figures['comparison']['rounds']} rounds, "

@@ -34,6 +34,13 @@ def test_nothing_named_means_all_with_the_results_in_their_folder() -> None:
     assert given.results == ROOT / "benchmarks" / "results"
 
 
+def test_the_help_lists_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    assert "75 % of the capacity" in " ".join(capsys.readouterr().out.split())
+
+
 def test_numbers_are_taken_from_the_command_line() -> None:
     given = parse(["throughput", "--tasks", "50", "--in-flight", "4", "--rounds", "1"])
     assert (given.command, given.tasks, given.in_flight, given.rounds) == ("throughput", 50, 4, 1)
