@@ -26,7 +26,7 @@ PLACES = {
     "mcp": ("tools.mcp",),
     "mcp_types": ("tools.mcp",),
     "pyarrow": ("blobs", "clusters.spark", "trajectory"),
-    "pydantic_ai": ("llm.client", "llm.conversation", "llm.model_call", "llm.pydantic_ai"),
+    "pydantic_ai": ("llm.client", "llm.conversation", "llm.decisions", "llm.model_call", "llm.pydantic_ai"),
     "pyspark": ("aworld.spark_hosts", "clusters.spark"),
     "ray": ("aworld.ray", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
