@@ -20,6 +20,7 @@ from weft.aworld import (
     HandoffSwarm,
     HybridSwarm,
     Loopable,
+    Message,
     Observation,
     Runner,
     Runners,
@@ -559,6 +560,34 @@ async def test_a_runner_without_a_response_answers_with_its_messages() -> None:
     assert (await Runners.run("hi", agent=upper, runner_cls=Silent)).answer == "HI"
 
 
+class RaisingRunner(TaskRunner):
+    async def do_run(self, context: object = None) -> TaskResponse:
+        raise KeyError("of the runner")
+
+
+class RaisingHandler(DefaultAgentHandler):
+    async def ask(self, message: Message) -> object:
+        raise KeyError("of the handler")
+
+
+@pytest.mark.parametrize("where", ["runner", "handler"])
+async def test_an_error_of_the_users_code_ends_the_task_and_its_traceback_is_in_the_log(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App("raises")
+    app.handlers["raising"] = RaisingHandler
+    task = Task(
+        input="x",
+        agent=upper,
+        runner_cls=RaisingRunner if where == "runner" else None,
+        conf={"handlers": {"agent": "raising"}} if where == "handler" else None,
+    )
+    response = (await Runners.run_task(task, app=app))[task.id]
+    assert f"of the {where}" in response.msg
+    logged = [getattr(record, "fields", {}).get("traceback", "") for record in caplog.records]
+    assert any(f'raise KeyError("of the {where}")' in each for each in logged)
+
+
 async def test_an_invalid_sub_task_is_named() -> None:
     class Confused(Runner):
         async def do_run(self, context: Any = None) -> TaskResponse:
@@ -658,7 +687,7 @@ async def test_questions_and_answers_of_a_swarm_are_messages_in_order() -> None:
 
 
 async def test_a_task_chooses_handlers_of_its_app() -> None:
-    from weft.aworld import Handler, Message
+    from weft.aworld import Handler
 
     class Polite(DefaultAgentHandler):
         async def ask(self, message: Message) -> object:

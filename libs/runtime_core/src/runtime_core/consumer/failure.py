@@ -242,4 +242,7 @@ async def give_up(
         used.to_json() if used else b"",
     )
     metrics.dead_letters[reason].inc()
-    logger.error("%r became a dead letter (%s): %s: %s", delivery, reason, error.type, error.message)
+    # The header of a traceback would say no more than the message.
+    frames = error.traceback.partition("\n")[2] or error.traceback
+    fields = {"fields": {"traceback": frames}} if frames else None
+    logger.error("%r became a dead letter (%s): %s: %s", delivery, reason, error.type, error.message, extra=fields)
