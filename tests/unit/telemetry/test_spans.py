@@ -78,3 +78,54 @@ assert spans.task_traceparent("weft", "t-1", "").endswith("-01"), "an SDK that w
 def test_a_span_is_under_the_nearest_that_is_kept() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+UNSAMPLED = """
+import random
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, ParentBasedTraceIdRatio, TraceIdRatioBased
+from runtime_core.telemetry import spans, trace_context
+
+class Even(TraceIdRatioBased):
+    def should_sample(self, parent_context, trace_id, name, **more):
+        return (ALWAYS_ON if trace_id % 2 == 0 else TraceIdRatioBased(0)).should_sample(parent_context, trace_id, name)
+
+numbers = random.Random(1)
+for sampler in (
+    TraceIdRatioBased(0.3), ParentBased(TraceIdRatioBased(0.3)), ParentBasedTraceIdRatio(0.3), ParentBased(ALWAYS_ON),
+    Even(0.3), ParentBased(Even(0.3)),
+):
+    provider = TracerProvider(sampler=sampler)
+    trace.get_tracer_provider = lambda provider=provider: provider
+    found = set()
+    for _ in range(200):
+        number = numbers.getrandbits(128)
+        sampled = sampler.should_sample(None, number, "task t").decision.is_sampled()
+        assert spans._samples(number, "task t") == sampled, (sampler, number)
+        found.add(sampled)
+    assert found == ({True} if type(sampler) is ParentBased and sampler._root is ALWAYS_ON else {True, False}), sampler
+
+kept = InMemorySpanExporter()
+provider.add_span_processor(SimpleSpanProcessor(kept))
+ids = trace_context.Ids(1, 2, 0)
+with spans.within(trace_context.written(1, 2, 0)):
+    expected = spans.current_traceparent(), spans.current_ids()
+with spans.Unsampled(ids):
+    assert (spans.current_traceparent(), spans.current_ids()) == expected
+    assert not spans.keeps()
+    with spans.span("new", "INTERNAL", {}, make=spans.Span) as made:
+        assert not made.recording
+    with provider.get_tracer("the code's own").start_as_current_span("own") as own:
+        assert not own.is_recording()
+        assert own.get_span_context().trace_id == 1
+assert spans.current_ids() == ("", "")
+assert not kept.get_finished_spans()
+"""
+
+
+def test_a_task_that_is_not_sampled_is_known_before_anything_is_made_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", UNSAMPLED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.keys import Keys, group_of
@@ -28,7 +28,16 @@ from runtime_core.telemetry.attributes import (
     STEPS,
 )
 from runtime_core.telemetry.redaction import Attribute, redactor
-from runtime_core.telemetry.spans import Span, current_traceparent, ended_span, span, task_traceparent, tracing
+from runtime_core.telemetry.spans import (
+    Span,
+    Unsampled,
+    current_traceparent,
+    ended_span,
+    span,
+    task_ids,
+    task_traceparent,
+    tracing,
+)
 
 SYSTEM = "redis"
 SEND = "send"
@@ -108,11 +117,18 @@ def delivery_span(
         yield made
 
 
-@contextmanager
-def call_span(delivery: Delivery, keys: Keys, owner: str) -> Iterator[Span]:
+def call_span(delivery: Delivery, keys: Keys, owner: str) -> AbstractContextManager[object]:
     """Trace a call as a `delivery_span` whose parent is in the delivery's context; events it causes are below it."""
     traceparent, tracestate = trace_context.stated(delivery.context)
-    traceparent = task_traceparent(keys.namespace, delivery.task, traceparent)
+    ids = task_ids(keys.namespace, delivery.task, traceparent)
+    if not ids.flags & trace_context.SAMPLED:
+        return Unsampled(ids)
+    traceparent = traceparent or trace_context.written(ids.trace, ids.span, ids.flags)
+    return _call_span(delivery, keys, owner, traceparent, tracestate)
+
+
+@contextmanager
+def _call_span(delivery: Delivery, keys: Keys, owner: str, traceparent: str, tracestate: str) -> Iterator[Span]:
     with delivery_span(delivery, keys, owner, traceparent=traceparent, tracestate=tracestate) as made:
         delivery.span = made
         yield made
@@ -135,12 +151,12 @@ def task_span(
 
     `again`: the task had ended before, and the earlier span is the root; this one is below it.
     """
+    found = task_ids(namespace, task, traceparent)
+    if not found.flags & trace_context.SAMPLED:
+        return
     name = redactor().text(agent)
     attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
     parent = task_traceparent(namespace, task, traceparent)
-    found = trace_context.read(parent)
-    if found is None or not found.flags & trace_context.SAMPLED:
-        return
     own = trace_context.of_task(namespace, task)
     is_root = found.trace == own.trace and not again
     ended_span(
@@ -164,10 +180,10 @@ def record_spans(
     """
     ended_ns = time.time_ns()
     began_ns = ended_ns - int(seconds * 1e9)
-    parents = {task: task_traceparent(namespace, task, traceparent) for task, _, traceparent in ended}
-    kept = [each for each in ended if _sampled(parents[each[0]])]
+    kept = [each for each in ended if task_ids(namespace, each[0], each[2]).flags & trace_context.SAMPLED]
     if not kept:
         return
+    parents = {task: task_traceparent(namespace, task, traceparent) for task, _, traceparent in kept}
     common = {**_operation(PROCESS, PROCESS, RECORD), CONSUMER_GROUP: group}
     batch = ended_span(
         f"{PROCESS} {RECORD}",
@@ -196,8 +212,3 @@ def _operation(name: str, type: str, destination: str) -> dict[str, Attribute]:
         MESSAGING_OPERATION_TYPE: type,
         DESTINATION: destination,
     }
-
-
-def _sampled(traceparent: str) -> bool:
-    ids = trace_context.read(traceparent)
-    return ids is not None and bool(ids.flags & trace_context.SAMPLED)

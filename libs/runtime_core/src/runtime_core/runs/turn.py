@@ -39,7 +39,16 @@ from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
-from runtime_core.telemetry.spans import NO_SPAN, Parent, task_traceparent, tracing, under, within
+from runtime_core.telemetry.spans import (
+    NO_SPAN,
+    Parent,
+    Unsampled,
+    task_ids,
+    task_traceparent,
+    tracing,
+    under,
+    within,
+)
 from runtime_core.telemetry.trace_context import Ids
 
 logger = logging.getLogger(__name__)
@@ -200,6 +209,10 @@ class TurnHandler:
         """Run one turn in a span of the task's trace, with links to the spans that produced its results."""
         keys = self._bus.keys
         traceparent, tracestate = trace_context.stated(delivery.context)
+        ids = task_ids(keys.namespace, delivery.task, traceparent)
+        if not ids.flags & trace_context.SAMPLED:
+            with Unsampled(ids):
+                return await self._run_turn(delivery, definition, warm)
         links = await self._bus.answered_by(delivery.task, delivery.run, warm.received) if warm.received else []
         if definition is self._task_ended and not traceparent:
             # The ended task named no trace: its hooks get their own trace, with a link to the task.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -125,9 +125,12 @@ def tracing() -> bool:
     """Return whether this process has configured an OpenTelemetry SDK."""
     # Configuring an SDK requires importing the API.
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or (getattr(trace, "_TRACER_PROVIDER", trace) is None and not _PROVIDER_BY_NAME):
-        return False  # `_tracer` would find the same, but the API reads the environment at each call
-    return _tracer() is not None
+    if trace is None:
+        return False
+    provider = getattr(trace, "_TRACER_PROVIDER", trace)
+    if provider is None:  # the API would read the environment at each call
+        return _PROVIDER_BY_NAME and _tracer() is not None
+    return (_tracer() if provider is trace else _tracer_of(provider)) is not None
 
 
 @contextmanager
@@ -230,16 +233,25 @@ def keeps(parent: str = "") -> bool:
     return tracing() and not _dropped(sys.modules["opentelemetry.trace"], parent, inner=True)
 
 
-def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
-    """Return the traceparent of a task: its publisher's, or else one derived from the task id.
+def task_ids(namespace: str, task: str, traceparent: str) -> Ids:
+    """Return the trace of a task: its publisher's, or else one derived from the task id.
 
-    A derived trace is sampled by this process's sampler.
+    A derived trace is sampled by this process's sampler. Ask this before anything is made for a span: a busy
+    installation keeps one trace in a hundred.
     """
+    stated = trace_context.read(traceparent) if traceparent else None
+    if stated is not None:
+        return stated
+    ids = trace_context.of_task(namespace, task)
+    return ids if _samples(ids.trace, f"task {task}") else Ids(ids.trace, ids.span, 0)
+
+
+def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
+    """Return the traceparent of `task_ids`; a valid `traceparent` stays as it is."""
     if traceparent and trace_context.read(traceparent) is not None:
         return traceparent
-    ids = trace_context.of_task(namespace, task)
-    flags = SAMPLED if _samples(ids.trace, f"task {task}") else 0
-    return trace_context.written(ids.trace, ids.span, flags)
+    ids = task_ids(namespace, task, "")
+    return trace_context.written(ids.trace, ids.span, ids.flags)
 
 
 @contextmanager
@@ -259,6 +271,43 @@ def within(traceparent: str) -> Iterator[None]:
         yield
     finally:
         context.detach(token)
+
+
+class Unsampled:
+    """`with Unsampled(ids):` does what `within` does for an unsampled trace, at a third of its cost."""
+
+    __slots__ = ("_ids", "_token")
+
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+
+    def __enter__(self) -> None:
+        attach, context_of = _attaching()
+        self._token = attach(context_of(self._ids))
+
+    def __exit__(self, *_: object) -> None:
+        sys.modules["opentelemetry.context"].detach(self._token)
+
+
+@lru_cache(maxsize=1)
+def _attaching() -> tuple[Callable[[Otel], Otel], Callable[[Ids], Otel]]:
+    """Return OpenTelemetry's `attach`, and what makes the Context of an unsampled span from its ids."""
+    from opentelemetry.context import Context, attach
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+    class Distant(NonRecordingSpan):
+        """Makes its SpanContext when somebody asks: nobody does unless the code makes spans or calls others."""
+
+        is_unsampled = True
+
+        def __init__(self, ids: Ids) -> None:
+            self._ids = ids
+
+        def get_span_context(self) -> SpanContext:
+            return SpanContext(self._ids.trace, self._ids.span, True, TraceFlags(self._ids.flags))
+
+    (key,) = set_span_in_context(NonRecordingSpan(SpanContext(0, 0, True)), Context())
+    return attach, lambda ids: Context({key: Distant(ids)})
 
 
 def current_traceparent() -> str:
@@ -290,14 +339,14 @@ def _tracer() -> Otel:
     trace: ModuleType | None = sys.modules.get("opentelemetry.trace")
     if trace is None or not hasattr(trace, "get_tracer_provider"):  # half imported by another thread
         return None
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
-        return None
-    return _tracer_of(provider)
+    return _tracer_of(trace.get_tracer_provider())
 
 
 @lru_cache(maxsize=1)
 def _tracer_of(provider: Otel) -> Otel:
+    trace = sys.modules["opentelemetry.trace"]
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
     tracer = provider.get_tracer("weft")
     use_known_ids(tracer)
     return tracer
@@ -305,18 +354,45 @@ def _tracer_of(provider: Otel) -> Otel:
 
 def _samples(trace_id: int, name: str) -> bool:
     """Return whether this process would sample a new trace with this id."""
-    sampler = getattr(sys.modules["opentelemetry.trace"].get_tracer_provider(), "sampler", None)
+    return _sampler_of(sys.modules["opentelemetry.trace"].get_tracer_provider())(trace_id, name)
+
+
+@lru_cache(maxsize=1)
+def _sampler_of(provider: Otel) -> Callable[[int, str], bool]:
+    sampler = getattr(provider, "sampler", None)
     if sampler is None:  # an unknown SDK: its spans decide themselves
-        return True
+        return lambda trace_id, name: True
     from opentelemetry.context import Context
 
-    return bool(sampler.should_sample(Context(), trace_id, name).decision.is_sampled())
+    bound = _bound_of(sampler)
+    if bound is not None:
+        return lambda trace_id, name: trace_id & _RATIO_BITS < bound
+    empty = Context()
+    return lambda trace_id, name: bool(sampler.should_sample(empty, trace_id, name).decision.is_sampled())
+
+
+_RATIO_BITS = 2**64 - 1
+
+
+def _bound_of(sampler: Otel) -> int | None:
+    """Return the number below which the SDK's sampler by ratio samples the low bits of a trace id; None for others.
+
+    Asking the sampler itself takes ten times as long.
+    """
+    found = sys.modules.get("opentelemetry.sdk.trace.sampling")
+    if found is None:
+        return None
+    if type(sampler) in (found.ParentBased, found.ParentBasedTraceIdRatio):
+        sampler = getattr(sampler, "_root", None)
+    return int(sampler.bound) if type(sampler) is found.TraceIdRatioBased else None
 
 
 def _dropped(trace: ModuleType, parent: str, inner: bool) -> bool:
     """Return whether a new span would belong to an unsampled trace."""
     if inner:
         current = trace.get_current_span()
+        if not parent and hasattr(current, "is_unsampled"):
+            return True
         holder = _PARENT.get()
         if current.is_recording() or (holder is not None and holder.span.recording):
             return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -71,6 +72,7 @@ def restated(context: bytes, traceparent: str) -> bytes:
     return msgspec.json.encode({**(_members(context) if context else {}), "traceparent": traceparent})
 
 
+@lru_cache(maxsize=1024)
 def of_task(namespace: str, task: str) -> Ids:
     """Return trace and root span of a task whose publisher gave no trace.
 
