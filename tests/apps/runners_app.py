@@ -95,6 +95,11 @@ async def pries(ctx: AgentContext, seen: dict[str, Any]) -> str:  # Any: JSON
         return error.type
 
 
+@app.agent("queries")
+async def queries(ctx: AgentContext, text: str) -> str:
+    return f"{text}: {await ctx.human('Publish?')}"
+
+
 @app.agent("joins")
 async def joins(ctx: AgentContext, parts: list[dict[str, Any]]) -> dict[str, Any]:  # Any: JSON
     return {"path": parts[0]["path"], "way": [part["way"] for part in parts]}

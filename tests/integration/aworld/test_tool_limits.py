@@ -184,7 +184,8 @@ async def test_a_forged_message_and_a_handle_of_the_runner_are_refused(desk: App
             return [ToolMessage(receiver="secret", payload={"text": "it"})]
 
     response = await Runners.run("it", runner_cls=Emits, agent="tries", tool_names=["other"], app=desk)
-    assert response.error == {"type": "NotAllowed", "message": REFUSED}
+    assert response.error is not None
+    assert (response.error["type"], response.error["message"]) == ("NotAllowed", REFUSED)
     assert called == []
 
 

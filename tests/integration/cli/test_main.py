@@ -24,7 +24,7 @@ import redis
 from docs import generate_command
 from runtime_core.bus.embedded import find_endpoint
 from runtime_core.cli.main import main
-from runtime_core.cli.output import typed
+from runtime_core.codec import typed
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -888,7 +888,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/run.py",
         "limits_carried",
-        "            self.narrowed = True\n",
+        "        self.recarried = True\n",
         "",
         "agents that a limited run calls are limited, too",
         "integration/aworld:tool_limits",

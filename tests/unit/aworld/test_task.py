@@ -48,7 +48,34 @@ def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
         ({"conf": {"stream": "yes"}}, "conf.stream: 'yes' is not True or False"),
         ({"conf": {"engine": "gpu"}}, "conf.engine: 'gpu' is not one of"),
         ({"conf": {"engine_wait_seconds": -1}}, "conf.engine_wait_seconds: -1 is not a number of seconds; 0 means not"),
-        ({"conf": {"trajectory_strategy": "default"}}, "conf.trajectory_strategy: is not known; known are max_steps"),
+        (
+            {"conf": {"trajectory_storage": "x"}},
+            "conf.trajectory_storage: is not known; did you mean trajectory_strategy",
+        ),
+        (
+            {"conf": {"trajectory_strategy": "best"}},
+            "conf.trajectory_strategy: 'best' is not a strategy; known are default, memory",
+        ),
+        ({"conf": {"max_stepz": 3}, "runner_cls": "Mine"}, "conf.max_stepz: is not known; did you mean max_steps"),
+        ({"event_driven": 1}, "event_driven: 1 is not True or False"),
+        (
+            {"event_driven": False, "conf": {"handlers": {"agent": "mine"}}},
+            "conf.handlers: has no effect with event_driven=False",
+        ),
+        ({"outputs": []}, "outputs: [] has no add_output(event)"),
+        ({"trace_id": "t-1"}, "trace_id: 't-1' is not 32 hexadecimal digits"),
+        ({"tools_conf": {"search": 5}}, "tools_conf.search: 5 is not a dict"),
+        (
+            {"mcp_servers_conf": {"files": {"comand": "x"}}},
+            "mcp_servers_conf.files.comand: is not known; did you mean command",
+        ),
+        (
+            {"mcp_servers_conf": {"mcpServers": {"f": {"type": "sse"}}}},
+            'mcp_servers_conf.f.type: "sse" is not one of stdio',
+        ),
+        ({"context_config": {"sesion": True}}, "context_config.sesion: is not known; did you mean session"),
+        ({"context_config": {"session": True}}, "context_config.session: the task has no session"),
+        ({"task_status": "done"}, "task_status: 'done' is not a status; known are init, running"),
         ({"conf": {"run_mode": 3}}, "conf.run_mode: 3 is not one of one_way, interactive"),
         ({"conf": {"handlers": {3: "mine"}}}, "conf.handlers: {3: 'mine'} is not a dict"),
         ({"name": 3}, "name: 3 is not text"),
@@ -60,7 +87,7 @@ def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
         ({"tools": len}, "tools: <built-in function len> is not a list of functions"),
         ({"tool_names": "add"}, "tool_names: 'add' is not a list of names"),
         ({"tool_names": ["add", 3]}, "tool_names.1: 3 is not text"),
-        ({"context": ["a"]}, "context: ['a'] is not a dict"),
+        ({"context": ["a"]}, 'context: ["a"] is not a dict'),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:  # Any: what a user might write

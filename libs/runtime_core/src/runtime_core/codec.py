@@ -288,3 +288,18 @@ def _msgpack_deeper_than(data: bytes, depth: int) -> bool:
             if len(outer) > depth:
                 return True
     return False
+
+
+def typed(text: str, *, words: bool = False) -> object:
+    """Parse an object, an array, a number or a quoted string as JSON; return any other text as is.
+
+    With `words`, also parse `true`, `false` and `null`, the most common answers to questions.
+    """
+    stripped = text.strip()
+    if stripped[:1] not in tuple('{["-0123456789') and not (words and stripped in ("true", "false", "null")):
+        return text
+    try:
+        value: object = msgspec.json.decode(stripped)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value

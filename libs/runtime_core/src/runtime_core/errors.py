@@ -170,6 +170,10 @@ class StepError(WeftError):
         super().__init__(f"{type}: {message}" if type else message)
         self.type = type
         self.message = message
+        self.output: object = None
+        """The result until then (JSON), if a runner has ended with one."""
+        self.chosen = False
+        """Whether a runner has chosen this end, so that no code has raised it."""
 
 
 class TaskCancelled(StepError):

@@ -183,6 +183,8 @@ class Orchestration(ABC):
         self.swarm = swarm
         self.max_steps = max_steps
         self.endless_threshold = endless_threshold
+        self.calls: list[dict[str, Any]] = []  # Any: JSON
+        """The agents that were called, in order: `agent`, `input`, `output`. Those of a group are not among them."""
 
     @abstractmethod
     async def begin(self, seen: Observation) -> Ask | Done:
@@ -194,10 +196,21 @@ class Orchestration(ABC):
 
     async def run(self, seen: Observation) -> Any:  # Any: JSON
         """Run the swarm to its end and return its output. Raises AgentError and LimitExceeded."""
-        step = await self.begin(seen)
+        step = self.noted(await self.begin(seen))
         while isinstance(step, Ask):
-            step = await self.after(await step.agent.run(step.seen, info=step.info))
+            step = await self.answered(await step.agent.run(step.seen, info=step.info))
         return step.output
+
+    def noted(self, step: Ask | Done) -> Ask | Done:
+        """Add a call to `calls`."""
+        if isinstance(step, Ask):
+            self.calls.append({"agent": step.agent.name, "input": step.agent.shown(step.seen, step.info)})
+        return step
+
+    async def answered(self, output: Any) -> Ask | Done:  # Any: JSON
+        """Add the answer to `calls`, and return what follows from it. Raises as `after`."""
+        self.calls[-1]["output"] = output
+        return self.noted(await self.after(output))
 
 
 def orchestration(ctx: AgentContext, swarm: Swarm, *, max_steps: int, endless_threshold: int) -> Orchestration:

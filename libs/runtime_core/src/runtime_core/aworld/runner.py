@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from runtime_core.aworld.events.manager import EventLoop, EventManager, HandlerTable
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
-from runtime_core.aworld.orchestration import TURN_SECONDS, Ask, Done, RunScope, Tools, orchestration
+from runtime_core.aworld.orchestration import TURN_SECONDS, Ask, Done, Orchestration, RunScope, Tools, orchestration
 from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.task import (
+    CONTEXT_STEP,
     TASK_AGENT,
     Description,
     Task,
@@ -123,8 +124,7 @@ class Runner(ABC):
         If Weft only drops a waiting run from memory, `post_run` does not run: the run continues elsewhere.
         """
         ctx = self.ctx
-        for name, value in self.task.context.items():
-            self.context.put(name, value)
+        await self._begin_context()
         try:
             await self.pre_run()
             response = await self._called_with_context()
@@ -137,7 +137,29 @@ class Runner(ABC):
             await self._clean_up()
             raise
         await self.post_run()
+        await self._end_context()
         return self._unsaid() if response is None else response
+
+    async def _begin_context(self) -> None:
+        if self.task.context_config.get("session"):
+            async with self.ctx.session() as session:
+                for name, value in session.context_info.visible().items():
+                    self.context.put(name, value)
+        for name, value in self.task.context.items():
+            self.context.put(name, value)
+
+    async def _end_context(self) -> None:
+        """Give the values of the context to the session, and to the record, from which the response has them."""
+        if not self.ctx.uses_context or self.task.is_sub_task:
+            return
+        values = self.context.context_info.visible()
+        if self.task.context_config.get("session"):
+            async with self.ctx.session() as session:
+                for name, value in values.items():
+                    if session.get(name) != value:
+                        session.put(name, value)
+        if values and self.task.context_config.get("response", True):
+            await self.ctx.step(lambda: values, name=CONTEXT_STEP)
 
     @overload
     async def run_sub_task(self, task: Task, *, detach: Literal[False] = False) -> TaskResponse: ...
@@ -205,11 +227,19 @@ class TaskRunner(Runner):
         super().__init__(task, *args, **kwargs)
         self._output: Any = None  # Any: the payload of the message that ended the task
         self._ended: TaskResponse | None = None
+        self.trajectory: list[dict[str, Any]] = []  # Any: JSON
+        """The calls of agents, once `_save_trajectories` has run."""
 
     @functools.cached_property
     def event_manager(self) -> EventManager:
         """The message queue of this run: emit messages and register functions, in `pre_run` or `do_run`."""
         return EventManager(self.ctx, HandlerTable.of(self.ctx, self.conf.handlers))
+
+    @functools.cached_property
+    def _work(self) -> Orchestration:
+        return orchestration(
+            self.ctx, self.swarm, max_steps=self.max_steps, endless_threshold=self.task.endless_threshold
+        )
 
     @property
     def event_mng(self) -> EventManager:
@@ -222,10 +252,16 @@ class TaskRunner(Runner):
             raise InvalidInput("input", f"task {self.task.id!r} has no input, and conf.check_input requires one")
 
     async def do_run(self, context: Any = None) -> TaskResponse | None:  # Any: see Runner.context
-        """Send the first messages, handle all that follow, and build the response."""
-        for message in await self.first_messages():
-            await self.event_manager.emit_message(message)
-        await self._do_run()
+        """Send the first messages, handle all that follow, and build the response.
+
+        With `event_driven=False`, call the agents in turn instead, without messages.
+        """
+        if self.task.event_driven:
+            for message in await self.first_messages():
+                await self.event_manager.emit_message(message)
+            await self._do_run()
+        else:
+            self._output = await self._work.run(self.observation)
         await self._save_trajectories()
         return self._response()
 
@@ -240,18 +276,13 @@ class TaskRunner(Runner):
 
     async def first_messages(self) -> Sequence[Message]:
         """Return the first messages: the call to the swarm's first agent."""
-        work = orchestration(
-            self.ctx,
-            self.swarm,
-            max_steps=self.max_steps,
-            endless_threshold=self.task.endless_threshold,
-        )
+        work = self._work
 
         async def answered(message: Message) -> Message:
-            return _message(await work.after(message.payload))
+            return _message(await work.answered(message.payload))
 
         await self.event_manager.register(Constants.AGENT, SWARM, answered)
-        return [_message(await work.begin(self.observation))]
+        return [_message(work.noted(await work.begin(self.observation)))]
 
     async def _do_run(self) -> None:
         """Handle messages until one ends the task. Raises the task's error if it failed."""
@@ -262,7 +293,12 @@ class TaskRunner(Runner):
         self._output = outcome.value()
 
     async def _save_trajectories(self) -> None:
-        """For subclasses that save more. Weft records all steps and messages with the run's commits."""
+        """Keep the calls of this runner's agents in `self.trajectory`: `agent`, `input`, `output`.
+
+        Weft records all steps by itself, and Runners give them to the caller as `response.trajectory`. Override this to
+        save the calls elsewhere, in a step: `await self.ctx.step(save, self.trajectory)`.
+        """
+        self.trajectory = [dict(call) for call in self._work.calls]
 
     def _response(self) -> TaskResponse:
         """Return the response with the agents' output."""
@@ -371,16 +407,19 @@ class RunnerDefinition(AgentDefinition):
         said: dict[str, object] | None = {"max_steps": task.config.max_steps} if "max_steps" in found.conf else None
         if task.tool_names:
             ctx.allow_tools(*task.tool_names)
+        if task.tools_conf:
+            ctx.set_tools_conf(task.tools_conf)
         task.scope = RunScope(ctx, _tools(ctx), said)
         response = await self.runner(task).run()
         if response.success:
             answer: object = response.output
             return answer.content if isinstance(answer, Observation) else answer
         error = response.error or {}
-        if response.status == "cancelled":
-            raise TaskCancelled(error.get("type") or "Cancelled", error.get("message", ""))
-        # The runner chose this end, so the caller gets the error and there is no dead letter.
-        raise AgentError(error.get("type") or "TaskFailed", error.get("message", ""))
+        kind, text = error.get("type") or response.status.capitalize(), error.get("message", "")
+        # The runner chose this end, so the caller gets the error and what there was, and there is no dead letter.
+        failed = TaskCancelled(kind, text) if response.status == "cancelled" else AgentError(kind, text)
+        failed.output, failed.chosen = response.output, True
+        raise failed
 
 
 def _tools(ctx: AgentContext) -> list[str]:

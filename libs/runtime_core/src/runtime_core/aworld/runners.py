@@ -5,29 +5,36 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runtime_core.aworld.listeners import Listeners, hint
+from runtime_core.aworld.response import RECORDED_SECONDS, ReadTask, StoreReader
 from runtime_core.aworld.target import RunTarget, TasksApp
 from runtime_core.aworld.task import Task, TaskStatus
-from runtime_core.client.client import Client
+from runtime_core.client.client import Client, TaskHandle
 from runtime_core.codec import quoted
-from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.host.local import LocalApp
 from runtime_core.wire.commands import is_own_engine
-from runtime_core.wire.events import StreamEvent, TaskResponse
+from runtime_core.wire.events import CANCELLED, StreamEvent, StreamingMode, TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.aworld.swarm import Swarm
+    from runtime_core.trajectory.recorder import LocalTrajectories
 
 T = TypeVar("T")
 
 CONCURRENCY = 64
 """How many tasks of one call run concurrently by default."""
+LISTENED_SECONDS = 10.0
+"""How long a response waits until the task's listeners have its last event."""
 
 
 class Runners:
@@ -55,11 +62,15 @@ class Runners:
         app: App | None = None,
         engine: str | None = None,
         workers: int = 0,
+        trajectory: bool | str = True,
         **fields: Any,  # Any: other fields of Task
     ) -> TaskResponse:
         """Run an agent or a swarm on `input`. `fields` are other fields of Task, such as `conf` and `timeout`."""
         task = _task(input, agent, swarm, tool_names, session_id, fields)
-        return (await Runners.run_task(task, client=client, url=url, app=app, engine=engine, workers=workers))[task.id]
+        found = await Runners.run_task(
+            task, client=client, url=url, app=app, engine=engine, workers=workers, trajectory=trajectory
+        )
+        return found[task.id]
 
     @staticmethod
     async def run_task(
@@ -71,6 +82,7 @@ class Runners:
         engine: str | None = None,
         workers: int = 0,
         concurrency: int = CONCURRENCY,
+        trajectory: bool | str = True,
     ) -> dict[str, TaskResponse]:
         """Run one task or several. Return their responses by task id, in the given order.
 
@@ -81,7 +93,14 @@ class Runners:
         _check(tasks, concurrency, workers)
         at_once = min(len(tasks), concurrency)
         async with _run_target(
-            tasks, client=client, url=url, app=app, engine=engine, workers=workers, at_once=at_once
+            tasks,
+            client=client,
+            url=url,
+            app=app,
+            engine=engine,
+            workers=workers,
+            at_once=at_once,
+            trajectory=trajectory,
         ) as target:
             for each in tasks:
                 target.check(each)
@@ -112,12 +131,15 @@ class Runners:
         app: App | None = None,
         engine: str | None = None,
         workers: int = 0,
+        trajectory: bool | str = True,
         **fields: Any,  # Any: other fields of Task
     ) -> AsyncGenerator[StreamEvent]:
         """Like `run`, but yield the task's events as they occur."""
         task = _task(input, agent, swarm, tool_names, session_id, fields)
         # Close the inner generator with the caller's loop, not at garbage collection.
-        running = Runners.streaming_run_task(task, client=client, url=url, app=app, engine=engine, workers=workers)
+        running = Runners.streaming_run_task(
+            task, client=client, url=url, app=app, engine=engine, workers=workers, trajectory=trajectory
+        )
         async with aclosing(running) as events:
             async for event in events:
                 yield event
@@ -131,6 +153,7 @@ class Runners:
         app: App | None = None,
         engine: str | None = None,
         workers: int = 0,
+        trajectory: bool | str = True,
     ) -> AsyncGenerator[StreamEvent]:
         """Run a task and yield its events as they occur: those of its `streaming_mode`, or all emitted ones if None.
 
@@ -138,14 +161,86 @@ class Runners:
         cancellation or an error in `pre_run`.
         """
         _check([task], 1, workers)
-        async with _run_target([task], client=client, url=url, app=app, engine=engine, workers=workers) as target:
-            handle = await target.submit(task, stream=True)
-            task.task_status = TaskStatus.RUNNING
-            async with aclosing(target.events(handle, task.streaming)) as events:
-                async for event in events:
-                    if event.response is not None:
-                        task.task_status = TaskStatus.of(event.response)
-                    yield event
+        async with _run_target(
+            [task], client=client, url=url, app=app, engine=engine, workers=workers, trajectory=trajectory
+        ) as target:
+            target.check(task)
+            if task.wants_cancel:
+                yield StreamEvent("", CANCELLED, {"task_id": task.id, "status": "cancelled"}, ended=_not_started(task))
+                return
+            async with _started(target, task, stream=True) as handle:
+                listeners = Listeners(task)
+                try:
+                    async with aclosing(target.events(handle, task.streaming)) as events:
+                        async for event in events:
+                            if event.response is not None:
+                                event = await _ended(target, task, event)
+                            await listeners.take(event)
+                            yield event
+                finally:
+                    await listeners.stop()
+
+    @staticmethod
+    async def answer(
+        task_id: str,
+        request_id: str,
+        value: Any,  # Any: JSON
+        *,
+        client: Client | None = None,
+        url: str | None = None,
+    ) -> None:
+        """Answer a question of a task that Runners run in this process, or of any task on a broker.
+
+        Without `client` and `url`, a task that this process runs, in any thread, else the broker of WEFT_REDIS_URL.
+        Raises InvalidInput if the task or the question is not open, or if it expects another value.
+        """
+        running = _RUNNING.get(task_id) if isinstance(task_id, str) and client is None and url is None else None
+        if running is not None:
+            loop, handle = running
+            if loop is asyncio.get_running_loop():
+                await handle.signal(request_id, value)
+            else:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(handle.signal(request_id, value), loop))
+        elif client is not None:
+            await (await client.task(task_id)).signal(request_id, value)
+        elif url or os.environ.get("WEFT_REDIS_URL"):
+            async with Client.connect(url) as connected:
+                await (await connected.task(task_id)).signal(request_id, value)
+        else:
+            known = ", ".join(_RUNNING) or "none"
+            raise InvalidInput(
+                "task_id", f"no task {task_id!r} runs in this process (running: {known}): pass client= or url="
+            )
+
+
+_RUNNING: dict[str, tuple[asyncio.AbstractEventLoop, TaskHandle]] = {}
+"""The tasks that Runners of this process wait for, by id."""
+
+
+@asynccontextmanager
+async def _started(target: RunTarget, task: Task, *, stream: bool) -> AsyncIterator[TaskHandle]:
+    """Submit a task, and make it known for answers and cancellation while it runs."""
+    handle = await target.submit(task, stream=stream)
+    task.note_status(TaskStatus.RUNNING)
+    _RUNNING[task.id] = asyncio.get_running_loop(), handle
+    try:
+        yield handle
+    finally:
+        _RUNNING.pop(task.id, None)
+        task.cancel = None
+
+
+async def _ended(target: RunTarget, task: Task, event: StreamEvent) -> StreamEvent:
+    """Return the final event with the whole response."""
+    assert event.response is not None
+    response = await target.completed(task, event.response)
+    task.note_status(TaskStatus.of(response))
+    return dataclasses.replace(event, ended=response)
+
+
+def _not_started(task: Task) -> TaskResponse:
+    message = "not started: its task_status was set to " + str(task.task_status)
+    return TaskResponse(task.id, "cancelled", error={"type": "Cancelled", "message": message})
 
 
 def _task(
@@ -156,7 +251,7 @@ def _task(
     session_id: str,
     fields: dict[str, Any],  # Any: fields of Task
 ) -> Task:
-    known = {field.name for field in dataclasses.fields(Task)} - {"scope", "task_status"}
+    known = {field.name for field in dataclasses.fields(Task)} - {"scope", "task_status", "cancel"}
     for name in fields.keys() - known:
         raise InvalidInput(name, f"is not a field of Task; known are {', '.join(sorted(known))}")
     names: Any = tool_names  # Any: the task checks it
@@ -189,13 +284,44 @@ def _check(tasks: Sequence[Task], concurrency: int, workers: int) -> None:
         raise InvalidInput("workers", f"{workers!r} is not a whole number; 0 means as many as the engine has CPUs")
 
 
+async def _heard(
+    target: RunTarget, handle: TaskHandle, listen: Coroutine[Any, Any, None], patience: float
+) -> TaskResponse:  # Any: asyncio's protocol
+    """Wait for a task's end while `listen` follows it. If that fails, cancel the task and raise the error."""
+    waiting = asyncio.create_task(target.result(handle), name=f"await task {handle.task_id}")
+    listening = asyncio.create_task(listen, name=f"listen to task {handle.task_id}")
+    try:
+        await asyncio.wait((waiting, listening), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            # Its last events may still be on their way.
+            await asyncio.wait((listening,), timeout=patience)
+        if listening.done() and (error := listening.exception()) is not None:
+            await handle.cancel(f"what listens to it failed: {type(error).__name__}: {error}")
+            raise error
+        return await waiting
+    finally:
+        for each in (waiting, listening):
+            each.cancel()
+        await asyncio.wait((waiting, listening))
+
+
 async def _run(target: RunTarget, task: Task) -> TaskResponse:
+    if task.wants_cancel:
+        return _not_started(task)
     began = time.monotonic()
-    handle = await target.submit(task)
-    task.task_status = TaskStatus.RUNNING
-    response = await target.result(handle)
-    task.task_status = TaskStatus.of(response)
-    return dataclasses.replace(response, time_cost=time.monotonic() - began)
+    listeners = Listeners(task)
+    async with _started(target, task, stream=listeners.wanted) as handle:
+        mode = StreamingMode.CHUNK_OUTPUT if listeners.wanted else StreamingMode.OUTPUT
+        events = partial(target.events, handle, task.streaming or mode)
+        heard = listeners.follow(events()) if listeners.wanted else hint(events)
+        try:
+            response = await _heard(target, handle, heard, LISTENED_SECONDS if listeners.wanted else 0.0)
+        finally:
+            await listeners.stop()
+        seconds = time.monotonic() - began
+        response = await target.completed(task, response)
+    task.note_status(TaskStatus.of(response))
+    return dataclasses.replace(response, time_cost=seconds)
 
 
 async def _run_all(target: RunTarget, tasks: Sequence[Task], concurrency: int) -> dict[str, TaskResponse]:
@@ -271,6 +397,7 @@ async def _run_target(
     engine: str | None = None,
     workers: int = 0,
     at_once: int = 1,
+    trajectory: bool | str = True,
 ) -> AsyncIterator[RunTarget]:
     """Yield the target for these tasks: the client's broker, the one at `url` or WEFT_REDIS_URL, or this process.
 
@@ -278,6 +405,8 @@ async def _run_target(
     concurrently. None: the tasks' `conf.engine` decides, except on services, where it is only the default of
     `ctx.engine()`.
     """
+    if not isinstance(trajectory, bool | str) or trajectory == "":
+        raise InvalidInput("trajectory", f"{quoted(trajectory)} is not True, False or the URL of a store")
     services = bool(url or os.environ.get("WEFT_REDIS_URL"))
     if engine is None and client is None and not services:
         engine = _engine_of(tasks)
@@ -291,19 +420,54 @@ async def _run_target(
         ) as target:
             yield target
     elif client is not None:
-        yield RunTarget(client, app)
+        yield RunTarget(client, app, read=_reader(trajectory, client))
     elif services:
         async with Client.connect(url) as connected:
-            yield RunTarget(connected, app)
+            yield RunTarget(connected, app, read=_reader(trajectory, connected))
     else:
-        made = TasksApp(app)
-        for task in tasks:
-            made.take(task)
-        async with LocalApp(made.app) as local:
-            target = RunTarget(local, made.app, made.names)
-            try:
-                yield target
-            except BaseException:
-                # Nobody can receive the answers, so do not wait for them.
-                await target.give_up()
-                raise
+        async with _in_this_process(tasks, app, trajectory) as target:
+            yield target
+
+
+def _reader(trajectory: bool | str, client: Client) -> ReadTask | None:
+    """Return the reader of the records of services; None if this process does not know their store."""
+    url = trajectory if isinstance(trajectory, str) else os.environ.get("WEFT_TRAJECTORY_URL") if trajectory else None
+    return StoreReader(url, client.namespace) if url else None
+
+
+@asynccontextmanager
+async def _in_this_process(tasks: Sequence[Task], app: App | None, trajectory: bool | str) -> AsyncIterator[RunTarget]:
+    made = TasksApp(app)
+    for task in tasks:
+        made.take(task)
+    record = _local_record(trajectory) if trajectory else None
+    local = LocalApp(made.app, trajectory=record or False)
+    async with local as client:
+        if record is None:
+            target = RunTarget(client, made.app, made.names, own_app=True)
+        else:
+            read = partial(record.recorded, timeout=RECORDED_SECONDS)
+            target = RunTarget(client, made.app, made.names, own_app=True, read=read, before=record.forget)
+        try:
+            yield target
+        except BaseException:
+            # Nobody can receive the answers, so do not wait for them.
+            await target.give_up()
+            raise
+
+
+def _local_record(trajectory: bool | str) -> LocalTrajectories:
+    """Return the record of tasks in this process, in the store that `weft trajectory` reads."""
+    # Imported here: SQLAlchemy loads in half a second.
+    from runtime_core.config.settings import Settings
+    from runtime_core.trajectory.recorder import LocalTrajectories
+
+    settings = Settings.from_environment(os.environ)
+    url = trajectory if isinstance(trajectory, str) else settings.trajectory_url
+    if trajectory is True and url.startswith("sqlite"):
+        try:
+            settings.make_data_dir()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; or pass trajectory=False to record nothing") from None
+    # A partition number of its own keeps the recorders of several processes apart.
+    return LocalTrajectories(settings.namespace, url, store_partition=2**20 + secrets.randbelow(2**30))

@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -22,21 +23,33 @@ from msgspec import Struct
 
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
+from runtime_core.aworld.response import ReadTask, checked_strategy, completed
 from runtime_core.aworld.runner import Runner, TaskRunner
 from runtime_core.aworld.swarm import Swarm, code_in_swarm
-from runtime_core.aworld.task import TASK_AGENT, Description, Task, agent_of_runner, agents_of, describe
+from runtime_core.aworld.task import (
+    TASK_AGENT,
+    Description,
+    Task,
+    agent_of_runner,
+    agents_of,
+    describe,
+    mcp_settings,
+)
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.config.settings import Settings
 from runtime_core.declare.declaration import RetryPolicy, label, one_line, place_of, underlying
 from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
+from runtime_core.ids import fingerprint
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.runs.definition import Agent
 from runtime_core.runs.policy import PolicyDefinition, has_policy
+from runtime_core.telemetry import trace_context
+from runtime_core.telemetry.trace_context import SAMPLED
 from runtime_core.tools.tool import is_allowed, is_pattern
 from runtime_core.wire.commands import SubmitOptions, is_own_engine
-from runtime_core.wire.events import StreamEvent, StreamingMode, TaskResponse
+from runtime_core.wire.events import StreamEvent, StreamingMode, TaskRecord, TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.host.host import Host
@@ -74,6 +87,7 @@ class TasksApp:
         self.app.add_runner(TaskRunner)
         self.names: dict[int, str] = {}
         """`id()` of an object → the name under which it is declared."""
+        self._servers: dict[str, object] = {}
         self.parts: list[Part] = []
         """Objects in tasks that the base has not declared."""
 
@@ -87,6 +101,8 @@ class TasksApp:
         self._engine(task.config.engine)
         for tool in task.tools:
             self._tool(tool)
+        for name, settings in task.mcp_servers_conf.items():
+            self._mcp_server(name, settings)
         if task.agent is not None:
             self._agent(task.agent, "agent")
         if isinstance(task.swarm, Swarm):
@@ -103,6 +119,19 @@ class TasksApp:
                 self._declare(Part("engine", name, engine_class(name), "conf.engine"))
             except ConfigurationError as error:
                 raise InvalidInput("conf.engine", str(error)) from error
+
+    def _mcp_server(self, name: str, settings: object) -> None:
+        field = f"mcp_servers_conf.{name}"
+        if self.base is not None and name in self.base.mcp_servers:
+            raise InvalidInput(field, "the app has declared an MCP server of this name: use another")
+        if name in self._servers and self._servers[name] != settings:
+            raise InvalidInput(field, "another task of this call has other settings for this name: use another")
+        if name not in self._servers:
+            self._servers[name] = settings
+            try:
+                self.app.add_mcp(name, **mcp_settings(field, settings))
+            except ConfigurationError as error:
+                raise InvalidInput(field, str(error)) from error
 
     def _agent(self, agent: object, field: str) -> None:
         if isinstance(agent, str):
@@ -357,17 +386,25 @@ class RunTarget:
         failed: asyncio.Future[WeftError] | None = None,
         *,
         gateways: bool = True,
+        read: ReadTask | None = None,
+        before: Callable[[str], Awaitable[None]] | None = None,
+        own_app: bool = False,
     ) -> None:
         """`app` is the app that runs there, if this process has it; `given` maps the `id()` of objects to names.
 
         `failed` resolves to the reason once nothing runs there any more. Without `gateways`, `ctx.engine()` is `local`
-        whatever `conf.engine` says.
+        whatever `conf.engine` says. `read` reads the record of an ended task, `before` gets each task's id before its
+        submit. `own_app`: what runs there was made from the tasks, with their MCP servers.
         """
         self._client = client
         self._app = app
         self._given = given or {}
         self._failed = failed
         self._gateways = gateways
+        self._read = read
+        self._before = before
+        self._own_app = own_app
+        self._cancelling: set[asyncio.Task[object]] = set()
         self.ended: list[str] = []
         """Tasks that have ended."""
         self._open: dict[str, TaskHandle] = {}
@@ -378,6 +415,8 @@ class RunTarget:
         found = describe(task, self._name_of)
         asked = agent_of_runner(task.runner_cls)
         await self._check_names(found, asked)
+        if self._before is not None:
+            await self._before(task.id)
         metadata = {
             name: value
             for name, value in (
@@ -403,9 +442,33 @@ class RunTarget:
                 metadata=metadata,
                 hooks=task.hooks,
                 engine=engine if is_own_engine(engine) or (self._gateways and engine != "local") else None,
+                traceparent=self._traceparent(task) if task.trace_id else "",
             ),
         )
+        loop = asyncio.get_running_loop()
+
+        def cancel(reason: str) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the task has ended
+                loop.call_soon_threadsafe(self._cancel, handle, reason)
+
+        task.cancel = cancel
         return handle
+
+    def _cancel(self, handle: TaskHandle, reason: str) -> None:
+        cancelling = asyncio.ensure_future(handle.cancel(reason))
+        self._cancelling.add(cancelling)
+        cancelling.add_done_callback(self._cancelling.discard)
+
+    @staticmethod
+    def _traceparent(task: Task) -> str:
+        span = int(fingerprint("span of task", task.id, digits=16), 16)
+        return trace_context.written(int(task.trace_id, 16), span, SAMPLED)
+
+    async def completed(self, task: Task, response: TaskResponse) -> TaskResponse:
+        """Return the response with its trace, and with what the record says."""
+        trace = task.trace_id or f"{trace_context.of_task(self._client.namespace, task.id).trace:032x}"
+        response = dataclasses.replace(response, record=TaskRecord(trace_id=trace))
+        return response if self._read is None else await completed(response, task, self._read)
 
     async def give_up(self) -> None:
         """Cancel all tasks that have not ended."""
@@ -463,6 +526,17 @@ class RunTarget:
     def check(self, task: Task) -> None:
         """Raise InvalidInput for errors that show before the task is submitted."""
         describe(task, self._name_of)
+        checked_strategy(task)
+        if task.mcp_servers_conf and not self._own_app:
+            raise InvalidInput(
+                "mcp_servers_conf", "services run only what their app declares: write app.add_mcp(name, …) there"
+            )
+        for category, name in task.config.handlers.items():
+            if self._app is not None and name not in self._app.handlers:
+                known = ", ".join(self._app.handlers) or "none"
+                raise InvalidInput(
+                    f"conf.handlers.{category}", f"the app has no handler {name!r}; app.handlers has {known}"
+                )
 
     def _name_of(self, kind: str, named: object) -> str:
         if id(named) in self._given:

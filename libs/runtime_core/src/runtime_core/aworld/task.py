@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,15 @@ TASK_AGENT = "weft.task"
 """The agent that runs tasks that name no runner."""
 
 RUN_MODES = ("one_way", "interactive")
+STRATEGIES = ("default", "memory")
+"""Names of trajectory strategies."""
+CONTEXT_CONFIG = ("session", "response")
+"""The members of a task's `context_config`."""
+CONTEXT_STEP = "weft.context"
+"""The step of a task's run that records the values of its context."""
+TYPING_ERROR = 0.85
+"""How similar a name must be to a known one to be taken for a typing error."""
+_TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
 
 NameOf = Callable[[str, object], str]
 """Returns the name under which an `agent`, a `tool` or a `swarm` is declared. Raises InvalidInput if it has none."""
@@ -53,6 +63,16 @@ class TaskStatus(StrEnum):
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
     TIMEOUT = "timeout"
+
+    @classmethod
+    def named(cls, value: object) -> TaskStatus:
+        """Return the status of this name, in any case. Raises InvalidInput."""
+        try:
+            return cls(str(value).lower())
+        except ValueError:
+            raise InvalidInput(
+                "task_status", f"{value!r} is not a status; known are {', '.join(each.value for each in cls)}"
+            ) from None
 
     @classmethod
     def of(cls, response: TaskResponse) -> TaskStatus:
@@ -74,7 +94,7 @@ class TaskConfig(Mapping[str, object]):
     max_steps: int = 100
     timeout: float = 0.0
     run_mode: str = "one_way"
-    """`one_way` or `interactive`, in any case; for your own runner to read. Every task may ask a human."""
+    """`one_way` or `interactive`, in any case: whether Runners ask its questions on standard input."""
     stream: bool = False
     check_input: bool = False
     """Refuse a task that has no input."""
@@ -86,6 +106,9 @@ class TaskConfig(Mapping[str, object]):
     """How long steps wait for an unavailable engine; 0: they fail immediately."""
     handlers: Mapping[str, str] = field(default_factory=dict)
     """Message category → a name in `app.handlers` that replaces the default handler."""
+    trajectory_strategy: object = None
+    """What builds `response.trajectory`: `default`, `memory`, a TrajectoryStrategy or a subclass of it, or
+    `package.module.Class`; None: `default`."""
     ext: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,6 +125,7 @@ class TaskConfig(Mapping[str, object]):
             isinstance(each, str) for pair in self.handlers.items() for each in pair
         ):
             raise InvalidInput("conf.handlers", f"{self.handlers!r} is not a dict of categories and handler names")
+        _check_strategy(self.trajectory_strategy)
         for name in ("stream", "check_input", "exit_on_failure"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"conf.{name}", f"{getattr(self, name)!r} is not True or False")
@@ -120,8 +144,10 @@ class TaskConfig(Mapping[str, object]):
             raise InvalidInput("conf", f"{given!r} is neither a TaskConfig nor a dict")
         known: dict[str, Any] = {name: value for name, value in given.items() if name in _CONF}  # Any: checked below
         others = {name: value for name, value in given.items() if name not in _CONF}
-        if others and not extras:
-            raise _unknown("conf", next(iter(others)), _CONF, "; settings for your own runner belong in conf.ext")
+        for name in others:
+            # A runner has settings of its own; a name that is almost a field is a mistake even then.
+            if not extras or difflib.get_close_matches(str(name), _CONF, n=1, cutoff=TYPING_ERROR):
+                raise _unknown("conf", str(name), _CONF, "; settings for your own runner belong in conf.ext")
         ext = known.pop("ext", {})
         if not isinstance(ext, Mapping):
             raise InvalidInput("conf.ext", f"{ext!r} is not a dict")
@@ -132,7 +158,8 @@ class TaskConfig(Mapping[str, object]):
         different: dict[str, object] = {}
         for name, default in _CONF.items():
             value = getattr(self, name)
-            if value != default:
+            # A strategy of the caller's own works where the caller is.
+            if value != default and (name != "trajectory_strategy" or value in STRATEGIES):
                 different[name] = value
         return different
 
@@ -176,6 +203,8 @@ class Task:
     swarm: Swarm | str | None = None
     agent: object = None
     """A name, an async function, an Agent class, or an object or class with `async_policy` or `policy`."""
+    event_driven: bool = True
+    """Whether TaskRunner works with messages and their handlers; False: it calls the agents in a loop."""
     endless_threshold: int = 3
     """How often the same handoff may repeat with the same content."""
     runner_cls: type[Any] | str | None = None  # Any: a Runner, whose module imports this one
@@ -191,11 +220,42 @@ class Task:
     timeout: float = 0.0
     """Seconds; 0: `conf.timeout` applies."""
     observation: Any = None  # Any: an Observation or the JSON of its content
+    outputs: Any = None  # Any: an object with `add_output`, such as Outputs
+    """Gets each event while Runners run the task: `add_output(event)`, sync or async."""
+    trace_id: str = ""
+    """The trace of the task: 32 hexadecimal digits. Empty: one that derives from the task's id."""
+    tools_conf: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
+    """Tool → its settings, which the tool reads as `ToolContext.conf`."""
+    mcp_servers_conf: dict[str, Any] = field(default_factory=dict)  # Any: see `mcp_settings`
+    """MCP servers for the task, by name: `{"files": {"command": "…", "args": […]}}`, also under `mcpServers`."""
+    context_config: dict[str, bool] = field(default_factory=dict)
+    """`session`: whether the task's context begins with its session's, and goes back into it. `response`: whether
+    `TaskResponse.context` is filled (True)."""
     streaming_mode: StreamingMode | str | None = None
-    task_status: TaskStatus = TaskStatus.INIT
-    """Runners update it while they run the task."""
+    task_status: TaskStatus | str = TaskStatus.INIT
+    """Runners update it while they run the task. Set it to `cancelled` or `interrupted` to cancel the task."""
     scope: RunScope | None = field(default=None, repr=False, compare=False)
     """The agents and tools of the task's run; set inside it."""
+    cancel: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
+    """Cancels the task for a reason; set while Runners run it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "task_status" and value is not None:
+            value = TaskStatus.named(value)
+        super().__setattr__(name, value)
+        if name == "task_status" and self.wants_cancel and self.__dict__.get("cancel") is not None:
+            self.cancel(f"its task_status was set to {value}")  # type: ignore[misc]  # not None
+
+    @property
+    def wants_cancel(self) -> bool:
+        """Whether `task_status` asks for the end of the task."""
+        return self.task_status in (TaskStatus.CANCELLED, TaskStatus.INTERRUPTED)
+
+    def note_status(self, status: TaskStatus) -> None:
+        """Note the state of the task. An interruption that was asked for ends as such."""
+        if status is TaskStatus.CANCELLED and self.task_status == TaskStatus.INTERRUPTED:
+            return
+        object.__setattr__(self, "task_status", status)
 
     def __post_init__(self) -> None:
         """Check all fields; None stands for a field's default. Raises InvalidInput that names the field."""
@@ -213,8 +273,9 @@ class Task:
         self.tool_names = _listed("tool_names", self.tool_names, "names of tools")
         for place, tool in enumerate(self.tool_names):
             _text(f"tool_names.{place}", tool)
-        if not isinstance(self.context, Mapping) or not all(isinstance(key, str) for key in self.context):
-            raise InvalidInput("context", f"{self.context!r} is not a dict of names and values")
+        for name in ("context", "tools_conf", "mcp_servers_conf", "context_config"):
+            _mapping(name, getattr(self, name))
+        self._check_settings()
         if self.agent is not None and self.swarm is not None:
             raise InvalidInput("swarm", "a task has an agent or a swarm, not both: put the agent in the swarm")
         if isinstance(self.parent_task, Task):
@@ -224,6 +285,28 @@ class Task:
             self.streaming_mode = streaming_mode("streaming_mode", _value(self.streaming_mode))
         self.hooks = _named_hooks(self.hooks)
         self.conf = TaskConfig.of(self.conf, extras=self.runner_cls is not None)
+        if not self.event_driven and self.conf.handlers:
+            raise InvalidInput("conf.handlers", "has no effect with event_driven=False: remove one of them")
+
+    def _check_settings(self) -> None:
+        """Raises InvalidInput."""
+        if not isinstance(self.event_driven, bool):
+            raise InvalidInput("event_driven", f"{self.event_driven!r} is not True or False")
+        if self.outputs is not None and not callable(getattr(self.outputs, "add_output", None)):
+            raise InvalidInput("outputs", f"{self.outputs!r} has no add_output(event): pass Outputs()")
+        _text("trace_id", self.trace_id)
+        if self.trace_id and not _TRACE_ID.fullmatch(self.trace_id):
+            raise InvalidInput("trace_id", f"{self.trace_id!r} is not 32 hexadecimal digits (0-9, a-f), not all zero")
+        for tool, settings in self.tools_conf.items():
+            _mapping(f"tools_conf.{tool}", settings)
+        for name, value in self.context_config.items():
+            if name not in CONTEXT_CONFIG:
+                raise _unknown("context_config", name, dict.fromkeys(CONTEXT_CONFIG), "")
+            if not isinstance(value, bool):
+                raise InvalidInput(f"context_config.{name}", f"{value!r} is not True or False")
+        if self.context_config.get("session") and not self.session_id:
+            raise InvalidInput("context_config.session", "the task has no session: set its session_id, too")
+        self.mcp_servers_conf = dict(_servers(self.mcp_servers_conf))
 
     def _defaults(self) -> None:
         for part in dataclasses.fields(self):
@@ -269,6 +352,53 @@ def _named_hooks(value: object) -> dict[str, list[str]]:
             raise InvalidInput(f"hooks.{point}", f"{quoted(names)} is not a list of hook names")
         found[str(point)] = list(names)
     return found
+
+
+def _mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidInput(name, f"{quoted(value)} is not a dict of names and values")
+
+
+def _servers(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
+    """Return the servers by name. They may be under `mcpServers`, as other programs write them."""
+    if set(given) == {"mcpServers"}:
+        given = given["mcpServers"]
+    for name, settings in given.items():
+        mcp_settings(f"mcp_servers_conf.{name}", settings)
+    return given
+
+
+_MCP = ("command", "args", "env", "cwd", "url", "headers", "timeout", "type", "tools")
+
+
+def mcp_settings(field: str, given: object) -> dict[str, Any]:  # Any: MCPSettings
+    """Return the settings of one MCP server, as `App.add_mcp` takes them. Raises InvalidInput."""
+    _mapping(field, given)
+    assert isinstance(given, Mapping)  # checked above
+    for name in given:
+        if name not in _MCP:
+            raise _unknown(field, name, dict.fromkeys(_MCP), "")
+    if given.get("type") not in (None, "stdio", "http", "streamable-http", "streamable_http"):
+        raise InvalidInput(f"{field}.type", f"{quoted(given['type'])} is not one of stdio, http, streamable-http")
+    found = {name: given[name] for name in ("env", "cwd", "url", "headers", "tools") if given.get(name) is not None}
+    if "timeout" in given:
+        found["timeout_seconds"] = given["timeout"]
+    if given.get("command"):
+        command = given["command"]
+        found["command"] = [*([command] if isinstance(command, str) else command), *given.get("args", ())]
+    return found
+
+
+def _check_strategy(value: object) -> None:
+    """Raises InvalidInput for anything that cannot be a trajectory strategy."""
+    named = isinstance(value, str) and (value in STRATEGIES or "." in value)
+    made = callable(getattr(value, "items", None)) and callable(getattr(value, "build", None))
+    if value is not None and not named and not made:
+        raise InvalidInput(
+            "conf.trajectory_strategy",
+            f"{value!r} is not a strategy; known are {', '.join(STRATEGIES)}, a TrajectoryStrategy or a subclass of "
+            "it, and package.module.Class",
+        )
 
 
 def _text(name: str, value: object) -> None:
@@ -318,6 +448,7 @@ class Description(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     tool_names: list[str] = []
     swarm: Json | None = None
     agent: str = ""
+    event_driven: bool = True
     endless_threshold: int = 3
     runner: str = ""
     """The runner's class as the task named it; its last part is the name in the agent `weft.task.<name>`."""
@@ -329,6 +460,8 @@ class Description(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     max_retry_count: int = 0
     timeout: float = 0.0
     observation: Any = None  # Any: JSON of an Observation or of its content
+    tools_conf: Json = {}
+    context_config: dict[str, bool] = {}
     streaming_mode: str = ""
 
 
@@ -363,6 +496,7 @@ def describe(task: Task, name_of: NameOf) -> Description:
         tool_names=[*task.tool_names, *(name_of("tool", tool) for tool in task.tools)],
         swarm=described,
         agent=agent,
+        event_driven=task.event_driven,
         endless_threshold=task.endless_threshold,
         runner=runner_text(task.runner_cls),
         hooks=task.hooks,
@@ -373,9 +507,11 @@ def describe(task: Task, name_of: NameOf) -> Description:
         max_retry_count=task.max_retry_count,
         timeout=task.timeout,
         observation=task.observation,
+        tools_conf=task.tools_conf,
+        context_config=task.context_config,
         streaming_mode="" if task.streaming_mode is None else str(getattr(task.streaming_mode, "value", "")),
     )
-    for name in ("input", "context", "observation", "conf"):
+    for name in ("input", "context", "observation", "conf", "tools_conf"):
         setattr(found, name, msgspec.json.decode(encode(getattr(found, name), name)))
     return found
 
@@ -392,6 +528,7 @@ def task_of(found: Description, task_id: str, session_id: str) -> Task:
         tool_names=found.tool_names,
         swarm=None if found.swarm is None else _read_swarm(found.swarm, "input.swarm"),
         agent=found.agent or None,
+        event_driven=found.event_driven,
         endless_threshold=found.endless_threshold,
         runner_cls=found.runner or None,
         hooks=found.hooks,
@@ -402,6 +539,8 @@ def task_of(found: Description, task_id: str, session_id: str) -> Task:
         max_retry_count=found.max_retry_count,
         timeout=found.timeout,
         observation=found.observation,
+        tools_conf=found.tools_conf,
+        context_config=found.context_config,
         streaming_mode=found.streaming_mode or None,
     )
 

@@ -100,21 +100,6 @@ def error_line(error: object, limit: int = 200) -> str:
     return preview(": ".join(part for part in (kind, message) if part), limit)
 
 
-def typed(text: str, *, words: bool = False) -> object:
-    """Parse an object, an array, a number or a quoted string as JSON; return any other text as is.
-
-    With `words`, also parse `true`, `false` and `null`, the most common answers to questions.
-    """
-    stripped = text.strip()
-    if stripped[:1] not in tuple('{["-0123456789') and not (words and stripped in ("true", "false", "null")):
-        return text
-    try:
-        value: object = msgspec.json.decode(stripped)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return value
-
-
 def json_of(text: str, option: str) -> bytes:
     """Return JSON as typed. Raises InvalidInput(option) if it is not valid."""
     try:

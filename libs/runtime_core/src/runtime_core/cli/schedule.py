@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
+from runtime_core import codec
 from runtime_core.cli.connection import Commands, broker
-from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_rows, typed
+from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_rows
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.schedules import Schedule, Schedules, parse_set
 
@@ -58,7 +59,7 @@ async def set_schedule(
     data: Row = {
         "schedule_id": schedule_id,
         "agent": agent,
-        "input": None if input is None else typed(input),
+        "input": None if input is None else codec.typed(input),
         "timezone": timezone,
         "overlap": overlap,
         "catch_up": catch_up,

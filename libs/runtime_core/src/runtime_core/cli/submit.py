@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Exit, Option
 
+from runtime_core import codec
 from runtime_core.cli.connection import Commands, broker_url, read_settings
 from runtime_core.cli.output import (
     Row,
@@ -15,7 +16,6 @@ from runtime_core.cli.output import (
     print_json,
     print_value,
     shown,
-    typed,
 )
 from runtime_core.cli.task_view import answers_to
 from runtime_core.client.client import Client, StreamEvent, TaskHandle
@@ -105,7 +105,7 @@ async def submit(
     async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
         task = await client.submit(
             agent,
-            None if text is None else typed(text),
+            None if text is None else codec.typed(text),
             key=key,
             task_id=task_id,
             session_id=session,

@@ -29,7 +29,6 @@ from runtime_core.cli.output import (
     print_facts,
     print_json,
     print_rows,
-    typed,
     without_secrets,
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
@@ -269,7 +268,7 @@ async def fork(
       weft task fork t-1 --at 2 '{"title": "a better one"}'
       weft task fork t-1 "another topic"
     """
-    changed: Row = {} if input is None else {"input": typed(input)}
+    changed: Row = {} if input is None else {"input": codec.typed(input)}
     settings = read_settings()
     async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
         async with trajectories(settings) as store:
@@ -363,7 +362,7 @@ async def signal(
     Example:
       weft task signal t-1 r:2-9b1deb4d3b7d4bad true
     """
-    given = typed(value, words=True)
+    given = codec.typed(value, words=True)
     async with broker() as opened:
         bus = await opened.admission.find(task_id)
         data, event = codec.encode(given), f"weft task signal\n{secrets.token_hex(8)}"

@@ -126,7 +126,7 @@ class TaskHandle:
                         return
                     continue
                 for entry, fields in cast(list[list[list[Any]]], reply)[0][1]:  # Any: RESP2 shapes
-                    event = stream_event(entry, fields)
+                    event = stream_event(entry, fields, self.signal)
                     cursor = event.entry_id
                     if mode is None or mode.shows(event.type, event.data):
                         yield event

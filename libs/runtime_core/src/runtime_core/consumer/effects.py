@@ -130,6 +130,8 @@ class Failed:
     """The code cancelled the task. If this is the task's first run, the task ends as cancelled."""
     ends_task: bool = False
     """The task exceeded a limit: the whole task ends, whichever of its runs this is."""
+    output: bytes = b""
+    """The result until then (JSON); empty: none."""
     spends: list[UsageReport] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     journaled: list[JournaledStep] = field(default_factory=list)

@@ -14,6 +14,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
 from runtime_core.declare.declaration import MAX_DELAY_SECONDS, RetryPolicy
+from runtime_core.declare.schema import encode
 from runtime_core.errors import (
     AgentError,
     ConfigurationError,
@@ -87,13 +88,17 @@ def failure_of(error: BaseException) -> Failed:
                 retryable=False,
                 rejected=True,
                 cancelled=True,
+                output=_output_of(error),
             )
         case StepError():
             kind = error_text(error.type[:LONGEST_TYPE]) or class_name(error)
             # The failed step is a dead letter already; another one for the waiting run would add nothing.
             # A denial is an answer, not a defect.
             rejected = isinstance(error, ToolError | AgentError | Denied)
-            return Failed(kind, error_text(error.message), traceback_of(error), retryable=False, rejected=rejected)
+            return Failed(
+                kind, error_text(error.message), "" if error.chosen else traceback_of(error), retryable=False,
+                rejected=rejected, output=_output_of(error),
+            )  # fmt: skip
         case Divergence():
             return Failed("Divergence", error_text(text_of_error(error)), retryable=False, parked=True)
         case InvalidInput() | LimitExceeded() | ConfigurationError() | JobCancelled():
@@ -102,6 +107,10 @@ def failure_of(error: BaseException) -> Failed:
     return Failed(
         class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=type(error) is not WeftError
     )
+
+
+def _output_of(error: StepError) -> bytes:
+    return b"" if error.output is None else encode(error.output, "output")
 
 
 def class_name(error: BaseException) -> str:

@@ -51,11 +51,14 @@ ENDS_SECONDS = 30.0
 class LocalApp:
     """Runs an app until the `async with` block ends; the block's value is a client. Raises ConfigurationError.
 
-    `trajectory` records the steps of tasks: True keeps them until the exit, a store's URL (`sqlite:///path`) keeps
-    them in that store. `engine_processes` worker processes run `ctx.engine("local")`; 0 runs it in threads.
+    `trajectory` records the steps of tasks: True keeps them until the exit, a store's URL (`sqlite:///path`) or a
+    LocalTrajectories keeps them in that store. `engine_processes` worker processes run `ctx.engine("local")`; 0 runs it
+    in threads.
     """
 
-    def __init__(self, app: App, *, trajectory: bool | str = False, engine_processes: int = 0) -> None:
+    def __init__(
+        self, app: App, *, trajectory: bool | str | LocalTrajectories = False, engine_processes: int = 0
+    ) -> None:
         self._app = app
         self._url = new_database()
         self._client = Client.connect(self._url, namespace=NAMESPACE, partitions=1)
@@ -64,11 +67,14 @@ class LocalApp:
         """The metrics of its handlers."""
         self._compute = ProcessCompute(engine_processes) if engine_processes else None
         self._trajectories: LocalTrajectories | None = None
-        if trajectory:
+        if trajectory and not isinstance(trajectory, bool | str):
+            self._trajectories = trajectory
+        elif trajectory:
             # Imported here: SQLAlchemy takes half a second to load, and most tests do not need it.
             from runtime_core.trajectory.recorder import LocalTrajectories
 
-            self._trajectories = LocalTrajectories(NAMESPACE, trajectory if isinstance(trajectory, str) else None)
+            url = trajectory if isinstance(trajectory, str) else None
+            self._trajectories = LocalTrajectories(NAMESPACE, url)
 
     @property
     def app(self) -> App:

@@ -354,6 +354,8 @@ class ModelAgent(AgentDefinition):
         super().__init__(name, agent, place, **settings, description=agent.description)
         self.agent = agent
         self._tools = [*agent.tools, *more]
+        # The model is only offered its own tools, and a function of the instructions may use others.
+        self.own_tools = ()
         # Any: the user's type, known at run time only
         self._output: TypeAdapter[Any] = TypeAdapter(str)
         self._output_schema: Schema = {"type": "string"}
@@ -370,11 +372,6 @@ class ModelAgent(AgentDefinition):
         # Any: Conversation and pydantic-ai's Agent, which are imported later.
         self._built: tuple[object, Any, Any] | None = None
         self._toolset: tuple[object, Toolset] | None = None
-
-    @property
-    def own_tools(self) -> Sequence[object]:
-        """None: the model is only offered its own tools, and a function of the instructions may use others."""
-        return ()
 
     def decode_input(self, data: bytes) -> AgentInput:
         try:

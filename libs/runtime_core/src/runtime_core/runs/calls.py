@@ -22,7 +22,7 @@ from runtime_core.ids import fingerprint, instance_address, partition_of, task_o
 from runtime_core.record.step import Usage
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.scheduler import Wait
-from runtime_core.runs.sharing import snapshot_of, with_snapshot, with_tools, without_snapshot
+from runtime_core.runs.sharing import snapshot_of, with_member, with_snapshot, without_snapshot
 from runtime_core.runs.step import Step, T, result_of
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.envelope import rfc3339
@@ -70,7 +70,7 @@ class Call:
             # Only agents get the snapshot of the calling run's context.
             context = without_snapshot(context)
         if self.limits:
-            context = with_tools(context, self.limits)
+            context = with_member(context, "tools", self.limits)
         return (
             "c", self._target(turn), self.step, self.name, self.key, self.digest, self.wait, self.data, context,
         )  # fmt: skip

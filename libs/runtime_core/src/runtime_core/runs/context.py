@@ -38,7 +38,7 @@ from runtime_core.runs.engine_calls import Engine
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import ModelStep, Reserve
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.sharing import Session, context_of
+from runtime_core.runs.sharing import Session, context_of, in_use
 from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, name_and_pool
 from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 
@@ -176,6 +176,11 @@ class AgentContext:
         """
         return context_of(*self._here("ctx.context"))
 
+    @property
+    def uses_context(self) -> bool:
+        """Whether the code has read or changed `ctx.context` here."""
+        return in_use(self._here("ctx.uses_context")[1])
+
     def session(self) -> Session:
         """The context that all tasks of the session share: `async with ctx.session() as session:`.
 
@@ -195,6 +200,13 @@ class AgentContext:
         in each replay.
         """
         self._here("ctx.allow_tools")[0].allow_tools([_text(name, "name of ctx.allow_tools") for name in names])
+
+    def set_tools_conf(self, conf: Mapping[str, Mapping[str, object]]) -> None:
+        """Give tools settings, by the tool's name, for the calls of this run and all that it calls from now on.
+
+        A tool reads its own as `ToolContext.conf`. Call it with the same settings in each replay.
+        """
+        self._here("ctx.set_tools_conf")[0].carry("tools_conf", conf)
 
     # ---- calls -------------------------------------------------------------------------------------------
 

@@ -139,17 +139,14 @@ class AgentDefinition(ABC):
         if isinstance(tools, str):
             raise ConfigurationError(f"{self.what} ({place}) has tools={tools!r}: give a list of names")
         self.tools = tuple(tools)
+        self.own_tools: Sequence[object] = self.tools
+        """The only tools that its runs may call, as names, patterns or declared functions; empty: all."""
         if isinstance(topics, str):
             raise ConfigurationError(f"{self.what} ({place}) has topics={topics!r}: give a list")
         self.topics = tuple(_checked(self.what, topic, place) for topic in topics)
         self.interleave = interleave
         self.internal = internal
         self.description = description
-
-    @property
-    def own_tools(self) -> Sequence[object]:
-        """The only tools that its runs may call, as names, patterns or declared functions; empty: all."""
-        return self.tools
 
     @abstractmethod
     def decode_input(self, data: bytes) -> object:

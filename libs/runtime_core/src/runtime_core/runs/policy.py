@@ -331,7 +331,7 @@ class PolicyDefinition(ObservingAgent):
         named = getattr(agent, "tool_names", None) or ()
         if not isinstance(named, list | tuple) or not all(isinstance(each, str) for each in named):
             raise ConfigurationError(f"{self.what} ({place}) has tool_names={named!r}: give a list of tools' names")
-        self.tools = (*self.tools, *named)
+        self.own_tools = self.tools = (*self.tools, *named)
 
     async def observe(self, ctx: AgentContext, observation: Observation) -> object:
         agent = self._instance()

@@ -31,7 +31,7 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import Branch, Flow, Wait, one_round
-from runtime_core.runs.sharing import answer_of, with_tools
+from runtime_core.runs.sharing import answer_of, with_member
 from runtime_core.runs.step import Step
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Run:
         """The lists of tools that this run and all that it calls are limited to."""
         self.own_tools = definition.own_tools
         """The tools that the agent itself is limited to; empty: no such list."""
-        self.narrowed = False
-        """Whether the code has changed `tool_limits`, and so `carried`."""
+        self.recarried = False
+        """Whether the code has changed `carried`."""
         self.branch = Branch("", stored.started_ms)
         self.cancelled = False
         self.journal = Journal(stored.journal, stored.pending)
@@ -211,8 +211,12 @@ class Run:
         wanted = list(dict.fromkeys(names))
         if wanted not in self.tool_limits:
             self.tool_limits = [*self.tool_limits, wanted]
-            self.carried = with_tools(self.carried, self.tool_limits)
-            self.narrowed = True
+            self.carry("tools", self.tool_limits)
+
+    def carry(self, name: str, value: object) -> None:
+        """Add a member to the context of all events that this run causes from now on."""
+        self.carried = with_member(self.carried, name, value)
+        self.recarried = True
 
     def limits_of_tools(self) -> Sequence[Sequence[str]]:
         """Return the lists for a call of a tool by this run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -51,10 +50,10 @@ def without_snapshot(x: bytes) -> bytes:
     return msgspec.json.encode(members) if members else b""
 
 
-def with_tools(x: bytes, limits: Sequence[Sequence[str]]) -> bytes:
-    """Return the event's context with these lists of allowed tools."""
+def with_member(x: bytes, name: str, value: object) -> bytes:
+    """Return the event's context with this member (JSON)."""
     members = _members(x) if x else {}
-    members["tools"] = msgspec.Raw(msgspec.json.encode(limits))
+    members[name] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(members)
 
 
@@ -102,10 +101,11 @@ def _first(run: Run) -> Context:
 
 def snapshot_of(run: Run, branch: Branch) -> bytes:
     """Return the snapshot to send with a call of this branch; empty if the code has not used the context."""
-    return context_of(run, branch).snapshot() if _in_use(branch) else b""
+    return context_of(run, branch).snapshot() if in_use(branch) else b""
 
 
-def _in_use(branch: Branch) -> bool:
+def in_use(branch: Branch) -> bool:
+    """Whether the code has used the context of this branch or of one above."""
     above: Branch | None = branch
     while above is not None:
         if above.context is not None:

@@ -160,7 +160,7 @@ class TurnHandler:
                         result = await self._advance_traced(delivery, warm)
                     else:
                         result = await warm.run.advance()
-                    if warm.run.narrowed:
+                    if warm.run.recarried:
                         delivery.context = warm.context = warm.run.carried
                     # Counted before the commit: the calls were made even if it fails.
                     if result.steps:
@@ -426,7 +426,10 @@ class TurnHandler:
         row.error = error
         if failed.rejected:
             steps = [row, *failed.steps]
-            payload = ENCODER.encode({"type": error.type, "message": error.message})
+            said: dict[str, object] = {"type": error.type, "message": error.message}
+            if failed.output:
+                said["output"] = row.output = msgspec.Raw(failed.output)
+            payload = ENCODER.encode(said)
             mode = "x" if failed.ends_task else "k" if failed.cancelled else "f"
             answer = answer_parts(delivery)
             used, count = parts(failed.spends, delivery, self._app), len(failed.spends) + bool(answer)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from itertools import product
+from typing import Any
 
 import msgspec
 
@@ -50,6 +51,7 @@ class _Context(msgspec.Struct):
     tracestate: str = ""
     tools: list[list[str]] = []
     """The lists that must all allow a tool; see `is_allowed`."""
+    tools_conf: dict[str, dict[str, Any]] = {}  # Any: JSON
 
 
 _CONTEXT = msgspec.json.Decoder(_Context)
@@ -135,6 +137,7 @@ class CallHandler:
             deadline=members.deadline,
             traceparent=members.traceparent,
             tracestate=members.tracestate,
+            conf=members.tools_conf.get(tool.name),
             on_progress=lambda value: self._calls.report(delivery, value),
         )
         try:

@@ -7,11 +7,11 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from runtime_core.consumer.failure import NOTHING_USED
 from runtime_core.declare.declaration import Place, RetryPolicy, is_async, without_context
@@ -39,6 +39,7 @@ class ToolContext:
         "_reports",
         "_spent",
         "attempt",
+        "conf",
         "deadline",
         "idempotency_key",
         "run_id",
@@ -57,6 +58,7 @@ class ToolContext:
         deadline: float | None = None,
         traceparent: str = "",
         tracestate: str = "",
+        conf: Mapping[str, Any] | None = None,  # Any: JSON
         on_progress: Callable[[bytes], None] | None = None,
     ) -> None:
         self.task_id = task_id
@@ -71,6 +73,8 @@ class ToolContext:
         self.traceparent = traceparent
         """The task's trace (W3C Trace Context); empty if it has none."""
         self.tracestate = tracestate
+        self.conf: Mapping[str, Any] = conf or {}  # Any: JSON
+        """The tool's settings of the task (`Task.tools_conf`)."""
         self._on_progress = on_progress
         self._reports: threading.Semaphore | None = None
         self._cancelled = False
@@ -349,23 +353,30 @@ class Tool(DeclaredFunction):
 
 
 class StepTool(Tool):
-    """A tool from an object with a `step` method, which gets the arguments as one value."""
+    """A tool from an object with a `step` method, which gets the arguments as one value.
+
+    A parameter `conf` of the method gets the settings that the task gives the tool, a dict.
+    """
 
     ARGUMENT = "args"
 
     def __init__(self, instance: object, place: Place, *, name: str) -> None:
-        step = cast("Callable[[object], object]", getattr(instance, "step"))  # noqa: B009  # the caller has checked it
+        step = cast("Callable[..., object]", getattr(instance, "step"))  # noqa: B009  # the caller has checked it
+        takes_conf = "conf" in inspect.signature(step).parameters
+
+        def given(context: ToolContext) -> dict[str, object]:
+            return {"conf": dict(context.conf)} if takes_conf else {}
 
         if inspect.iscoroutinefunction(step):
 
-            async def call(args: object) -> object:
-                return await cast("Awaitable[object]", step(args))
+            async def call(args: object, context: ToolContext) -> object:
+                return await cast("Awaitable[object]", step(args, **given(context)))
 
             super().__init__(call, place, name=name, retry=RetryPolicy(attempts=1))
         else:
 
-            def call_here(args: object) -> object:
-                return step(args)
+            def call_here(args: object, context: ToolContext) -> object:
+                return step(args, **given(context))
 
             super().__init__(call_here, place, name=name, retry=RetryPolicy(attempts=1))
         self.source = instance

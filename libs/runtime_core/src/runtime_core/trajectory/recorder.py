@@ -194,6 +194,11 @@ class LocalTrajectories:
             await asyncio.to_thread(self._folder.cleanup)
             self._folder = None
 
+    async def forget(self, task: str) -> None:
+        """Delete what another broker has recorded under this task's id."""
+        if await self.store.task(self._namespace, task) is not None:
+            await self.store.delete(self._namespace, task)
+
     async def recorded(self, task: str, timeout: float = 10.0) -> TaskTrajectory:
         """Wait until all steps of an ended task are recorded, and return them. Raises TimeoutError."""
         async with asyncio.timeout(timeout):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
 
@@ -227,6 +227,19 @@ class TaskFailed(WeftError):
     """The task failed or was cancelled; raised by `TaskResponse.value()`."""
 
 
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """What the record of a task says; see the properties of TaskResponse."""
+
+    trajectory: list[Any] = field(default_factory=list)  # Any: TrajectoryItem
+    llm_calls: list[dict[str, Any]] = field(default_factory=list)  # Any: JSON
+    context: dict[str, Any] = field(default_factory=dict)  # Any: JSON
+    trace_id: str = ""
+
+
+_NO_RECORD = TaskRecord()
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class TaskResponse:
     """The outcome of a task. A runner may create one: `TaskResponse(task_id=…, content=…, status="success")`."""
@@ -240,7 +253,8 @@ class TaskResponse:
     usage: dict[str, float]
     """The usage of the whole task: names (`tokens`, `requests`, `cost`, …) to sums."""
     steps: int
-    trajectory: str
+    record: TaskRecord | None
+    """What Runners have read from the task's record; None elsewhere."""
     models: dict[str, dict[str, float]]
     """The usage by model, as far as it was reported with a model's name."""
     time_cost: float
@@ -254,7 +268,7 @@ class TaskResponse:
         error: dict[str, str] | None = None,
         usage: dict[str, float] | None = None,
         steps: int = 0,
-        trajectory: str = "",
+        record: TaskRecord | None = None,
         models: dict[str, dict[str, float]] | None = None,
         time_cost: float = 0.0,
         *,
@@ -271,12 +285,13 @@ class TaskResponse:
         """
         if not status:
             status = "completed" if success or (success is None and error is None and not msg) else "failed"
+        late = status == "timeout"
         status = _STATUSES.get(status, status)
         if status not in ENDED:
             raise InvalidInput("status", f"{status!r} is not one of {', '.join((*ENDED, *_STATUSES))}")
         given = output if output is not None else content if content is not None else answer
         if status != "completed" and error is None:
-            kind = "Cancelled" if status == "cancelled" else "TaskFailed"
+            kind = "Cancelled" if status == "cancelled" else "TimeLimit" if late else "TaskFailed"
             error = {"type": kind, "message": msg or (given if isinstance(given, str) else "")}
         put = object.__setattr__
         put(self, "task_id", task_id or id)
@@ -285,7 +300,7 @@ class TaskResponse:
         put(self, "error", error)
         put(self, "usage", usage or {})
         put(self, "steps", steps)
-        put(self, "trajectory", trajectory)
+        put(self, "record", record)
         put(self, "models", models or {})
         put(self, "time_cost", time_cost)
 
@@ -293,6 +308,27 @@ class TaskResponse:
     def id(self) -> str:
         """The task's id."""
         return self.task_id
+
+    @property
+    def trajectory(self) -> list[Any]:
+        """The task's decisions, as TrajectoryItems. Runners read them from the record; empty elsewhere."""
+        return (self.record or _NO_RECORD).trajectory
+
+    @property
+    def llm_calls(self) -> list[dict[str, Any]]:  # Any: JSON
+        """The task's model calls in order: `agent`, `run_id`, `model`, `messages`, `content`, `tool_calls`, `usage`,
+        `duration_ms` and `error`. Runners read them from the record; empty elsewhere."""
+        return (self.record or _NO_RECORD).llm_calls
+
+    @property
+    def context(self) -> dict[str, Any]:  # Any: JSON
+        """The values of the task's context at its end. Runners read them from the record; empty elsewhere."""
+        return (self.record or _NO_RECORD).context
+
+    @property
+    def trace_id(self) -> str:
+        """The trace of the task, 32 hexadecimal digits. Runners set it; empty elsewhere."""
+        return (self.record or _NO_RECORD).trace_id
 
     @property
     def answer(self) -> Any:  # Any: as output
@@ -322,6 +358,10 @@ class TaskResponse:
         return self.output
 
 
+Answerer = Callable[[str, Any], Awaitable[None]]
+"""Answers the question with this id with a value (any JSON)."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
     """One event of a task's stream. Pass `entry_id` to `stream(after=…)` to continue behind it."""
@@ -329,6 +369,10 @@ class StreamEvent:
     entry_id: str
     type: str
     data: dict[str, Any]  # Any: JSON, as docs/wire.md describes it per type
+    answerer: Answerer | None = field(default=None, repr=False, compare=False)
+    """The way back to the task, if the event comes from a stream."""
+    ended: TaskResponse | None = field(default=None, repr=False, compare=False)
+    """The response of a final event, if Runners have completed it."""
 
     @property
     def text(self) -> str:
@@ -336,8 +380,21 @@ class StreamEvent:
         return cast(str, self.data.get("text", ""))
 
     @property
+    def request_id(self) -> str:
+        """The id of the question if this is one, else empty."""
+        return cast(str, self.data.get("request_id", "")) if self.type == HUMAN_REQUESTED else ""
+
+    async def answer(self, value: Any) -> None:  # Any: JSON
+        """Answer the question of this event. Raises InvalidInput if it is none, not open, or expects another value."""
+        if not self.request_id or self.answerer is None:
+            raise InvalidInput("event", f"{self.type} is not a question: only {HUMAN_REQUESTED} events can be answered")
+        await self.answerer(self.request_id, value)
+
+    @property
     def response(self) -> TaskResponse | None:
         """The outcome of the task if this is its final event, else None."""
+        if self.ended is not None:
+            return self.ended
         return _response(self.data) if self.type.removeprefix("weft.task.") in ENDED else None
 
 
@@ -349,22 +406,23 @@ def response_of(final: bytes) -> TaskResponse:
 def _response(data: dict[str, Any]) -> TaskResponse:  # Any: JSON
     usage = dict(data.get("usage") or {})
     models = usage.pop(USAGE_BY_MODEL, {})
+    error = dict(data["error"]) if data.get("error") else None
+    output = data.get("output") if error is None else error.pop("output", None)
     return TaskResponse(
         data["task_id"],
         data["status"],
-        data.get("output"),
-        data.get("error"),
+        output,
+        error,
         usage,
         data.get("steps", 0),
-        data.get("trajectory", ""),
-        models,
+        models=models,
     )
 
 
-def stream_event(entry: bytes, fields: Sequence[bytes]) -> StreamEvent:
+def stream_event(entry: bytes, fields: Sequence[bytes], answerer: Answerer | None = None) -> StreamEvent:
     """Return an entry of a task's stream as a StreamEvent."""
     named = dict(zip(fields[::2], fields[1::2], strict=True))
-    return StreamEvent(entry.decode(), named[b"type"].decode(), msgspec.json.decode(named[b"data"]))
+    return StreamEvent(entry.decode(), named[b"type"].decode(), msgspec.json.decode(named[b"data"]), answerer)
 
 
 def describe_task(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         TopicType,
         UnknownReceiver,
     )
+    from runtime_core.aworld.listeners import Outputs
     from runtime_core.aworld.nodes.state_manager import StateManager
     from runtime_core.aworld.nodes.store import (
         HandleResult,
@@ -118,6 +119,7 @@ __all__ = [
     "Message",
     "NodeGroup",
     "Observation",
+    "Outputs",
     "PolicyDefinition",
     "Priority",
     "Recorded",
@@ -191,6 +193,7 @@ _PLACES = {
     "Message": "runtime_core.aworld.events.message",
     "NodeGroup": "runtime_core.aworld.nodes.store",
     "Observation": "runtime_core.runs.policy",
+    "Outputs": "runtime_core.aworld.listeners",
     "PolicyDefinition": "runtime_core.runs.policy",
     "Priority": "runtime_core.aworld.events.message",
     "Recorded": "runtime_core.aworld.events.message",

@@ -49,6 +49,7 @@ from runtime_core.host.local import ENDS_SECONDS
 from runtime_core.host.manager import add_housekeeping
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.recorder import LocalTrajectories
 
 
@@ -142,7 +143,8 @@ async def cluster_target(
         )
         wanted = HostsSpec(sent, hosted.to_environment(), workers, at_once, _answers_here_only(client.url))
         hosting = await stack.enter_async_context(_Hosting(cluster, wanted))
-        target = RunTarget(client, made.whole, made.names, hosting.failed, gateways=broker is None)
+        read = None if broker is None else broker.read
+        target = RunTarget(client, made.whole, made.names, hosting.failed, gateways=broker is None, read=read)
         try:
             await hosting.first()
             yield target
@@ -300,6 +302,10 @@ class _CallBroker:
             await host.start()
             self._stack = stack.pop_all()
         return self
+
+    async def read(self, task: str) -> TaskTrajectory:
+        """Return the record of an ended task. Raises TimeoutError."""
+        return await self._record.recorded(task, RECORDED_SECONDS)
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
