@@ -412,8 +412,8 @@ async def test_a_human_decides_if_a_hook_asks() -> None:
             (True, "completed", "x: found x"),
             ({"verdict": "approve"}, "completed", "x: found x"),
             ({"verdict": "edit", "value": {"query": "y"}}, "completed", "x: found y"),
-            ({"verdict": "deny", "reason": "too dear"}, "failed", "the answer is no: too dear"),
-            (False, "failed", "the answer is no"),
+            ({"verdict": "deny", "reason": "too dear"}, "failed", "asked a human, who refused: too dear"),
+            (False, "failed", "asked a human, who refused"),
             ({"verdict": "edit", "value": "y"}, "failed", "not an object"),
         ]
         for answer, status, text in answers:
