@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.failure import Decision, GiveUp, Park, RetryAt, decide, reason_of
+from runtime_core.consumer.failure import Decision, GiveUp, Park, RetryAt, decide, failed_from, failure_of, reason_of
 from runtime_core.declare.declaration import MAX_DELAY_SECONDS, RetryPolicy
 from runtime_core.errors import ConfigurationError
 
@@ -54,6 +55,7 @@ def test_a_huge_attempt_number_waits_the_longest_delay() -> None:
     ("settings", "named"),
     [
         ({"attempts": 0}, "RetryPolicy.attempts is 0"),
+        ({"defects": 1}, "RetryPolicy.defects is 1"),
         ({"attempts": True}, "RetryPolicy.attempts is True"),
         ({"attempts": 2.5}, "RetryPolicy.attempts is 2.5"),
         ({"base_seconds": -1}, "RetryPolicy.base_seconds is -1"),
@@ -95,6 +97,21 @@ def test_a_policy_that_cannot_work_is_refused_by_name(settings: dict[str, float]
 )
 def test_what_follows_from_a_failed_attempt(attempt: int, failure: Failed, decision: Decision) -> None:
     assert decide(attempt, STEADY, failure, no_chance) == decision
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), NameError("x"), AttributeError("x"), ModuleNotFoundError("x")])
+@pytest.mark.parametrize("outcome", [failure_of, failed_from])
+def test_a_mistake_in_the_code_is_not_retried_by_default(
+    error: Exception, outcome: Callable[[Exception], Failed]
+) -> None:
+    failure = outcome(error)
+    assert decide(1, STEADY, failure, no_chance) == GiveUp(dead_letter=True, reason="not retryable")
+    assert isinstance(decide(1, RetryPolicy(defects=True), failure, no_chance), RetryAt)
+
+
+def test_other_errors_are_no_mistakes_in_the_code() -> None:
+    assert isinstance(decide(1, STEADY, failure_of(ValueError("x")), no_chance), RetryAt)
+    assert isinstance(decide(1, STEADY, failed_from(OSError("x")), no_chance), RetryAt)
 
 
 def test_a_policy_of_one_attempt_never_retries() -> None:

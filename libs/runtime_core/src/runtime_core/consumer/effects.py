@@ -128,6 +128,8 @@ class Failed:
     """The code gave up: fail without a dead letter."""
     cancelled: bool = False
     """The code cancelled the task. If this is the task's first run, the task ends as cancelled."""
+    defect: bool = False
+    """The error is a mistake in the code, such as a wrong name: another attempt meets it again."""
     ends_task: bool = False
     """The task exceeded a limit: the whole task ends, whichever of its runs this is."""
     output: bytes = b""

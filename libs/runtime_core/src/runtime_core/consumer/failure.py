@@ -46,6 +46,8 @@ MAX_ERROR_CHARACTERS = 16_000
 REJECTED = "rejected"
 NOT_RETRYABLE = "not retryable"
 USED_UP = "attempts used up"
+DEFECTS = (TypeError, NameError, AttributeError, ImportError)
+"""Errors that a mistake in the code raises, whatever the attempt."""
 
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
@@ -64,7 +66,7 @@ def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
         return Failed(name, kept(error.message, LONGEST_MESSAGE), retryable=False)
     # The end of a traceback names the error.
     trace = kept("".join(traceback.format_exception(error)), LONGEST_TRACEBACK, end=True)
-    return Failed(kind, message, trace, retryable=repeatable)
+    return Failed(kind, message, trace, retryable=repeatable, defect=isinstance(error, DEFECTS))
 
 
 def failure_of(error: BaseException) -> Failed:
@@ -105,8 +107,9 @@ def failure_of(error: BaseException) -> Failed:
             return Failed(class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=False)
     # WeftError itself means wrong use of the context, which the same code would repeat.
     return Failed(
-        class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=type(error) is not WeftError
-    )
+        class_name(error), error_text(text_of_error(error)), traceback_of(error),
+        retryable=type(error) is not WeftError, defect=isinstance(error, DEFECTS),
+    )  # fmt: skip
 
 
 def _output_of(error: StepError) -> bytes:
@@ -165,7 +168,7 @@ def decide(attempt: int, policy: RetryPolicy, failed: Failed, random: Callable[[
         return Park()
     if failed.rejected:
         return GiveUp(dead_letter=False, reason=REJECTED)
-    if not failed.retryable:
+    if not failed.retryable or (failed.defect and not policy.defects):
         return GiveUp(dead_letter=True, reason=NOT_RETRYABLE)
     if attempt >= policy.attempts:
         return GiveUp(dead_letter=True, reason=USED_UP)

@@ -72,8 +72,12 @@ class RetryPolicy:
     factor: float = 2.0
     max_seconds: float = 60.0
     jitter: float = 0.2
+    defects: bool = False
+    """Whether to retry after TypeError, NameError, AttributeError and ImportError, which mistakes in the code raise."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.defects, bool):
+            raise ConfigurationError(f"RetryPolicy.defects is {self.defects!r}: give True or False")
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
             raise ConfigurationError(f"RetryPolicy.attempts is {self.attempts!r}: give a whole number, at least 1")
         for name, low, high in (
