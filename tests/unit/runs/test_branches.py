@@ -154,6 +154,26 @@ async def test_a_job_is_cancelled_where_it_waits(cold: bool) -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True])
+async def test_a_job_is_cancelled_without_an_await(cold: bool) -> None:
+    async def code(ctx: AgentContext, input: Any) -> object:
+        async def work() -> None:
+            await ctx.tool("first")
+            events.append("went on")
+
+        job = ctx.background(work())
+        await ctx.tool("own")
+        job.cancel()
+        await ctx.tool("after")
+        return "ended"
+
+    result, world = await play(code, cold=cold, unanswered=frozenset({"1.1"}))
+    assert isinstance(result, Completed)
+    assert json.loads(result.output) == "ended"
+    assert events == []
+    assert "1.c.1" in world.journal
+
+
+@pytest.mark.parametrize("cold", [False, True])
 async def test_a_job_that_had_ended_cannot_be_cancelled(cold: bool) -> None:
     async def code(ctx: AgentContext, input: Any) -> object:
         job = ctx.background(ctx.tool("quick"))

@@ -229,22 +229,16 @@ class Job:
         if not self.cancelled:
             join(self.run, branch, self._branch)
 
-    async def cancel(self) -> bool:
-        """Stop the job and return True; False if it had ended. This is a step: a replay gets the same answer.
+    def cancel(self) -> Cancellation:
+        """Stop the job, also without `await`. Awaited, return True, or False if it had ended.
+
+        This is a step: a replay gets the same answer.
 
         Its code gets CancelledError at its await. Calls that it made continue, and their results are dropped. Messages
         that it was about to send in this turn may be lost.
         """
         branch = self.run.flow.branch_here("job.cancel")
-
-        async def still_open() -> bool:
-            return not self.over
-
-        place = Branch(f"{self.id}.c.", branch.now_ms)
-        if not await LocalStep(self.run, place, "step", "job.cancel", still_open, b""):
-            return False
-        self.stop()
-        return True
+        return Cancellation(self, Branch(f"{self.id}.c.", branch.now_ms))
 
     def stop(self) -> None:
         """Stop it without a step in the journal."""
@@ -255,6 +249,40 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"
+
+
+class Cancellation:
+    """The end of a job, which begins when it is created. `await` returns whether it has stopped the job."""
+
+    __slots__ = ("_branch", "_job", "_place", "_task", "_wait")
+
+    def __init__(self, job: Job, place: Branch) -> None:
+        self._job = job
+        self._place = place
+        self._wait = Wait()
+        # A branch beside the job's: the end of the job stops all branches below it.
+        self._branch = Branch(f"c{job.id}.", place.now_ms)
+        self._task = job.run.flow.help(self._stop(), self._branch, self._wait)
+
+    def __await__(self) -> Generator[Any, None, bool]:  # Any: asyncio's protocol
+        flow = self._job.run.flow
+        branch = flow.branch_here("job.cancel")
+        if not self._wait.over():
+            yield from flow.wait(self._wait)
+        branch.joined(self._branch)
+        stopped: bool = self._task.result()
+        return stopped
+
+    async def _stop(self) -> bool:
+        job = self._job
+
+        async def still_open() -> bool:
+            return not job.over
+
+        if not await LocalStep(job.run, self._place, "step", "job.cancel", still_open, b""):
+            return False
+        job.stop()
+        return True
 
 
 def _forget(run: Run, part: Awaitable[Any]) -> None:  # Any: as Job's

@@ -508,7 +508,7 @@ class AgentContext:
         """Start a step, or a coroutine that takes steps, in the background. Later, `await job` returns its result.
 
         If this function ends first, the run waits for the job, and fails if the job fails and nobody has awaited it.
-        With `at_end="cancel"` it stops the job instead. If this function fails, its jobs stop. `await job.cancel()`
+        With `at_end="cancel"` it stops the job instead. If this function fails, its jobs stop. `job.cancel()`
         stops a job now. For work that outlives the run, use `ctx.send`.
 
         Calls are sent only when all branches of the run wait. So put long work into a tool or an agent, or it delays
