@@ -97,6 +97,7 @@ async def left_behind(make: Make) -> Runtime:
     await gone.close()
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
+    assert await runtime.send_message(Ask("hi"), ECHO) == Answer("hi", by="echo/one")  # so it reads its stream by now
     return runtime
 
 
@@ -157,8 +158,17 @@ async def test_the_command_lists_and_drops_types(
         {"agent": "echo", "processes": 1, "messages": 0, "subscriptions": ["echo:*"]},
         {"agent": "sink", "processes": 0, "messages": 1, "subscriptions": ["default", "sink:*"]},
     ]
+    await asyncio.to_thread(main, ["doctor", "--json"])
+    checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+    assert not checks["waits"]["ok"]
+    assert checks["waits"]["message"].startswith("1 message waits for sink: no process runs it")
     assert await asyncio.to_thread(main, ["agents", "drop"]) == 1
     assert "name agent types, or pass --gone" in capsys.readouterr().err
     assert await asyncio.to_thread(main, ["agents", "drop", "--gone"]) == 0
     assert capsys.readouterr().out == "dropped sink: cancelled 1 tasks\n"
+    await asyncio.to_thread(main, ["doctor", "--json"])
+    checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["waits"] == {
+        "check": "waits", "ok": True, "message": "no message to an agent of a runtime waits for long"
+    }  # fmt: skip
     await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)

@@ -375,14 +375,15 @@ async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     """Find messages of agents that wait for a busy agent, or for one that no process runs."""
     found = await find_lasting_waits(opened.buses)
     for wait in found:
+        # Only the handler's own code knows whether it waits for one of these messages: a long one is no defect.
         remedy = (
             "start a process that registers it, or drop it"
             if wait.unserved
             else "if that handler waits for one of them: weft task cancel ID, and let the type interleave"
         )
-        yield Finding("waits", False, str(wait), remedy)
+        yield Finding("waits", not wait.unserved, str(wait), remedy)
     if not found:
-        yield Finding("waits", True, "no message waits behind another one for long")
+        yield Finding("waits", True, "no message to an agent of a runtime waits for long")
 
 
 async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:

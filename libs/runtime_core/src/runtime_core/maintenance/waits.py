@@ -56,7 +56,7 @@ async def find_waits(bus: EventBus) -> list[Wait]:
             found.append(Wait(name, waiting, why, unserved=True))
     async for instances in mailboxes(bus):
         for instance in instances:
-            if served.get(instance.partition("/")[0]) != 0:
+            if served.get(instance.partition("/")[0]):
                 wait = await wait_at(bus, instance)
                 if wait is not None:
                     found.append(wait)
@@ -84,9 +84,11 @@ async def wait_at(bus: EventBus, instance: str) -> Wait | None:
     count = cast(int, await call("LLEN", f"{base}mail:{instance}"))
     first = await first_waiting(bus, instance)
     holders = cast(bytes | None, await call("HGET", f"{base}inst:{instance}", "busy"))
-    if not first or not holders:
+    holder = (holders or b"").decode().rpartition("\n")[2]
+    # Without its task the mailbox is stuck, which another check of weft doctor finds.
+    if not first or await call("EXISTS", bus.keys.task(holder.partition("|")[0])) == 0:
         return None
-    behind = await _described(bus, holders.decode().rpartition("\n")[2])
+    behind = await _described(bus, holder)
     return Wait(
         instance,
         count,
