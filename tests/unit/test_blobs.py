@@ -170,7 +170,7 @@ def test_a_reference_is_a_type_of_arguments_and_a_value_of_json() -> None:
     entry = app.engine_functions["place"].entry()
     assert entry.arguments is not None
     assert entry.arguments["required"] == ["where"]
-    with pytest.raises(InvalidInput, match=r"^arguments\.where: .*no reference to a result"):
+    with pytest.raises(InvalidInput, match=r"^arguments\.where: .*not a reference to a result"):
         app.engine_functions["place"].arguments.decode(b'{"where": {"url": "file:///x"}}')
     reference = Reference("file:///x", 3, digest="sha256:0")
     assert Reference.from_value(json.loads(json.dumps(reference.to_value()))) == reference

@@ -81,7 +81,7 @@ def test_which_argument_takes_the_item() -> None:
     assert add.item_argument("", ["left"]) == "right"
     assert add.item_argument("right", ["left"]) == "right"
     assert told.item_argument("", ()) == "word"
-    with pytest.raises(InvalidInput, match="engine function 'job' takes no items: it is a job of its own"):
+    with pytest.raises(InvalidInput, match="engine function 'job' takes no items: it is a whole job"):
         job.item_argument("", ())
     for over, common in (("nothing", []), ("left", ["left"]), ("", ["left", "right"])):
         with pytest.raises(InvalidInput, match="engine function 'add' has left, right"):
