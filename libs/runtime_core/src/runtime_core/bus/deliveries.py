@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
+
+import msgspec
 
 from runtime_core.bus.connection import Argument, Reply, texts
 from runtime_core.bus.keys import Keys, group_of
@@ -106,8 +108,7 @@ class Adopted:
     """Whether a quarantined entry waits until this owner has no other delivery."""
 
 
-@dataclass(slots=True)
-class RunFields:
+class RunFields(msgspec.Struct):
     """The fields of a run that a replay needs. A new run only has data and time."""
 
     cur: str = ""
@@ -121,11 +122,11 @@ class RunFields:
     data: bytes = b""
     turn: int = 0
     started_ms: int = 0
-    journal: dict[str, bytes] = field(default_factory=dict)
-    pending: dict[str, str] = field(default_factory=dict)
-    overrides: dict[str, bytes] = field(default_factory=dict)
+    journal: dict[str, bytes] = {}
+    pending: dict[str, str] = {}
+    overrides: dict[str, bytes] = {}
     """The instance's state from a step on, if a nested run has changed it."""
-    unrecorded: dict[str, bytes] = field(default_factory=dict)
+    unrecorded: dict[str, bytes] = {}
     """Journaled steps whose rows are not on the record yet, with their usage (JSON; empty: none)."""
     withdrawn: bool = False
     """Whether nobody wants the task's answer any more."""

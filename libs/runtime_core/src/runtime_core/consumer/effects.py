@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from runtime_core.record.step import Step, Usage
 
 if TYPE_CHECKING:
@@ -76,37 +78,35 @@ class JournaledStep(NamedTuple):
     """JSON; empty: none. The write that journals the step adds it to the task's usage."""
 
 
-@dataclass(slots=True)
-class Suspended:
+class Suspended(msgspec.Struct):
     """The turn ends and the run waits: for the steps in `requests`, and again for those in `again`."""
 
-    requests: list[StepRequest] = field(default_factory=list)
+    requests: list[StepRequest] = []
     """In the order of the program."""
-    sends: list[Effect] = field(default_factory=list)
-    again: list[tuple[str, str]] = field(default_factory=list)
+    sends: list[Effect] = []
+    again: list[tuple[str, str]] = []
     """(step, wait) of steps that an earlier turn requested and that have no result yet."""
-    spends: list[UsageReport] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    spends: list[UsageReport] = []
+    steps: list[Step] = []
     """Steps that this turn performed itself, for the record."""
-    journaled: list[JournaledStep] = field(default_factory=list)
+    journaled: list[JournaledStep] = []
     """Steps that the journal must hold, so that a replay continues as this turn did."""
     working_state: bytes | None = None
 
 
-@dataclass(slots=True)
-class Completed:
+class Completed(msgspec.Struct):
     """The run ends with a result."""
 
     output: bytes
     """JSON."""
     answer: bytes | None = None
     """The result of the calling run's step, if it contains more than the output."""
-    sends: list[Effect] = field(default_factory=list)
-    spends: list[UsageReport] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    sends: list[Effect] = []
+    spends: list[UsageReport] = []
+    steps: list[Step] = []
     state: bytes | None = None
     """The instance's new state (JSON); None: unchanged."""
-    journaled: list[JournaledStep] = field(default_factory=list)
+    journaled: list[JournaledStep] = []
     """Steps of this turn whose usage the task must hold."""
 
 

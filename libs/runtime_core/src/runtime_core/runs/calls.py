@@ -39,8 +39,7 @@ VERDICT = "verdict"
 VERDICTS = ("approve", "deny", "edit")
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """A call of a tool, an agent or an engine. The run waits for its result."""
 
     kind: str

@@ -30,7 +30,7 @@ from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
-from runtime_core.runs.scheduler import Branch, Flow, Wait, one_round
+from runtime_core.runs.scheduler import ONE_ROUND, Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of, with_member
 from runtime_core.runs.step import Step
 
@@ -176,7 +176,7 @@ class Run:
         while flow.active and flow.verdict is None:
             if rounds:
                 rounds -= 1
-                await one_round()
+                await ONE_ROUND
                 if flow.active:
                     continue
             else:

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +31,7 @@ _BY_A_PROCESS = re.compile(rb'"owner":"[^"]*"\}\]\Z')
 """The end of rows written by a process. The broker writes rows too: human answers, refused calls."""
 _TAIL_BYTES = 300
 _ERROR = msgspec.json.Decoder(StepError)
+_steps_of = attrgetter("steps")
 READ_BATCH = 2000
 POLL_SECONDS = 0.02
 """The pause between reads: entries that arrive within it share a transaction."""
@@ -56,12 +58,9 @@ def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
     return RecordEntry(entry.decode(), task, rows, end, trace)
 
 
-def pause_after(rows: Sequence[RecordEntry]) -> float:
-    """Return the seconds between a batch and the next read; 0 if more entries wait already."""
-    if len(rows) >= READ_BATCH:
-        return 0.0
-    is_busy = len(rows) >= BUSY_ENTRIES and sum(len(row.steps) for row in rows) < BUSY_BYTES
-    return BUSY_POLL_SECONDS if is_busy else POLL_SECONDS
+def pause_after_many(rows: Sequence[RecordEntry]) -> float:
+    """Return the seconds between a batch of `BUSY_ENTRIES` or more and the next read."""
+    return BUSY_POLL_SECONDS if sum(map(len, map(_steps_of, rows))) < BUSY_BYTES else POLL_SECONDS
 
 
 class Recorder(Leaders):
@@ -139,8 +138,8 @@ class Recorder(Leaders):
                 self._written()
             self._metrics.events_handled["recorded"].inc(len(entries))
             recorded.inc(len(entries))
-            if pause := pause_after(rows):
-                await asyncio.sleep(pause)
+            if len(rows) < READ_BATCH:
+                await asyncio.sleep(POLL_SECONDS if len(rows) < BUSY_ENTRIES else pause_after_many(rows))
 
     def _trace(self, rows: Sequence[RecordEntry], seconds: float) -> None:
         ended = [(row.task, row.entry_id, row.trace) for row in rows if row.end is not None]

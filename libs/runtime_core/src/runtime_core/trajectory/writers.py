@@ -135,10 +135,6 @@ _of_plain = itemgetter(*(_places[name] for name in _PLAIN))
 _NO_RARE = (None,) * len(tables.RARE)
 
 
-def _is_plain(row: tuple[Value, ...]) -> bool:
-    return bool(_rare_of(row) == _NO_RARE)
-
-
 class PostgresWriter:
     """The Writer of a PostgreSQL database; the engine belongs to the store."""
 
@@ -271,8 +267,8 @@ class SqliteWriter:
 
     def _write_steps(self, connection: sqlite3.Connection, rows: Sequence[tuple[Value, ...]]) -> None:
         # Python takes about a microsecond to bind a null. In their order, since the last row of a key counts.
-        for is_plain, some in groupby(rows, _is_plain):
-            if is_plain:
+        for rare, some in groupby(rows, _rare_of):
+            if rare == _NO_RARE:
                 connection.executemany(self._plain_steps, map(_of_plain, some))
             else:
                 connection.executemany(self._steps, some)
