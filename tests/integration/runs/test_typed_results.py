@@ -67,8 +67,11 @@ async def by_function(ctx: AgentContext) -> list[object]:
 
 
 @app.agent("by-name")
-async def by_name(ctx: AgentContext) -> object:
-    return await ctx.tool("order", item="tea")
+async def by_name(ctx: AgentContext, names: list[str]) -> object:
+    tool, agent = names  # from JSON: equal to the declared names, but other objects
+    found = await ctx.gather(ctx.tool(tool, item="tea"), ctx.agent(agent, "milk"))
+    assert [type(each) for each in found] == [dict, dict]
+    return found[0]
 
 
 @app.agent("of-another-type")
@@ -117,7 +120,7 @@ async def test_results_of_calls_by_function_have_the_functions_return_type(clien
 
 
 async def test_the_result_of_a_call_by_name_is_json(client: Client) -> None:
-    response = await (await client.submit(by_name)).result()
+    response = await (await client.submit(by_name, ["order", "buyer"])).result()
     assert response.value() == {"item": "tea", "at": "2025-01-02T12:00:00Z", "tags": []}
 
 

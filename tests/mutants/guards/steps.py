@@ -767,6 +767,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/runs:own_engines",
     ),
     python(
+        "runs/context.py",
+        "name_is_json",
+        "reader = None if known is None or isinstance(tool, str) else",
+        "reader = None if known is None or known.name is tool else",
+        "the result of a tool that is called by name is JSON, wherever the name comes from",
+        "integration/runs:typed_results",
+    ),
+    python(
         "aworld/events/bus.py",
         "consumed_until_done",
         "            if not ended:\n                raise Retry(0.0)\n",

@@ -48,9 +48,10 @@ class Wait:
 
 async def find_waits(bus: EventBus) -> list[Wait]:
     """Return what waits in one partition for an agent of a runtime that is busy, or that no process runs."""
-    served = {name: await processes_of(bus, stream) for name, stream in (await agent_streams(bus)).items()}
+    streams = await agent_streams(bus)
+    served = {name: await processes_of(bus, stream) for name, stream in streams.items()}
     found = []
-    for name, stream in (await agent_streams(bus)).items():
+    for name, stream in streams.items():
         if not served[name] and (waiting := await _length(bus, stream)):
             why = f"no process runs it; weft agents drop {name} forgets it"
             found.append(Wait(name, waiting, why, unserved=True))

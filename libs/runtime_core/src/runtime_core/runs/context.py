@@ -248,7 +248,7 @@ class AgentContext:
         if args:
             arguments = _with_positions(args, arguments, name, known)
         data = encode(arguments, f"arguments of tool {name!r}")
-        reader = None if known is None or known.name is tool else known.result_reader
+        reader = None if known is None or isinstance(tool, str) else known.result_reader
         if run.hooks is not None and (guarded := run.hooks.tool(branch, name, data, pool, reader)) is not None:
             return guarded
         return call(run, branch, "tool", name, data=data, pool=pool, reader=reader)
@@ -280,7 +280,7 @@ class AgentContext:
         known = run.functions.agent(agent)
         name, pool = name_and_pool(run, "agent", known, agent)
         data = encode(input, "input") if known is None else known.encode_input(input)
-        reader = None if known is None or known.name is agent else known.result_reader
+        reader = None if known is None or isinstance(agent, str) else known.result_reader
         key = checked_key("key of ctx.agent", key)
         return call(run, branch, "agent", name, data=data, key=key, pool=pool, reader=reader)
 

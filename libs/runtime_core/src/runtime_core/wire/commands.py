@@ -34,6 +34,7 @@ MAX_PRIORITY = 9
 MAX_TOKENS = 1_000_000_000_000
 
 ENGINES = ("local", "ray", "spark")
+"""Where compute steps may run."""
 _OWN_ENGINE = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_][\w.<>]{0,199}")
 
 
@@ -41,8 +42,6 @@ def is_own_engine(name: object) -> bool:
     """Return whether this names an engine of the user's own, as `package.module:Class`; only apps declare them."""
     return isinstance(name, str) and _OWN_ENGINE.fullmatch(name) is not None
 
-
-"""Where compute steps may run."""
 
 DEFAULT_PRIORITY = 5
 
