@@ -6,9 +6,14 @@ import asyncio
 
 import pytest
 
+from runtime_core.actors import host
 from runtime_core.bus.connection import Reply, Transport
-from runtime_core.bus.namespace import OWN_NAMESPACE_SILENT_MS, OWN_NAMESPACES, connect, note_own
+from runtime_core.bus.keys import OWN_NAMESPACES
+from runtime_core.bus.namespace import OWN_NAMESPACE_SILENT_MS, connect, note_own
+from tests.conftest import OwnServer
+from tests.fleet import until
 from tests.integration.actors.agents import DEFAULT, Answer, Ask, Echo, Note, Sink
+from tests.servers.cluster import CLUSTER_OPTIONS, join
 from tests.servers.process import Server
 from weft.runtime import AgentId, Runtime, TypeSubscription
 
@@ -72,12 +77,46 @@ async def test_a_closed_runtime_leaves_nothing_and_may_be_used_again(valkey: Ser
 
 async def test_what_a_killed_program_left_is_erased_a_day_later(own_valkey: Server) -> None:
     transport: Transport = await connect(own_valkey.url)
-    for age, name in ((OWN_NAMESPACE_SILENT_MS + 1, "weft-own-old"), (OWN_NAMESPACE_SILENT_MS - 1, "weft-own-new")):
+    old, new = OWN_NAMESPACE_SILENT_MS + 1, OWN_NAMESPACE_SILENT_MS - 1
+    for age, name in ((new, "weft-own-new"), (old, "weft-own-old"), (old, "weft-own-older")):
         await transport.call("SET", f"{name}:key", "1")
         await note_own(transport, name, 10 * OWN_NAMESPACE_SILENT_MS - age)
     await note_own(transport, "weft-own-now", 10 * OWN_NAMESPACE_SILENT_MS)
-    assert await transport.call("EXISTS", "weft-own-old:key") == 0
+    assert await transport.call("EXISTS", "weft-own-old:key", "weft-own-older:key") == 0
     assert await transport.call("EXISTS", "weft-own-new:key") == 1
+    await transport.close()
+
+
+async def test_a_program_that_handles_no_messages_keeps_its_namespace(
+    own_valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "NOTE_SECONDS", 0.01)
+    runtime = Runtime(own_valkey.url, own_namespace=True)
+    await Echo.register(runtime, "echo", Echo)
+    transport = await connect(own_valkey.url)
+    await transport.call("ZADD", OWN_NAMESPACES, 1, runtime._host.namespace)
+
+    async def noted() -> bool:
+        return await transport.call("ZSCORE", OWN_NAMESPACES, runtime._host.namespace) != b"1"
+
+    await until(noted, SECONDS, "the program notes that it lives")
+    await transport.close()
+    await runtime.close()
+
+
+async def test_in_a_cluster_the_note_is_where_the_namespace_is(own_server: OwnServer) -> None:
+    servers = [own_server(append=None, options=CLUSTER_OPTIONS) for _ in range(2)]
+    await join(servers)
+    runtime = await program(servers[0])
+    [bus] = await runtime.broker()
+    before = bus.transport.reconnects
+    await runtime._host._note_own(bus)
+    await bus.idle()
+    assert bus.transport.reconnects == before, "another server has the note"
+    transport = await connect(servers[1].url)
+    assert await transport.call("ZCARD", OWN_NAMESPACES) == 1
+    await runtime.close()
+    assert await transport.call("ZCARD", OWN_NAMESPACES) == 0
     await transport.close()
 
 

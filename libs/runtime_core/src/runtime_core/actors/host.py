@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import cast
 
 from prometheus_client import CollectorRegistry
@@ -16,7 +17,7 @@ from runtime_core.app.app import App
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import Keys
+from runtime_core.bus.keys import OWN_NAMESPACE, Keys
 from runtime_core.bus.namespace import connect, erase_own, note_own
 from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.bus.replies import Replies
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 MAX_TURNS_IN_FLIGHT = 10_000
 """The most turns at once. A handler that waits for another one keeps its place, so leave room for the others."""
 LOOK_SECONDS = 1.0
+NOTE_SECONDS = 600.0
+"""How often a program notes that it still uses its own namespace, also while it handles no messages."""
 
 
 class ActorHost:
@@ -68,7 +71,7 @@ class ActorHost:
         named = namespace or os.environ.get("WEFT_NAMESPACE")
         self.own = own_namespace and not named and not self.private
         """Whether the namespace is this host's own, on a broker that others use too."""
-        self.namespace = f"weft-own-{secrets.token_hex(8)}" if self.own else named or "weft"
+        self.namespace = f"{OWN_NAMESPACE}{secrets.token_hex(8)}" if self.own else named or "weft"
         self._actors = actors
         self._actors.shared = not self.private
         self._lease = lease_seconds
@@ -85,7 +88,7 @@ class ActorHost:
         self._opened = False
         """Whether the broker may have keys of this host."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watching: Periodic | None = None
+        self._periodic: list[Periodic] = []
         self._lock = asyncio.Lock()
 
     # -- connections -------------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ class ActorHost:
         self._loop = loop
         if before is None:
             return
-        self._client, self._opening, self._host, self._watching = None, None, None, None
+        self._client, self._opening, self._host, self._periodic = None, None, None, []
         self._lock = asyncio.Lock()
         self._actors.reset()
         self._on_new_loop()
@@ -136,12 +139,16 @@ class ActorHost:
             client = Client.connect(self.url, namespace=self.namespace, partitions=partitions)
             await client.open()
             self._opened = True
-            await self._note_own(client.buses[0])
+            bus = client.buses[0]
+            self._periodic = [Periodic("watch what waits", LOOK_SECONDS, self._look, _ignore)]
+            if self.own:
+                await self._note_own(bus)  # first, so that a later program finds what a killed one left
+                self._periodic.append(Periodic("note the namespace", NOTE_SECONDS, partial(self._note_own, bus)))
             for bus in client.buses:
                 await bus.load_library()
                 await bus.make_groups(())
-            self._watching = Periodic("watch what waits", LOOK_SECONDS, self._look, _ignore)
-            self._watching.start()
+            for periodic in self._periodic:
+                periodic.start()
             return client
         except BaseException:
             self._opening = None
@@ -169,7 +176,6 @@ class ActorHost:
                 await self._consume(self._host, [f"agent:{definition.pool}"])
 
     async def _announce(self) -> None:
-        await self._note_own((await self.buses())[0])
         for name in list(self._app.agents):
             definition = self.definition(name)
             if definition is not None:
@@ -223,9 +229,9 @@ class ActorHost:
     async def close(self) -> None:
         """Stop and disconnect."""
         await self.stop()
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            await watching.stop()
+        ending, self._periodic = self._periodic, []
+        for periodic in ending:
+            await periodic.stop()
         client, self._client, self._opening = self._client, None, None
         if client is not None:
             if self.own:
@@ -235,8 +241,7 @@ class ActorHost:
             await self._forget()
 
     async def _note_own(self, bus: EventBus) -> None:
-        if self.own:
-            await note_own(bus.transport, self.namespace, await bus.time_ms())
+        await note_own(bus.transport, self.namespace, await bus.time_ms())
 
     async def _erase(self, client: Client) -> None:
         try:

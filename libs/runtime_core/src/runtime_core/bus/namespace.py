@@ -11,13 +11,11 @@ from typing import cast
 
 from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.connector import MEMORY, Address, parse_address
-from runtime_core.bus.keys import NAMESPACE_FORMAT, Keys, namespace_settings
+from runtime_core.bus.keys import NAMESPACE_FORMAT, OWN_NAMESPACE, OWN_NAMESPACES, Keys, namespace_settings
 from runtime_core.errors import BusLost, BusUnavailable, ConfigurationError, ServerError
 
 logger = logging.getLogger(__name__)
 
-OWN_NAMESPACES = "weft-own"
-"""The namespaces that `note_own` has noted, by the time of the last note (ms): a sorted set."""
 OWN_NAMESPACE_SILENT_MS = 24 * 3600 * 1000
 """After this time without a note, the program of a namespace of its own is gone."""
 ERASED_AT_ONCE = 1000
@@ -110,21 +108,23 @@ async def note_own(transport: Transport, namespace: str, now_ms: int) -> None:
     """Note that the program of a namespace of its own lives, and erase the namespaces of those that are gone."""
     await transport.call("ZADD", OWN_NAMESPACES, now_ms, namespace)
     gone = await transport.call("ZRANGEBYSCORE", OWN_NAMESPACES, "-inf", f"({now_ms - OWN_NAMESPACE_SILENT_MS}")
-    for name in cast(list[bytes], gone):
-        await erase_own(transport, name.decode())
+    if gone:
+        await erase_own(transport, *(name.decode() for name in cast(list[bytes], gone)))
 
 
-async def erase_own(transport: Transport, namespace: str) -> None:
-    """Erase a program's own namespace with all its keys."""
+async def erase_own(transport: Transport, *namespaces: str) -> None:
+    """Erase programs' own namespaces with all their keys. Scans the database once, however many they are."""
+    erased = {name.encode() for name in namespaces}
     cursor: bytes = b"0"
     while True:
-        scan = ("SCAN", cursor, "MATCH", f"{namespace}:*", "COUNT", ERASED_AT_ONCE)
+        scan = ("SCAN", cursor, "MATCH", f"{OWN_NAMESPACE}*", "COUNT", ERASED_AT_ONCE)
         cursor, keys = cast(tuple[bytes, list[bytes]], await transport.call(*scan))
         for key in keys:
-            await transport.call("UNLINK", key)
+            if key.partition(b":")[0] in erased:
+                await transport.call("UNLINK", key)
         if cursor == b"0":
             break
-    await transport.call("ZREM", OWN_NAMESPACES, namespace)
+    await transport.call("ZREM", OWN_NAMESPACES, *namespaces)
 
 
 async def _set_limits(transport: Transport, meta: str, limits: Mapping[str, int]) -> None:
