@@ -136,6 +136,36 @@ async def test_without_a_handler_left_nothing_is_delivered(make: Make) -> None:
     assert seen.empty()
 
 
+async def test_a_message_that_is_consumed_by_topic_and_by_category_is_done_twice(make: Make) -> None:
+    bus = await make()
+    topics = ("news", "")
+    for topic in topics:  # subscribes
+        with pytest.raises(TimeoutError):
+            await bus.consume(event_type="agent", topic=topic, timeout=0.01)
+    await bus.publish([news(1), news(2)])
+    for payload in (1, 2):
+        taken = [await bus.consume(event_type="agent", topic=topic) for topic in topics]
+        assert [message.payload for message in taken] == [payload, payload]
+        for message in taken:
+            await bus.done(message)
+
+
+async def test_without_a_consumer_left_nothing_is_kept(make: Make) -> None:
+    bus = await make()
+    with pytest.raises(InvalidInput, match="consume is not subscribed"):
+        await bus.unsubscribe("agent", "news")
+    with pytest.raises(TimeoutError):
+        await bus.consume(event_type="agent", topic="news", timeout=0.01)
+    await bus.unsubscribe("agent", "news")
+    with pytest.raises(InvalidInput, match="consume is not subscribed"):
+        await bus.unsubscribe("agent", "news")
+    await bus.publish(news(1))
+    with pytest.raises(TimeoutError):
+        await bus.consume(event_type="agent", topic="news", timeout=0.01)
+    await bus.publish(news(2))
+    assert (await bus.consume(event_type="agent", topic="news")).payload == 2
+
+
 async def test_each_group_gets_every_message_and_its_processes_share_them(
     shared_server: Callable[[str], Server], namespace: str
 ) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Sequence
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,8 +52,11 @@ class EventBus:
         self._runtime = Runtime(url, namespace, services=services)
         self._receivers: dict[str, _Receiver] = {}
         self._registering = asyncio.Lock()
-        self._taken: dict[str, _Taken] = {}
-        """Messages that `consume` has returned and `done` has not ended, by id."""
+        self._taken: dict[str, list[_Taken]] = {}
+        """Messages that `consume` has returned and `done` has not ended, by id.
+
+        There are several of one id if a message was consumed by its topic and by its category.
+        """
 
     async def __aenter__(self) -> Self:
         self._runtime.start()
@@ -67,7 +71,8 @@ class EventBus:
         """Stop. Consumed messages without `done` are delivered again, to any process of the group."""
         for receiver in self._receivers.values():
             receiver.closed = True
-        for taken in (*self._taken.values(), *(one for each in self._receivers.values() for one in each.queued())):
+        queued = (one for each in self._receivers.values() for one in each.queued())
+        for taken in (*chain.from_iterable(self._taken.values()), *queued):
             taken.give_back()
         await self._runtime.close()
 
@@ -112,16 +117,23 @@ class EventBus:
             raise InvalidInput("handler", f"{handler!r} is not callable: pass a function that takes a message")
         await self._receiver("handle", event_type, topic, retry, (order, handler))
 
-    async def unsubscribe(self, event_type: str, topic: str, handler: Subscriber) -> None:
-        """Remove a handler. Without a handler left, the group gets no more messages of the topic."""
-        receiver = self._receivers.get(self._name("handle", event_type, topic))
-        kept = [] if receiver is None else [each for each in receiver.handlers if each[1] != handler]
-        if receiver is None or len(kept) == len(receiver.handlers):
-            raise InvalidInput("handler", f"{handler!r} is not subscribed to {event_type!r}, topic {topic!r}")
-        receiver.handlers[:] = kept
-        if not kept:
-            receiver.subscribed = False
-            await self._runtime.remove_subscription(receiver.subscription.id)
+    async def unsubscribe(self, event_type: str, topic: str, handler: Subscriber | None = None) -> None:
+        """Remove a handler; without one, end the subscription that `consume` began.
+
+        Without a handler left, the group gets no more messages of the topic. Raises InvalidInput for a handler that is
+        not subscribed here, and for a topic that was not consumed here.
+        """
+        use = "consume" if handler is None else "handle"
+        async with self._registering:
+            receiver = self._receivers.get(self._name(use, event_type, topic))
+            kept = [] if receiver is None else [each for each in receiver.handlers if each[1] != handler]
+            if receiver is None or not receiver.subscribed or (handler and len(kept) == len(receiver.handlers)):
+                what = "consume" if handler is None else repr(handler)
+                raise InvalidInput("handler", f"{what} is not subscribed to {event_type!r}, topic {topic!r}")
+            receiver.handlers[:] = kept
+            if not kept:
+                await self._runtime.remove_subscription(receiver.subscription.id)
+                receiver.subscribed = False
 
     # ---- consume -----------------------------------------------------------------------------------------------
 
@@ -144,16 +156,25 @@ class EventBus:
             event_type, topic = message.category, message.topic or message.receiver
         receiver = await self._receiver("consume", event_type, topic, _GIVEN_BACK)
         taken = await asyncio.wait_for(receiver.queue.get(), timeout)
-        self._taken[taken.message.id] = taken
+        self._taken.setdefault(taken.message.id, []).append(taken)
         return taken.message
 
     async def done(self, message: Message | str) -> None:
         """End the delivery of a consumed message, given itself or its id. Raises InvalidInput if it is not open."""
         id = message.id if isinstance(message, Message) else message
-        taken = self._taken.pop(id, None) if isinstance(id, str) else None
-        if taken is None:
+        open_here = self._taken.get(id) if isinstance(id, str) else None
+        if not open_here:
             raise InvalidInput("message", f"{quoted(id)} is no message that was consumed here and is open")
-        taken.end()
+        open_here[0].end()
+        self.forget(open_here[0])
+
+    def forget(self, taken: _Taken) -> None:
+        """Forget a consumed message whose delivery has ended."""
+        open_here = self._taken.get(taken.message.id, [])
+        if taken in open_here:
+            open_here.remove(taken)
+        if not open_here:
+            self._taken.pop(taken.message.id, None)
 
     # ---- receivers ---------------------------------------------------------------------------------------------
 
@@ -183,8 +204,8 @@ class EventBus:
                 await self._runtime.register_factory(name, lambda: _ReceivingAgent(receiver), retry=retry)
                 self._receivers[name] = receiver
             if not receiver.subscribed:
-                receiver.subscribed = True
                 await self._runtime.add_subscription(receiver.subscription)
+                receiver.subscribed = True
         return receiver
 
 
@@ -229,7 +250,7 @@ class _Receiver:
             try:
                 ended = await taken.ended
             finally:
-                self.bus._taken.pop(message.id, None)
+                self.bus.forget(taken)
             if not ended:
                 raise Retry(0.0)
             return
