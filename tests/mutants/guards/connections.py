@@ -24,8 +24,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "actors/host.py",
         "notes_own_when_idle",
-        "                self._periodic.append(Periodic(\"note the namespace\"",
-        "                (Periodic(\"note the namespace\"",
+        '                self._periodic.append(Periodic("note the namespace"',
+        '                (Periodic("note the namespace"',
         "the namespace of a program that handles no messages is not erased",
         "integration/actors:own_namespace",
     ),
