@@ -1,4 +1,4 @@
-"""Empty databases for tests of the trajectory store, one per test, in SQLite and in PostgreSQL."""
+"""Folders for recorded tasks, and empty databases for the trajectory store, in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from tests.conftest import missing
 from tests.integration.trajectory.stores import Database
 from tests.servers.postgres import postgres
 from tests.servers.unavailable import Unavailable
+
+
+@pytest.fixture
+def data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which tasks of this process are recorded."""
+    folder = tmp_path / "weft-data"
+    monkeypatch.setenv("WEFT_DATA_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder in which tasks of this process are recorded."""
-    folder = tmp_path / "weft-data"
-    monkeypatch.setenv("WEFT_DATA_DIR", str(folder))
-    return folder
+def recorded_apart(data_folder: Path) -> Path:
+    """Record the tasks of each test in a folder of its own."""
+    return data_folder

@@ -13,6 +13,8 @@ from weft.aworld import HandoffSwarm, HybridSwarm, Runners, Swarm, TaskRunner, T
 from weft.errors import AgentError
 from weft.testing import LocalApp
 
+pytestmark = pytest.mark.usefixtures("data_folder")
+
 
 @pytest.fixture
 def desk(openai_server: OpenAIServer) -> Desk:

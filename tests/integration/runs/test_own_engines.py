@@ -13,6 +13,8 @@ from weft.engines import EngineCall, LocalEngine, RunConfig, RuntimeEngine
 from weft.errors import ConfigurationError, InvalidInput
 from weft.testing import LocalApp
 
+pytestmark = pytest.mark.usefixtures("data_folder")
+
 
 class Counting(LocalEngine):
     """Counts its calls and objects."""
