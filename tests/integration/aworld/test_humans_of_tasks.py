@@ -10,13 +10,17 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
+from runtime_core.aworld import listeners
+from runtime_core.aworld.target import RunTarget
+from runtime_core.errors import BusUnavailable
 from tests.fleet import Fleet
 from tests.servers.process import Server
-from weft import AgentContext, Client
+from weft import AgentContext, Client, StreamEvent, TaskHandle
 from weft.aworld import Outputs, Runners, Task, TaskStatus
 from weft.errors import InvalidInput
 
@@ -80,6 +84,23 @@ async def test_a_question_that_nobody_listens_to_leaves_a_hint(caplog: pytest.Lo
         assert hints[0].startswith("task waits waits for a human: 'Publish?': call Runners.answer('waits', 'r")
         await Runners.answer("waits", hints[0].split("'")[5], True)
         assert (await running)["waits"].answer == "draft: True"
+
+
+async def test_a_stream_that_breaks_under_a_hint_does_not_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    broke = asyncio.Event()
+
+    async def breaks(self: RunTarget, handle: TaskHandle, mode: object) -> AsyncGenerator[StreamEvent]:
+        broke.set()
+        raise BusUnavailable("the broker is away")
+        yield
+
+    async def slow(ctx: AgentContext, text: str) -> bool:
+        return bool(await ctx.step(broke.wait))
+
+    monkeypatch.setattr(listeners, "HINT_SECONDS", 0.0)
+    monkeypatch.setattr(RunTarget, "events", breaks)
+    async with asyncio.timeout(60):
+        assert (await Runners.run("draft", agent=slow)).answer is True
 
 
 async def test_an_answer_reaches_a_task_on_services(valkey: Server, namespace: str, tmp_path: Path) -> None:

@@ -775,6 +775,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/runs:typed_results",
     ),
     python(
+        "aworld/listeners.py",
+        "hint_breaks",
+        "    except WeftError as error:\n        log.debug(",
+        "    except NotImplementedError as error:\n        log.debug(",
+        "a hint that cannot read the task's stream does not fail the task",
+        "integration/aworld:humans_of_tasks",
+    ),
+    python(
         "aworld/events/bus.py",
         "consumed_until_done",
         "            if not ended:\n                raise Retry(0.0)\n",

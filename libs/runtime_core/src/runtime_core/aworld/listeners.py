@@ -15,7 +15,7 @@ from typing import TextIO
 
 from runtime_core import codec
 from runtime_core.aworld.task import Task
-from runtime_core.errors import InvalidInput
+from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.wire.events import HUMAN_REQUESTED, StreamEvent
 
 log = logging.getLogger(__name__)
@@ -98,12 +98,18 @@ class Listeners:
 
 
 async def hint(events: Callable[[], AsyncGenerator[StreamEvent]]) -> None:
-    """Warn about each question of a task that nobody listens to. `events` opens the stream of the task's output."""
+    """Warn about each question of a task that nobody listens to. `events` opens the stream of the task's output.
+
+    If the stream breaks, there is no hint, and the task goes on.
+    """
     await asyncio.sleep(HINT_SECONDS)
-    async with aclosing(events()) as stream:
-        async for event in stream:
-            if event.type == HUMAN_REQUESTED:
-                log.warning("%s", hint_of(event))
+    try:
+        async with aclosing(events()) as stream:
+            async for event in stream:
+                if event.type == HUMAN_REQUESTED:
+                    log.warning("%s", hint_of(event))
+    except WeftError as error:
+        log.debug("cannot look for questions: %s", error)
 
 
 def hint_of(event: StreamEvent) -> str:
@@ -144,7 +150,8 @@ def _prompt(event: StreamEvent, verdict: bool) -> str:
         about.append(f"default: {codec.quoted(data['default'])}")
     if data.get("deadline"):
         about.append(f"until {data['deadline']}")
-    return f"{shown}\n{f'({chr(44).join(about)}) ' if about else ''}> "
+    hints = f"({', '.join(about)}) " if about else ""
+    return f"{shown}\n{hints}> "
 
 
 def _value(line: str, event: StreamEvent, verdict: bool) -> object:

@@ -122,7 +122,7 @@ async def _shielded(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process, patient: bool) -> None:
-    """End the process and all processes of its session: close its stdin, then terminate them, then kill them."""
+    """End the process: close its stdin, then terminate its session, then kill its session."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
