@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant, lua
+from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
+    python(
+        "actors/watch.py",
+        "bounded_looks",
+        " and looks < LOOKS_MAX:",
+        ":",
+        "thousands of long handlers do not fill the connection with questions",
+        "unit/actors:watch",
+    ),
     lua(
         "commit_turn",
         "malformed",

@@ -19,6 +19,8 @@ WAIT_SECONDS = 5.0
 """How long a message may wait before a line in the log says so."""
 FIRST_LOOK_SECONDS = 1.0
 """How long a handler runs before its agent's mailbox is looked at."""
+LOOKS_MAX = 100
+"""How many mailboxes one look reads: thousands of long handlers must not fill the connection with questions."""
 SHOWN = 10
 
 
@@ -37,9 +39,11 @@ class Watch:
     async def look(self) -> None:
         """Look at what has waited for long enough. The host calls it every second."""
         now = time.monotonic()
+        looks = 0
         for run in self._actors.running():
             due, before = self._seen.get(run, (run.began_at + FIRST_LOOK_SECONDS, ""))
-            if now >= due and not run.actor.interleave:
+            if now >= due and not run.actor.interleave and looks < LOOKS_MAX:
+                looks += 1
                 await self._look_at_mailbox(run, before, now)
         for recipient in {agent_name(each.type) for each in self._requests.older_than(WAIT_SECONDS)}:
             if now >= self._due.get(recipient, 0.0):
