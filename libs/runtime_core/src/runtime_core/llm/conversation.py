@@ -374,7 +374,7 @@ class Conversation(RequestHooks):
         message = over.transfer.arguments.get(MESSAGE)
         if decided.name in asked.names("handoffs"):
             # The swarm itself calls the next agent.
-            return self._end({"handoff": decided.name, "content": message or None}, over.messages)
+            return await self._end({"handoff": decided.name, "content": message or None}, over.messages)
         chain = [*asked.handed, self._ctx.agent_name]
         if len(chain) > MAX_HANDOFFS:
             raise ConversationFailed(
