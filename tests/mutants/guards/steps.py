@@ -775,6 +775,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/runs:typed_results",
     ),
     python(
+        "aworld/response.py",
+        "unread_record",
+        "    except WeftError as error:  # the task has ended",
+        "    except NotImplementedError as error:  # the task has ended",
+        "a store that cannot be read does not cost the response of an ended task",
+        "unit/aworld:response",
+    ),
+    python(
         "aworld/listeners.py",
         "hint_breaks",
         "    except WeftError as error:\n        log.debug(",

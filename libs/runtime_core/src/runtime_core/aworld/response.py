@@ -28,7 +28,8 @@ RECORDED_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
 ReadTask = Callable[[str], Awaitable["TaskTrajectory"]]
-"""Returns the record of an ended task. Raises TimeoutError if it is not complete in time."""
+"""Returns the record of an ended task. Raises TimeoutError if it is not complete in time, and WeftError if its store
+cannot be read."""
 
 
 def strategy_of(value: object) -> TrajectoryStrategy:
@@ -70,6 +71,9 @@ async def completed(response: TaskResponse, task: Task, read: ReadTask) -> TaskR
         recorded = await read(task.id)
     except TimeoutError:
         log.warning("task %s: its record is not complete after %g s: the response has none", task.id, RECORDED_SECONDS)
+        return response
+    except WeftError as error:  # the task has ended, so its caller gets the response all the same
+        log.warning("task %s: its record cannot be read, and the response has none: %s", task.id, error)
         return response
     record = dataclasses.replace(
         response.record or TaskRecord(), llm_calls=_model_calls(recorded), context=_context(recorded)
