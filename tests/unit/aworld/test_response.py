@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
-from runtime_core.aworld.response import completed
+from runtime_core.aworld.response import StoreReader, completed
+from runtime_core.record.step import TaskEnd
 from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.store import TrajectoryStore
 from weft import TaskResponse
 from weft.aworld import Task
 from weft.errors import ConfigurationError, StoreUnavailable
@@ -31,3 +34,27 @@ async def test_a_record_that_cannot_be_read_does_not_cost_the_response(
     response = TaskResponse("t", "completed", output="done")
     assert await completed(response, Task(id="t", input="x", agent="a"), read) is response
     assert [record.getMessage() for record in caplog.records] == [line]
+
+
+async def test_a_store_is_opened_once_for_all_tasks_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Store:
+        async def task(self, namespace: str, task: str) -> TaskTrajectory:
+            done.append(f"read {namespace} {task}")
+            return TaskTrajectory(namespace, task, TaskEnd(task, "completed", "a", 0, 0.0, 1.0), [])
+
+        async def close(self) -> None:
+            done.append("close")
+
+    async def opened(url: str) -> Store:
+        await asyncio.sleep(0)
+        done.append(f"open {url}")
+        return Store()
+
+    monkeypatch.setattr(TrajectoryStore, "open", opened)
+    reader = StoreReader("sqlite:///x", "weft")
+    await asyncio.gather(reader("a"), reader("b"))
+    await reader.close()
+    await reader.close()
+    assert done == ["open sqlite:///x", "read weft a", "read weft b", "close"]

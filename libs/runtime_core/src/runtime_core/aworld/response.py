@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runtime_core.record.step import Step
     from runtime_core.trajectory.items import TrajectoryStrategy
     from runtime_core.trajectory.reading import TaskTrajectory
+    from runtime_core.trajectory.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
 
@@ -143,25 +144,32 @@ def _context(recorded: TaskTrajectory) -> dict[str, Any]:  # Any: JSON
 
 
 class StoreReader:
-    """Reads records from the store of a recorder that is another process."""
+    """Reads records from the store of a recorder that is another process. Opens it once, at the first read."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self._url = url
         self._namespace = namespace
+        self._store: TrajectoryStore | None = None
+        self._opening = asyncio.Lock()
 
     async def __call__(self, task: str) -> TaskTrajectory:
-        """Wait until the task is recorded. Raises TimeoutError."""
+        """Wait until the task is recorded. Raises TimeoutError, StoreUnavailable and ConfigurationError."""
         from runtime_core.trajectory.store import TrajectoryStore
 
-        store = await TrajectoryStore.open(self._url)
-        try:
-            async with asyncio.timeout(RECORDED_SECONDS):
-                while True:
-                    found = await store.task(self._namespace, task)
-                    if found is not None and found.complete:
-                        return found
-                    await asyncio.sleep(POLL_SECONDS)
-        finally:
+        async with asyncio.timeout(RECORDED_SECONDS):
+            async with self._opening:
+                if self._store is None:
+                    self._store = await TrajectoryStore.open(self._url)
+            while True:
+                found = await self._store.task(self._namespace, task)
+                if found is not None and found.complete:
+                    return found
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Close the store if it was opened."""
+        store, self._store = self._store, None
+        if store is not None:
             await store.close()
 
 

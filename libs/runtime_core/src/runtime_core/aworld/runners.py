@@ -420,19 +420,28 @@ async def _run_target(
         ) as target:
             yield target
     elif client is not None:
-        yield RunTarget(client, app, read=_reader(trajectory, client))
+        async with _reader(trajectory, client) as read:
+            yield RunTarget(client, app, read=read)
     elif services:
-        async with Client.connect(url) as connected:
-            yield RunTarget(connected, app, read=_reader(trajectory, connected))
+        async with Client.connect(url) as connected, _reader(trajectory, connected) as read:
+            yield RunTarget(connected, app, read=read)
     else:
         async with _in_this_process(tasks, app, trajectory) as target:
             yield target
 
 
-def _reader(trajectory: bool | str, client: Client) -> ReadTask | None:
-    """Return the reader of the records of services; None if this process does not know their store."""
+@asynccontextmanager
+async def _reader(trajectory: bool | str, client: Client) -> AsyncIterator[ReadTask | None]:
+    """Yield the reader of the records of services; None if this process does not know their store."""
     url = trajectory if isinstance(trajectory, str) else os.environ.get("WEFT_TRAJECTORY_URL") if trajectory else None
-    return StoreReader(url, client.namespace) if url else None
+    if not url:
+        yield None
+        return
+    reader = StoreReader(url, client.namespace)
+    try:
+        yield reader
+    finally:
+        await reader.close()
 
 
 @asynccontextmanager
