@@ -10,7 +10,18 @@ from itertools import pairwise
 import pytest
 
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.failure import Decision, GiveUp, Park, RetryAt, decide, failed_from, failure_of, reason_of
+from runtime_core.consumer.failure import (
+    Decision,
+    GiveUp,
+    Park,
+    RetryAt,
+    decide,
+    failed_from,
+    failure_of,
+    frames_of_user,
+    reason_of,
+    traceback_of,
+)
 from runtime_core.declare.declaration import MAX_DELAY_SECONDS, RetryPolicy
 from runtime_core.errors import ConfigurationError
 
@@ -123,3 +134,25 @@ def test_a_policy_of_one_attempt_never_retries() -> None:
 def test_a_dead_letters_reason_is_one_word() -> None:
     assert reason_of(Park()) == "diverged"
     assert reason_of(decide(3, STEADY, failed(), no_chance)) == "attempts_used_up"  # type: ignore[arg-type]  # gives up
+
+
+def test_the_logged_frames_of_an_error_are_those_of_the_users_code() -> None:
+    def of_the_user() -> None:
+        try:
+            RetryPolicy(attempts=0)  # raises in the framework
+        except ConfigurationError as cause:
+            raise ValueError("wrapped") from cause
+
+    with pytest.raises(ValueError, match="wrapped") as caught:
+        of_the_user()
+    frames = frames_of_user(traceback_of(caught.value))
+    assert 'raise ValueError("wrapped") from cause' in frames
+    assert "Traceback" not in frames
+    assert "ValueError: wrapped" not in frames
+
+    with pytest.raises(ConfigurationError) as raised:
+        RetryPolicy(attempts=0)
+    frames = frames_of_user(traceback_of(raised.value))
+    assert "RetryPolicy(attempts=0)" in frames
+    assert "declaration.py" not in frames
+    assert frames_of_user("") == ""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -48,6 +51,13 @@ NOT_RETRYABLE = "not retryable"
 USED_UP = "attempts used up"
 DEFECTS = (TypeError, NameError, AttributeError, ImportError)
 """Errors that a mistake in the code raises, whatever the attempt."""
+_TRACEBACK = "Traceback (most recent call last):\n"
+_FRAME = re.compile(r'  File "([^"]+)", line ')
+_LIBRARIES = (
+    str(Path(__file__).parent.parent),  # runtime_core
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+"""Where the code lies that users did not write."""
 
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
@@ -124,6 +134,19 @@ def class_name(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return the traceback; the end of it if it is too long."""
     return error_text("".join(traceback.format_exception(error)), keep_end=True)
+
+
+def frames_of_user(trace: str) -> str:
+    """Return the frames of the user's own code in the last error of a traceback; empty if it has none."""
+    frames, own = [], False
+    for line in trace.rpartition(_TRACEBACK)[2].splitlines():
+        if frame := _FRAME.match(line):
+            own = not frame[1].startswith(_LIBRARIES)
+        elif not line.startswith("    "):  # the error itself
+            own = False
+        if own:
+            frames.append(line)
+    return "\n".join(frames)
 
 
 def error_text(text: str, *, keep_end: bool = False) -> str:
@@ -254,7 +277,6 @@ async def give_up(
         used.to_json() if used else b"",
     )
     metrics.dead_letters[reason].inc()
-    # The header of a traceback would say no more than the message.
-    frames = error.traceback.partition("\n")[2] or error.traceback
+    frames = frames_of_user(error.traceback)
     fields = {"fields": {"traceback": frames}} if frames else None
     logger.error("%r became a dead letter (%s): %s: %s", delivery, reason, error.type, error.message, extra=fields)
