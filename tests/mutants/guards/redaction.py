@@ -314,6 +314,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         JSON,
+        "dense_members",
+        "if len(data) > _DENSE_BYTES and _DENSE.match(data, 0, _DENSE_BYTES) is not None:",
+        "if False:",
+        "an object of very many short members is not decoded",
+        COST,
+    ),
+    python(
+        JSON,
         "coarse_names",
         """if value[:1] == b'"' and _is_secret_name(name):""",
         "if False:",

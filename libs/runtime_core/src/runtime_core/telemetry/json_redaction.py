@@ -163,6 +163,14 @@ _ELEMENT_BYTES = 128
 _MEMBER_BYTES = 512
 """The same for the members of an object, each of which costs more."""
 
+_DENSE_MEMBERS = 256
+_DENSE_BYTES = 65_536
+"""A longer object that begins with so many members of short plain values is hidden as a whole, before it is decoded."""
+_DENSE = re2.compile(
+    rb'(?s:\s*[\[{]\s*\{?(?:\s*"(?:[^"\\]|\\.)*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[^",{}\[\]\s]+)\s*,){%d})' % _DENSE_MEMBERS,
+    bytes_options(),
+)
+
 _COLON = re.compile(rb"\s*+:\s*+")
 
 _LONG_STRING = 16_384
@@ -362,6 +370,8 @@ class JsonRedaction:
             # A number or a word; at the top level it may not be JSON at all.
             return data if level else _HIDDEN_VALUE
         if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
+            return _HIDDEN_VALUE
+        if len(data) > _DENSE_BYTES and _DENSE.match(data, 0, _DENSE_BYTES) is not None:
             return _HIDDEN_VALUE
         if not level and data.startswith(b"[{") and data.endswith(b"}]"):
             # A single row, the usual case: read it once, and not again to find its end.
