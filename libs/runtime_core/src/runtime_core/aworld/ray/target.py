@@ -209,7 +209,7 @@ class _Hosting:
                 message = outcome.message if isinstance(outcome, Error) else "its hosts ended unexpectedly"
                 self._fail(ConfigurationError(f"engine {engine!r}: {message}"))
                 return
-            logger.warning("lost the hosts on %s, starting them again: %s", engine, outcome.message)
+            logger.warning("lost the hosts on %s, starting them again: %s", engine.capitalize(), outcome.message)
             # A cluster that starts or stops fails in many ways; _watch gives up when that takes too long.
             await asyncio.sleep(AGAIN_SECONDS)
             state = self._driver.state
@@ -224,12 +224,15 @@ class _Hosting:
             elif now - self._seen > NO_HOST_SECONDS:
                 self._fail(
                     EngineError(
-                        "EngineUnavailable", f"no host on {self._cluster.name} for {NO_HOST_SECONDS:g} s: {self._why()}"
+                        "EngineUnavailable",
+                        f"no host on {self._cluster.name.capitalize()} for {NO_HOST_SECONDS:g} s: {self._why()}",
                     )
                 )
             elif now - warned > SILENT_SECONDS:
                 warned = now
-                logger.warning("no host on %s for %d s: %s", self._cluster.name, now - self._seen, self._why())
+                logger.warning(
+                    "no host on %s for %d s: %s", self._cluster.name.capitalize(), now - self._seen, self._why()
+                )
 
     def _why(self) -> str:
         return self._driver.state.reason or "the cluster has not started one yet; does it have a free CPU?"
