@@ -60,7 +60,9 @@ async def test_tasks_run_on_sparks_workers_with_their_streams_and_records() -> N
     answers = [found[task.id].value() for task in tasks]
     assert [answer.split()[:2] for answer in answers] == [["HI", str(n)] for n in range(6)]
     assert str(os.getpid()) not in {answer.split()[2] for answer in answers}
-    assert found["bad"].error == {"type": "ValueError", "message": "no x"}
+    error = found["bad"].error
+    assert error is not None
+    assert (error["type"], error["message"]) == ("ValueError", "no x")
     store = await TrajectoryStore.open(Settings.from_environment(os.environ).trajectory_url)
     try:
         for task in tasks:

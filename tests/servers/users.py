@@ -28,4 +28,4 @@ async def documented_users(server: Server, namespace: str, *names: str) -> Async
         log = await admin.acl_log()
         await admin.execute_command("ACL", "DELUSER", *own.values())
     refused = [(each["username"], each["object"]) for each in log if each["username"] in own.values()]
-    assert refused == []
+    assert refused == [], refused
