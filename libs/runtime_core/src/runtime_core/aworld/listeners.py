@@ -209,7 +209,8 @@ def _read_line(stdin: TextIO, over: threading.Event) -> str | None:
     data = b""
     # Byte by byte: what follows the line belongs to the next reader.
     while not over.is_set():
-        if not select.select([number], [], [], _LOOK_SECONDS)[0]:
+        # Look again: what was typed after the question was withdrawn belongs to the next one.
+        if not select.select([number], [], [], _LOOK_SECONDS)[0] or over.is_set():
             continue
         byte = os.read(number, 1)
         if not byte:
