@@ -735,7 +735,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/llm:conversation",
     ),
     python(
-        "llm/model_call.py",
+        "llm/memory.py",
         "remembered_bytes",
         "            if len(codec.encode(kept)) <= MEMORY_MAX_BYTES:",
         "            if True:",

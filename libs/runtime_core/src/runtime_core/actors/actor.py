@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from runtime_core.actors import errors as failures
 from runtime_core.actors.errors import UNDELIVERABLE, Failures
-from runtime_core.actors.identity import Address, Topic, agent_name, instance_key, key_of, pool_of, type_of
+from runtime_core.actors.identity import Address, Topic, agent_name, instance_key, key_of, pool_of, split, type_of
 from runtime_core.actors.instances import Instance, Instances
 from runtime_core.actors.message import (
     MessageEnvelope,
@@ -37,7 +35,7 @@ from runtime_core.bus.replies import Answer
 from runtime_core.consumer.effects import FAILED, Failed, TurnResult
 from runtime_core.consumer.failure import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
-from runtime_core.declare.schema import Schema, encode
+from runtime_core.declare.schema import Schema
 from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError
 from runtime_core.ids import child_run, fingerprint, step_digest
 from runtime_core.runs.calls import Call, Outgoing, PublishStep, SendStep
@@ -55,7 +53,6 @@ TURN_SECONDS = 24 * 3600.0
 """The default limit of a handler, including the time that it waits for others."""
 FLUSH_SECONDS = 0.05
 """How long a published message waits for the commit while its handler continues."""
-REMEMBERED_ERRORS = 1000
 
 
 class Actors:
@@ -83,8 +80,8 @@ class Actors:
         self.published_tokens: WeakValueDictionary[str, Any] = WeakValueDictionary()
         """Tokens given with published messages, by message id, while somebody holds them."""
         self._runs: dict[str, set[ActorRun]] = {}
-        self._raised: OrderedDict[str, BaseException] = OrderedDict()
-        self._stopping = False
+        self.stopping = False
+        """Whether this process stops running the agents."""
 
     def begin(self, run: ActorRun) -> None:
         self._runs.setdefault(run.task_id, set()).add(run)
@@ -113,7 +110,7 @@ class Actors:
 
     def stop(self) -> None:
         """Stop the handlers that wait for agents that this process no longer runs. Their messages are handled again."""
-        self._stopping = True
+        self.stopping = True
         for run in self.running():
             run.give_up_waiting()
 
@@ -123,7 +120,7 @@ class Actors:
             run.cut_off()
 
     def start(self) -> None:
-        self._stopping = False
+        self.stopping = False
 
     def reset(self) -> None:
         """Forget all handlers: they ended with their event loop."""
@@ -132,24 +129,11 @@ class Actors:
         self.tokens.clear()
         self.instances.release()
 
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
-
-    def note_raised(self, place: str, error: BaseException) -> None:
-        """Keep the error object for a caller in this process, who gets it instead of a copy."""
-        self._raised[place] = error
-        if len(self._raised) > REMEMBERED_ERRORS:
-            self._raised.popitem(last=False)
-
     def failed(self, place: str, type: str, message: str) -> BaseException:
         """Return the error that ended a request."""
         if type == UNDELIVERABLE:
             return self.vocabulary.undeliverable(message)
-        raised = self._raised.pop(place, None)
-        if raised is not None and self.failures.name(raised) == type:
-            return raised
-        return self.failures.error(type, message)
+        return self.failures.raised(place, type) or self.failures.error(type, message)
 
 
 class ActorRun(Run):
@@ -203,7 +187,8 @@ class ActorRun(Run):
         try:
             return await super().advance()
         finally:
-            self._note_begun()
+            if self._begun is not None:
+                done(self._begun)
             self.handling = False
             self._stop_flushing()
             self.actors.end(self)
@@ -282,7 +267,9 @@ class ActorRun(Run):
                 self._waiting -= 1
                 self.asked.pop(place, None)
                 self.actors.tokens.pop(place, None)
-        await self._see(self.later_state(state))
+        state = self.later_state(state)
+        if self._instance is not None:
+            await self._instance.catch_up(state)
         if status_of(value) == FAILED:
             raise self.actors.failed(place, *recorded_error(value))
         return unwrapped(payload_of(value))[0]
@@ -365,12 +352,6 @@ class ActorRun(Run):
             instance.known = state
         return state
 
-    async def _see(self, state: bytes) -> None:
-        """Load the state that a call back changed, if another process handled the call."""
-        instance = self._instance
-        if state and instance is not None and instance.keeps_state and instance.known != state:
-            await instance.load(state)
-
     def _stop_flushing(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
@@ -446,16 +427,12 @@ class ActorRun(Run):
             finally:
                 self._queued = False
 
-    def _note_begun(self) -> None:
-        if self._begun is not None:
-            done(self._begun)
-
     def _end(self, failed: Failed) -> asyncio.CancelledError:
         return self.flow.end(failed, f"{failed.type}: {failed.message}")
 
     async def _call(self, instance: Instance, envelope: MessageEnvelope) -> bytes:
         if envelope.operation:
-            return await _operate(instance, envelope)
+            return await instance.operate(envelope.operation, envelope.state)
         vocabulary = self.actors.vocabulary
         if envelope.content is None:
             raise vocabulary.cant_handle(f"the message {envelope.message_id!r} has no content")
@@ -468,7 +445,8 @@ class ActorRun(Run):
             cancellation_token=self._token,
             message_id=envelope.message_id or self.task_id,
         )
-        self._note_begun()
+        if self._begun is not None:
+            done(self._begun)
         with vocabulary.handler_scope(id, message, context):
             response = await instance.agent.on_message(message, ctx=context)
         return encode_response(response, self.actors.registry) if envelope.is_rpc else b"null"
@@ -506,7 +484,7 @@ class ActorRun(Run):
             if failed.retry_after_seconds is None:
                 # The caller gets the error at once and decides. It is an answer, not a defect of the runtime.
                 failed.retryable, failed.rejected = False, True
-                self.actors.note_raised(self._place, error)
+                self.actors.failures.note_raised(self._place, error)
                 logger.warning(
                     "a request to %s failed, %s: %s", self.actor.what, self._place, failed.type, exc_info=error
                 )
@@ -569,24 +547,3 @@ def current_run(actors: Actors) -> ActorRun | None:
     """Return the run whose handler calls this, if it belongs to these actors and has not ended."""
     run = _current.get()
     return run if run is not None and run.actors is actors and run.handling else None
-
-
-async def _operate(instance: Instance, envelope: MessageEnvelope) -> bytes:
-    agent = instance.agent
-    match envelope.operation:
-        case "save_state":
-            return encode(await agent.save_state(), "state")
-        case "load_state":
-            await agent.load_state(msgspec.json.decode(envelope.state))
-            return b"null"
-        case "metadata":
-            metadata = agent.metadata
-            found = metadata if isinstance(metadata, dict) else {"description": metadata.description}
-            return encode({"description": found["description"]}, "metadata")
-    raise WeftError(f"operation {envelope.operation!r} does not exist")
-
-
-def split(address: str) -> tuple[str, str]:
-    """Split `type/rest`."""
-    type, _, rest = address.partition("/")
-    return type, rest

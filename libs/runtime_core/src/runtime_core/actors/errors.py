@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from asyncio import Future
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,7 @@ class CancellationToken:
         return future
 
 
+REMEMBERED_ERRORS = 1000
 UNDELIVERABLE = "UnknownName"
 """The broker's error type for an unknown agent name."""
 _NOT_FROM_ELSEWHERE = (RemoteError, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -114,10 +116,22 @@ def text_of(error: BaseException) -> str:
 
 
 class Failures:
-    """Recreates errors from their type and text. Each runtime has one."""
+    """Remembers errors of handlers, and recreates errors from their type and text. Each runtime has one."""
 
     def __init__(self) -> None:
         self._seen: dict[str, type[BaseException]] = {}
+        self._raised: OrderedDict[str, BaseException] = OrderedDict()
+
+    def note_raised(self, place: str, error: BaseException) -> None:
+        """Keep the error object for a caller in this process, who gets it instead of a copy."""
+        self._raised[place] = error
+        if len(self._raised) > REMEMBERED_ERRORS:
+            self._raised.popitem(last=False)
+
+    def raised(self, place: str, type: str) -> BaseException | None:
+        """Return the error object that a handler in this process raised, once."""
+        raised = self._raised.pop(place, None)
+        return raised if raised is not None and self.name(raised) == type else None
 
     def name(self, error: BaseException) -> str:
         """Return the error's type name. Classes defined inside functions are found again by it."""

@@ -154,6 +154,12 @@ def _text(field: str, value: object) -> str:
     return value
 
 
+def split(address: str) -> tuple[str, str]:
+    """Split `type/rest`."""
+    type, _, rest = address.partition("/")
+    return type, rest
+
+
 def _split(field: str, text: str) -> tuple[str, str]:
     type, slash, rest = text.partition("/")
     if not slash:

@@ -12,6 +12,7 @@ import msgspec
 
 from runtime_core.actors.identity import Address
 from runtime_core.declare.schema import encode
+from runtime_core.errors import WeftError
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,25 @@ class Instance:
         if state:
             await self.agent.load_state(msgspec.json.decode(state))
         self.known = state
+
+    async def catch_up(self, state: bytes) -> None:
+        """Load the state that a call back changed, if another process handled the call."""
+        if state and self.keeps_state and self.known != state:
+            await self.load(state)
+
+    async def operate(self, operation: str, state: bytes) -> bytes:
+        """Run an operation of the runtime on the object and return its response (JSON)."""
+        match operation:
+            case "save_state":
+                return encode(await self.agent.save_state(), "state")
+            case "load_state":
+                await self.agent.load_state(msgspec.json.decode(state))
+                return b"null"
+            case "metadata":
+                metadata = self.agent.metadata
+                found = metadata if isinstance(metadata, dict) else {"description": metadata.description}
+                return encode({"description": found["description"]}, "metadata")
+        raise WeftError(f"operation {operation!r} does not exist")
 
     @property
     def admits(self) -> bool:

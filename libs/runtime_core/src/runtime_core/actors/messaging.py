@@ -1,4 +1,4 @@
-"""Messages of a runtime: requests, in a handler's run or as separate tasks, and publications to topics."""
+"""The messages of a runtime: requests, in a handler's run or as separate tasks, and publications to topics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import msgspec
 from runtime_core.actors.actor import ActorRun, Actors, current_run
 from runtime_core.actors.errors import RuntimeStopped
 from runtime_core.actors.host import ActorHost
-from runtime_core.actors.identity import Address, Topic, agent_name, instance_key
-from runtime_core.actors.message import MessageEnvelope, encode_envelope
+from runtime_core.actors.identity import Address, AgentId, Topic, agent_name, instance_key
+from runtime_core.actors.message import MessageEnvelope, content_of, decode_response, encode_envelope, intervene
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import TASKS, TOPICS, sending
@@ -394,3 +394,114 @@ class Publishing:
 
 def _matches(kept: TopicSubscription, topic: str) -> bool:
     return topic.startswith(kept.topic) if kept.prefix else topic == kept.topic
+
+
+class Messages:
+    """The messages that this process sends: each passes the intervention handlers, and so does its answer.
+
+    Any: messages, tokens and topics are the user's own types, or another library's.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        publishing: Publishing,
+        actors: Actors,
+        interventions: Sequence[Any],
+        ready: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`ready` raises the error of the runtime's start."""
+        self._requests = requests
+        self._publishing = publishing
+        self._actors = actors
+        self._interventions = interventions
+        self._ready = ready
+
+    async def send(
+        self,
+        message: Any,
+        recipient: AgentId,
+        sender: AgentId | None,
+        cancellation_token: Any,
+        message_id: str | None,
+        timeout: float | None,
+    ) -> Any:
+        """Call an agent and return its answer, as `Runtime.send_message` does."""
+        vocabulary = self._actors.vocabulary
+        token = cancellation_token or vocabulary.cancellation_token()
+        if token.is_cancelled() and not vocabulary.cancelled_is_handled:
+            raise asyncio.CancelledError("the token was cancelled before the message was sent")
+        context = vocabulary.message_context(
+            sender=sender,
+            topic_id=None,
+            is_rpc=True,
+            cancellation_token=token,
+            message_id=message_id or secrets.token_hex(16),
+        )
+        message = await intervene(
+            self._interventions,
+            message,
+            lambda handler, now: handler.on_send(now, message_context=context, recipient=recipient),
+            vocabulary.drop_message,
+        )
+        if message is vocabulary.drop_message:
+            raise vocabulary.dropped(f"an intervention handler dropped the message to {recipient}")
+        envelope = MessageEnvelope(
+            content_of(message, self._actors.registry),
+            sender="" if sender is None else f"{sender.type}/{sender.key}",
+            message_id=message_id or "",
+            is_rpc=True,
+        )
+        await self._ready()
+        output = await self._requests.ask(recipient, envelope, token, timeout)
+        response = decode_response(output, self._actors.registry)
+        response = await intervene(
+            self._interventions,
+            response,
+            lambda handler, now: handler.on_response(now, sender=recipient, recipient=sender),
+            vocabulary.drop_message,
+        )
+        if response is vocabulary.drop_message:
+            raise vocabulary.dropped(f"an intervention handler dropped the response of {recipient}")
+        return response
+
+    async def publish(
+        self,
+        message: Any,
+        topic_id: Any,
+        sender: AgentId | None,
+        cancellation_token: Any,
+        message_id: str | None,
+    ) -> None:
+        """Publish to a topic, as `Runtime.publish_message` does."""
+        vocabulary = self._actors.vocabulary
+        token = cancellation_token or vocabulary.cancellation_token()
+        context = vocabulary.message_context(
+            sender=sender,
+            topic_id=topic_id,
+            is_rpc=False,
+            cancellation_token=token,
+            message_id=message_id or secrets.token_hex(16),
+        )
+        message = await intervene(
+            self._interventions,
+            message,
+            lambda handler, now: handler.on_publish(now, message_context=context),
+            vocabulary.drop_message,
+        )
+        if message is vocabulary.drop_message:
+            logger.info("an intervention handler dropped a message to topic %s", topic_id)
+            return
+        envelope = MessageEnvelope(
+            content_of(message, self._actors.registry),
+            sender="" if sender is None else f"{sender.type}/{sender.key}",
+            topic=f"{topic_id.type}/{topic_id.source}",
+            message_id=message_id or "",
+        )
+        run = current_run(self._actors)
+        if run is None:
+            envelope.message_id = envelope.message_id or secrets.token_hex(16)
+            # Before publishing, since a handler may begin at once.
+            self._actors.published_tokens[envelope.message_id] = token
+        await self._publishing.publish(run, topic_id, sender, envelope)
+        self._actors.published_tokens[envelope.message_id] = token

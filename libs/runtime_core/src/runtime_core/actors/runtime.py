@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import logging
 import math
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -19,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from runtime_core.actors.actor import TURN_SECONDS, ActorDefinition, Actors, current_run, split
+from runtime_core.actors.actor import TURN_SECONDS, ActorDefinition, Actors, current_run
 from runtime_core.actors.checks import (
     agent_type_of,
     check_agent,
@@ -38,10 +37,10 @@ from runtime_core.actors.checks import (
     encoded_state,
 )
 from runtime_core.actors.host import ActorHost
-from runtime_core.actors.identity import AgentId, AgentType, agent_name, checked_agent_type
+from runtime_core.actors.identity import AgentId, AgentType, agent_name, checked_agent_type, split
 from runtime_core.actors.instances import Instance, Instances
-from runtime_core.actors.message import MessageEnvelope, content_of, decode_response, intervene
-from runtime_core.actors.messaging import Publishing, Requests
+from runtime_core.actors.message import MessageEnvelope
+from runtime_core.actors.messaging import Messages, Publishing, Requests
 from runtime_core.actors.saved import Saved
 from runtime_core.actors.serialization import MessageSerializer, SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary, native
@@ -103,7 +102,7 @@ class Runtime:
             ignore_unhandled_exceptions=ignore_unhandled_exceptions,
         )
         check_settings(lease_seconds, shutdown_seconds, max_instances)
-        self._interventions = checked_interventions(intervention_handlers)
+        interventions = checked_interventions(intervention_handlers)
         check_serializer(serializers)
         self._vocabulary = vocabulary or native()
         self._registry = registry or SerializationRegistry()
@@ -128,6 +127,7 @@ class Runtime:
         self._requests = Requests(self._host, self._actors)
         self._watch = Watch(self._host, self._actors, self._requests)
         self._publishing = Publishing(self._host, self._vocabulary, replay_unheard)
+        self._messages = Messages(self._requests, self._publishing, self._actors, interventions, self._ready)
         self._busy = 0
         """The number of messages that this process is about to send, or waits for an answer to."""
         self._started = False
@@ -278,56 +278,9 @@ class Runtime:
         self._host.follow_loop()
         self._busy += 1  # before the first await: a concurrent `stop_when_idle` must see it
         try:
-            return await self._send(message, recipient, sender, cancellation_token, message_id, timeout)
+            return await self._messages.send(message, recipient, sender, cancellation_token, message_id, timeout)
         finally:
             self._busy -= 1
-
-    async def _send(
-        self,
-        message: Any,
-        recipient: AgentId,
-        sender: AgentId | None,
-        cancellation_token: Any,
-        message_id: str | None,
-        timeout: float | None,
-    ) -> Any:
-        vocabulary = self._vocabulary
-        token = cancellation_token or vocabulary.cancellation_token()
-        if token.is_cancelled() and not vocabulary.cancelled_is_handled:
-            raise asyncio.CancelledError("the token was cancelled before the message was sent")
-        context = vocabulary.message_context(
-            sender=sender,
-            topic_id=None,
-            is_rpc=True,
-            cancellation_token=token,
-            message_id=message_id or secrets.token_hex(16),
-        )
-        message = await intervene(
-            self._interventions,
-            message,
-            lambda handler, now: handler.on_send(now, message_context=context, recipient=recipient),
-            vocabulary.drop_message,
-        )
-        if message is vocabulary.drop_message:
-            raise vocabulary.dropped(f"an intervention handler dropped the message to {recipient}")
-        envelope = MessageEnvelope(
-            content_of(message, self._registry),
-            sender="" if sender is None else f"{sender.type}/{sender.key}",
-            message_id=message_id or "",
-            is_rpc=True,
-        )
-        await self._ready()
-        output = await self._requests.ask(recipient, envelope, token, timeout)
-        response = decode_response(output, self._registry)
-        response = await intervene(
-            self._interventions,
-            response,
-            lambda handler, now: handler.on_response(now, sender=recipient, recipient=sender),
-            vocabulary.drop_message,
-        )
-        if response is vocabulary.drop_message:
-            raise vocabulary.dropped(f"an intervention handler dropped the response of {recipient}")
-        return response
 
     async def publish_message(
         self,
@@ -352,49 +305,9 @@ class Runtime:
         self._host.follow_loop()
         self._busy += 1
         try:
-            await self._publish(message, topic_id, sender, cancellation_token, message_id)
+            await self._messages.publish(message, topic_id, sender, cancellation_token, message_id)
         finally:
             self._busy -= 1
-
-    async def _publish(
-        self,
-        message: Any,
-        topic_id: Any,
-        sender: AgentId | None,
-        cancellation_token: Any,
-        message_id: str | None,
-    ) -> None:
-        vocabulary = self._vocabulary
-        token = cancellation_token or vocabulary.cancellation_token()
-        context = vocabulary.message_context(
-            sender=sender,
-            topic_id=topic_id,
-            is_rpc=False,
-            cancellation_token=token,
-            message_id=message_id or secrets.token_hex(16),
-        )
-        message = await intervene(
-            self._interventions,
-            message,
-            lambda handler, now: handler.on_publish(now, message_context=context),
-            vocabulary.drop_message,
-        )
-        if message is vocabulary.drop_message:
-            logger.info("an intervention handler dropped a message to topic %s", topic_id)
-            return
-        envelope = MessageEnvelope(
-            content_of(message, self._registry),
-            sender="" if sender is None else f"{sender.type}/{sender.key}",
-            topic=f"{topic_id.type}/{topic_id.source}",
-            message_id=message_id or "",
-        )
-        run = current_run(self._actors)
-        if run is None:
-            envelope.message_id = envelope.message_id or secrets.token_hex(16)
-            # Before publishing, since a handler may begin at once.
-            self._actors.published_tokens[envelope.message_id] = token
-        await self._publishing.publish(run, topic_id, sender, envelope)
-        self._actors.published_tokens[envelope.message_id] = token
 
     async def _operate(self, agent: AgentId, operation: str, state: bytes = b"") -> Any:
         """Run an operation on an agent in any process, in order with its messages."""

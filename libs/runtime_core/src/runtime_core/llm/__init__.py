@@ -5,5 +5,6 @@
    `pydantic_ai` makes any such agent durable.
 3. `input` reads the model's input, `toolset` collects the tools that it may call, and `tokens` fits requests into its
    window.
-4. `model_call` makes one call as a step, by `models` and `client`; `failures` classifies errors.
+4. `model_call` repeats a `request` until it is answered. Each `attempt` is a step, by `models` and `client`; `failures`
+   classifies errors. `memory` keeps the conversation of an instance for its next task.
 """

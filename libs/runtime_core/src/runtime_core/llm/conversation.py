@@ -48,7 +48,7 @@ from runtime_core.llm.agent import MatchedRule, ModelAgent, applicable_rule
 from runtime_core.llm.client import LazyModel
 from runtime_core.llm.decisions import DecidedCall, decide, decide_call
 from runtime_core.llm.failures import ConversationFailed
-from runtime_core.llm.model_call import ConversationMemory, messages_json, messages_of
+from runtime_core.llm.memory import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
     RepetitionGuard,
     RequestHooks,
@@ -56,6 +56,7 @@ from runtime_core.llm.pydantic_ai.durability import (
     arguments_of,
     run_agent,
 )
+from runtime_core.llm.request import messages_json, messages_of
 from runtime_core.llm.tokens import Message
 from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Toolset
 from runtime_core.runs.guest import current_guest

@@ -32,7 +32,7 @@ from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings, check_memory
-from runtime_core.llm.model_call import ConversationMemory, messages_json
+from runtime_core.llm.memory import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
     RepetitionGuard,
     RequestHooks,
@@ -41,6 +41,7 @@ from runtime_core.llm.pydantic_ai.durability import (
     run_agent,
 )
 from runtime_core.llm.pydantic_ai.tool_events import CARRIED, ENGINE, SETTINGS, definitions, tool_name
+from runtime_core.llm.request import messages_json
 from runtime_core.llm.tokens import REMEMBERED
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro

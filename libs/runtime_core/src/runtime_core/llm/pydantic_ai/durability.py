@@ -44,17 +44,12 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApp
 from runtime_core import codec
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.llm.agent import ModelSettings
+from runtime_core.llm.attempt import Decide
 from runtime_core.llm.client import CURRENT_CALL, CallState, LazyModel, show, shown_url, with_key
 from runtime_core.llm.failures import ConversationFailed, Endpoint
-from runtime_core.llm.model_call import (
-    Decide,
-    ModelRequest,
-    label_of,
-    messages_of,
-    request_json,
-    with_tools,
-)
+from runtime_core.llm.model_call import ModelRequest
 from runtime_core.llm.pydantic_ai.tool_events import ENGINE, SETTINGS, Revalidating, event_data, tool_name
+from runtime_core.llm.request import label_of, messages_of, request_json, with_tools
 from runtime_core.runs.calls import Approval
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.guest import Guest, current_guest, host
