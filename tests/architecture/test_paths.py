@@ -14,7 +14,7 @@ import pytest
 import runtime_core
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.deliveries import Delivery
-from runtime_core.consumer.consumer import Consumer, Place
+from runtime_core.consumer.in_flight import InFlight, Place
 from runtime_core.ingress import admission
 from weft import AgentContext, App
 from weft.testing import LocalApp
@@ -76,7 +76,7 @@ async def test_a_submit_passes_at_most_nine_files(monkeypatch: pytest.MonkeyPatc
 async def test_a_turn_passes_at_most_fourteen_files(monkeypatch: pytest.MonkeyPatch) -> None:
     passed: set[str] = set()
     handling: list[asyncio.Task[object]] = []
-    handle, call = Consumer._handle, RespTransport.call
+    handle, call = InFlight._handle, RespTransport.call
     before = sys.getprofile()
 
     def in_the_turn() -> bool:
@@ -84,7 +84,7 @@ async def test_a_turn_passes_at_most_fourteen_files(monkeypatch: pytest.MonkeyPa
         task = asyncio.current_task()
         return task in handling or (task is not None and task.get_name().startswith("run "))
 
-    async def handled(self: Consumer, place: Place, delivery: Delivery) -> None:
+    async def handled(self: InFlight, place: Place, delivery: Delivery) -> None:
         task = asyncio.current_task()
         assert task is not None
         handling.append(task)
@@ -99,7 +99,7 @@ async def test_a_turn_passes_at_most_fourteen_files(monkeypatch: pytest.MonkeyPa
 
     async with LocalApp(app) as client:
         await (await client.submit("echo", "first, which fills caches")).result(timeout=60)
-        monkeypatch.setattr(Consumer, "_handle", handled)
+        monkeypatch.setattr(InFlight, "_handle", handled)
         monkeypatch.setattr(RespTransport, "call", called)
         try:
             await (await client.submit("echo", "hi")).result(timeout=60)

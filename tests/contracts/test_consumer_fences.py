@@ -13,7 +13,8 @@ from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys, namespace_settings
-from runtime_core.consumer.consumer import DEFECT_ATTEMPTS, Consumer
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.in_flight import DEFECT_ATTEMPTS
 from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, complete
@@ -200,10 +201,10 @@ async def test_a_delivery_that_is_held_is_not_handled_twice(broker: Broker) -> N
     async with consumer_of(broker) as (consumer, bus, handler):
         await broker.submit(bus, "t")
         delivery = await broker.take(bus)
-        consumer._take([delivery])
-        consumer._take([delivery])
+        consumer._in_flight.take([delivery])
+        consumer._in_flight.take([delivery])
         await broker.submit(bus, "next")
-        consumer._take([await broker.take(bus)])
+        consumer._in_flight.take([await broker.take(bus)])
         assert [await next_of(handler.began), await next_of(handler.began)] == ["t", "next"]
         assert consumer.held == 2
 
@@ -213,14 +214,14 @@ async def test_a_delivery_that_arrives_during_a_stop_does_not_start(broker: Brok
         await broker.submit(bus, "t")
         delivery = await broker.take(bus)
         await consumer.stop()
-        consumer._take([delivery])
+        consumer._in_flight.take([delivery])
         assert consumer.held == 0
         assert handler.began.empty()
 
 
 async def ended(consumer: Consumer) -> None:
     """Wait until every held delivery has ended."""
-    await asyncio.gather(*consumer._running.values(), return_exceptions=True)
+    await asyncio.gather(*consumer._in_flight.running.values(), return_exceptions=True)
 
 
 async def dead_ones(broker: Broker, bus: EventBus, *tasks: str) -> None:
@@ -236,7 +237,7 @@ async def test_a_defect_of_a_handler_delays_its_delivery(broker: Broker) -> None
     async with consumer_of(broker) as (consumer, bus, handler):
         handler.error = RuntimeError("a defect")
         await broker.submit(bus, "t")
-        consumer._take([await broker.take(bus)])
+        consumer._in_flight.take([await broker.take(bus)])
         await ended(consumer)
         await broker.pass_time(60_000)
         await bus.promote()
@@ -244,7 +245,7 @@ async def test_a_defect_of_a_handler_delays_its_delivery(broker: Broker) -> None
         assert (delivery.task, delivery.attempt) == ("t", 2)
         handler.error = None
         handler.go_on.set()
-        consumer._take([delivery])
+        consumer._in_flight.take([delivery])
         await ended(consumer)
     await broker.idle()
 
@@ -255,7 +256,7 @@ async def test_a_handler_that_fails_each_time_gives_up_its_delivery(broker: Brok
         await broker.submit(bus, "t")
         delivery = await broker.take(bus)
         delivery.attempt = DEFECT_ATTEMPTS
-        consumer._take([delivery])
+        consumer._in_flight.take([delivery])
         await ended(consumer)
         assert [letter["reason"] for letter in await broker.entries("dead")] == ["defect"]
         assert await broker.status("t") == "failed"
@@ -267,12 +268,12 @@ async def test_a_delivery_stays_pending_if_its_defect_cannot_be_stored(broker: B
     async with consumer_of(broker) as (consumer, bus, handler):
         handler.error, bus.refusal = RuntimeError("a defect"), refusal
         await broker.submit(bus, "t")
-        consumer._take([await broker.take(bus)])
-        consumer._unreconciled = False
-        [handling] = consumer._running.values()
+        consumer._in_flight.take([await broker.take(bus)])
+        consumer._in_flight.unreconciled = False
+        [handling] = consumer._in_flight.running.values()
         await ended(consumer)
         assert handling.exception() is None
-        assert consumer._unreconciled
+        assert consumer._in_flight.unreconciled
         handler.error = bus.refusal = None
         handler.go_on.set()
         await consumer._reconcile()
@@ -285,10 +286,10 @@ async def test_a_delivery_whose_outcome_cannot_be_stored_is_found_again(broker: 
     async with consumer_of(broker) as (consumer, bus, handler):
         handler.error = BusUnavailable("away")
         await broker.submit(bus, "t")
-        consumer._take([await broker.take(bus)])
-        consumer._unreconciled = False
+        consumer._in_flight.take([await broker.take(bus)])
+        consumer._in_flight.unreconciled = False
         await ended(consumer)
-        assert consumer._unreconciled
+        assert consumer._in_flight.unreconciled
         assert await bus.own_pending("agent")
 
 
@@ -297,11 +298,11 @@ async def test_a_fenced_handler_ends_the_work_of_its_owner(broker: Broker) -> No
     async with consumer_of(broker) as (consumer, bus, handler):
         for task in ("works", "fenced"):
             await broker.submit(bus, task)
-        consumer._take([await broker.take(bus)])
+        consumer._in_flight.take([await broker.take(bus)])
         assert await next_of(handler.began) == "works"
         handler.error = Fenced("declared dead")
         name = bus.owner
-        consumer._take([await broker.take(bus)])
+        consumer._in_flight.take([await broker.take(bus)])
         assert await next_of(handler.dropped) == "works"
         async with asyncio.timeout(SECONDS):
             while consumer._rejoining:
@@ -320,7 +321,7 @@ async def test_an_entry_of_a_newer_release_is_left_to_it(broker: Broker) -> None
         poison = await broker.take(bus)
         await broker.call("HSET", settings, "format", 2)
         try:
-            consumer._take(taken, malformed)
+            consumer._in_flight.take(taken, malformed)
             with pytest.raises(ConfigurationError, match="update this service"):
                 await asyncio.wait_for(consumer.run(), SECONDS)
             assert await broker.entries("dead") == []
@@ -394,10 +395,10 @@ async def test_a_delivery_that_its_owner_drops_stays_pending(broker: Broker) -> 
     async with consumer_of(broker) as (consumer, bus, handler):
         await broker.submit(bus, "t")
         delivery = await broker.take(bus)
-        consumer._take([delivery])
+        consumer._in_flight.take([delivery])
         assert await next_of(handler.began) == "t"
-        [place] = consumer._running
-        consumer._cancel(place)
+        [place] = consumer._in_flight.running
+        consumer._in_flight.cancel(place)
         await ended(consumer)
         assert list(await bus.own_pending("agent")) == [delivery.entry]
 
@@ -411,7 +412,7 @@ async def test_an_entry_that_ran_alone_leaves_quarantine_with_its_end(broker: Br
         await broker.call("HSET", broker.keys.quarantine, place, "1", "~agent", bus.owner)
         delivery.quarantined = True
         handler.go_on.set()
-        consumer._take([delivery])
+        consumer._in_flight.take([delivery])
         await ended(consumer)
         assert await broker.hash("quarantine") == {}
 
@@ -420,7 +421,7 @@ async def test_a_stop_whose_work_ends_in_time_interrupts_nothing(broker: Broker)
     async with consumer_of(broker) as (consumer, bus, handler):
         consumer._finish_seconds = SECONDS
         await broker.submit(bus, "t")
-        consumer._take([await broker.take(bus)])
+        consumer._in_flight.take([await broker.take(bus)])
         assert await next_of(handler.began) == "t"
         handler.go_on.set()
         await consumer.stop()

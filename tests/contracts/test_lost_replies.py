@@ -297,7 +297,7 @@ class Racing:
     async def settle(self) -> None:
         """Let everything that is held end."""
         self.worker.go_on.set()
-        await asyncio.wait(list(self.consumer._running.values()))
+        await asyncio.wait(list(self.consumer._in_flight.running.values()))
         self.worker.go_on.clear()
 
     def begun(self) -> list[str]:
@@ -321,7 +321,7 @@ async def test_an_entry_that_ends_while_the_owner_looks_needs_no_second_look(
 ) -> None:
     """Each second look waits for replies, and a busy owner would wait at each of its looks."""
     await broker.submit(bus, "t")
-    racing.consumer._take(await racing.read())
+    racing.consumer._in_flight.take(await racing.read())
     racing.bus.after_look[1] = racing.settle
     await racing.consumer._reconcile()
     assert racing.bus.looks == 1
@@ -336,7 +336,7 @@ async def test_an_entry_that_is_taken_while_the_owner_looks_needs_no_second_look
     taken = await racing.read()
 
     async def arrives() -> None:
-        racing.consumer._take(taken)
+        racing.consumer._in_flight.take(taken)
 
     racing.bus.after_look[1] = arrives
     await racing.consumer._reconcile()
@@ -358,7 +358,7 @@ async def test_an_entry_that_is_read_between_two_looks_is_left_to_its_read(
     racing.bus.after_look[1] = read
     await racing.consumer._reconcile()
     assert racing.bus.looks == 2
-    assert [delivery.task for delivery in racing.consumer._held.values()] == ["lost"]
+    assert [delivery.task for delivery in racing.consumer._in_flight.held.values()] == ["lost"]
 
 
 async def test_an_entry_that_arrives_between_two_looks_runs_once(broker: Broker, bus: EventBus, racing: Racing) -> None:
@@ -367,7 +367,7 @@ async def test_an_entry_that_arrives_between_two_looks_runs_once(broker: Broker,
     taken = await racing.read()
 
     async def arrives() -> None:
-        racing.consumer._take(taken)
+        racing.consumer._in_flight.take(taken)
 
     racing.bus.after_look[2] = arrives
     racing.bus.after_reopen = racing.settle

@@ -193,11 +193,11 @@ async def test_a_reopened_task_continues(broker: Broker, bus: EventBus) -> None:
     assert await fail_call(broker, bus)
     assert await fail(bus, await broker.take(bus))
     async with consuming(broker, "tool") as (handler, consumer):
-        assert "t" in consumer._ended.ended_ms
+        assert "t" in consumer._in_flight.ended.ended_ms
         (letter,) = await broker.entries("dead")
         assert await bus.redrive(letter["id"], True) == ["ok", "t"]
         assert await handler.begins() == "t r/0"
-        assert "t" not in consumer._ended.ended_ms
+        assert "t" not in consumer._in_flight.ended.ended_ms
         handler.go_on.set()
         await drained(broker, "tool")
         assert await broker.status("t") == "running"
@@ -230,8 +230,8 @@ async def test_a_delivery_that_is_stopped_before_its_first_step_leaves_no_trace(
     await broker.submit(bus, "t")
     delivery = await broker.take(bus)
     async with consuming(broker, "agent") as (handler, consumer):
-        consumer._take([delivery])
-        consumer._stop_task("t")
+        consumer._in_flight.take([delivery])
+        consumer._in_flight.stop_task("t")
         async with asyncio.timeout(SECONDS):
             while consumer.held:
                 await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.replies import Replies
-from runtime_core.consumer.consumer import Handler
+from runtime_core.consumer.in_flight import Handler
 from runtime_core.errors import BusError
 from runtime_core.host.host import Host, Role
 from runtime_core.ingress.admission import Admission

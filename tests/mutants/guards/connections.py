@@ -104,8 +104,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "consumer/consumer.py",
         "burying",
-        "(*self._loops, *self._running.values(), *self._burying)",
-        "(*self._loops, *self._running.values())",
+        "(*self._loops, *flight.running.values(), *flight.burying)",
+        "(*self._loops, *flight.running.values())",
         "a stop leaves no task behind that keeps a dead letter",
         "integration/bus:connection",
     ),

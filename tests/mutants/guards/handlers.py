@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant, python
 TURNS = "runs/turn.py"
 CALLS = "tools/handler.py"
 CONSUMER = "consumer/consumer.py"
+IN_FLIGHT = "consumer/in_flight.py"
 ENDED = "consumer/heartbeat.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -183,26 +184,26 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:calls_once",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "held_twice",
-        "if place in self._held:",
+        "if place in self.held:",
         "if False:",
         "a delivery in hand is not handled twice",
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "fenced_drops",
-        "            if task is not current:\n                self._cancel(place)\n",
+        "            if task is not current:\n                self.cancel(place)\n",
         "            pass\n",
         "an owner that was declared dead drops what it runs",
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "fenced_forgets",
-        "        self._handler.forget()\n        self._rejoining = True",
-        "        self._rejoining = True",
+        "                self.cancel(place)\n        self._handler.forget()\n",
+        "                self.cancel(place)\n",
         "an owner that was declared dead keeps no runs",
         "contracts:heartbeats",
         "integration/host:bad_days",
@@ -220,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "reconciles",
-        "self._unreconciled or loop.time() - reconciled_at > self._lease",
+        "self._in_flight.unreconciled or loop.time() - reconciled_at > self._lease",
         "False",
         "deliveries whose reply was lost are taken",
         "contracts:lost_replies",
@@ -268,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:leader",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "defect_delays",
         '            await self._bus.retry(delivery, 1000, b"")\n',
         "            pass\n",
@@ -276,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "defect_gives_up",
         "if delivery.attempt < DEFECT_ATTEMPTS:",
         "if True:",
@@ -284,7 +285,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "defect_unstored",
         '            except (Fenced, BusError) as error:\n                logger.error("%r stays',
         '            except ZeroDivisionError as error:\n                logger.error("%r stays',
@@ -292,15 +293,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "outcome_unstored",
-        '            outcome = "bus_error"\n            logger.error("%r stays with this owner: %s", delivery, error)\n            self._unreconciled = True\n',
+        '            outcome = "bus_error"\n            logger.error("%r stays with this owner: %s", delivery, error)\n            self.unreconciled = True\n',
         '            outcome = "bus_error"\n',
         "a delivery whose outcome cannot be stored is found again",
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "fenced_handler",
         "            self._metrics.fenced_commits.inc()\n            self._on_fenced()\n",
         "            self._metrics.fenced_commits.inc()\n",
@@ -308,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "newer_release",
         'if reason == "malformed" and await self._bus.namespace_is_newer():',
         "if False:",
@@ -316,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "newer_malformed",
         'if reason == "malformed" and await',
         "if await",
@@ -398,8 +399,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "reading_ends",
-        "            self._reading.cancel()\n            await asyncio.wait((self._reading,))\n        try:",
-        "            pass\n        try:",
+        "            self._reading.cancel()\n            await asyncio.wait((self._reading,))\n        flight",
+        "            pass\n        flight",
         "a consumer that has left reads no more",
         "contracts:consumer_fences",
     ),
@@ -468,7 +469,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "dropped_pending",
         "            if delivery.task not in self._stopped_tasks:\n                raise\n",
         "",
@@ -476,7 +477,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "leaves_quarantine",
         "                if delivery.quarantined:\n                    await self._bus.leave_quarantine(delivery)\n",
         "",
@@ -484,7 +485,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:consumer_fences",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "all_in_time",
         "if left and seconds is not None:",
         "if seconds is not None:",
@@ -501,7 +502,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/consumer:stopping",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "stopped_settles",
         "            with contextlib.suppress(Fenced):\n                await self._settle(delivery)\n",
         "            pass\n",
@@ -511,7 +512,7 @@ MUTANTS: tuple[Mutant, ...] = (
         survives="within a lease its consumer finds it among its pending entries, and settles it then",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "queued_settles",
         "if (may_be_over or repeated_call) and await self._settle_if_over(delivery, repeated_call):",
         "if False:",
@@ -535,18 +536,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:lost_replies",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "unbegun",
-        "            self._release(place)\n            self._unreconciled = True\n",
+        "            self._release(place)\n            self.unreconciled = True\n",
         "            pass\n",
         "a delivery that was cancelled before it began is let go",
         "contracts:lost_replies",
         "contracts:queued_work",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "stop_begins_nothing",
-        "for delivery in () if self._stop.is_set() else deliveries:",
+        "for delivery in () if self.closed else deliveries:",
         "for delivery in deliveries:",
         "a process that stops begins nothing",
         "contracts:consumer_fences",
@@ -640,7 +641,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "drains",
         "            self._handler.drain()\n",
         "",
@@ -673,7 +674,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:lost_replies",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "repeated_call",
         "if (may_be_over or repeated_call) and",
         "if may_be_over and",
@@ -681,7 +682,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:queued_work",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "asks_of_old",
         "may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms",
         "may_be_over = delivery.task in ended.ended_ms",
@@ -689,18 +690,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:queued_work",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "old_may_live",
-        "live = delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task)\n",
+        "live = delivery.task not in self.ended.ended_ms and await self._bus.is_live(delivery.task)\n",
         "live = False\n",
         "old work of a task that goes on starts",
         "contracts:queued_work",
         survives="work of a task that goes on is put back, under a newer entry",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "reopened",
-        "            self._ended.forget(delivery.task)\n",
+        "            self.ended.forget(delivery.task)\n",
         "            pass\n",
         "work of a reopened task starts",
         "contracts:queued_work",
@@ -708,15 +709,15 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "recall_bounded",
-        "            self._ended.since_ms = found[-1][1]\n",
+        "            self._in_flight.ended.since_ms = found[-1][1]\n",
         "            pass\n",
         "of tasks beyond those recalled the broker is asked",
         "contracts:queued_work",
     ),
     python(
-        CONSUMER,
+        IN_FLIGHT,
         "stopped_once",
-        "if not self._running[place].cancelling():",
+        "if not self.running[place].cancelling():",
         "if True:",
         "the clean-up of work that was stopped is not disturbed",
         "contracts:cancel",

@@ -23,7 +23,7 @@ from runtime_core.bus.private_server import drop_database, new_database, why_los
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
-from runtime_core.consumer.consumer import Handler
+from runtime_core.consumer.in_flight import Handler
 from runtime_core.consumer.leader import Leader
 from runtime_core.declare.manifest import Manifest, announce
 from runtime_core.errors import BusError, ConfigurationError

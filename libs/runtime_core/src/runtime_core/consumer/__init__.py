@@ -1,6 +1,7 @@
 """The life of a delivery.
 
-1. `consumer` reads an entry from a work stream, and tracks it while a handler has it. It skips tasks that have ended.
+1. `consumer` reads an entry from a work stream. `in_flight` passes it to its handler and holds it until it is settled.
+   It skips tasks that have ended.
 2. `heartbeat` keeps the owner alive. If it stops, the consumers of other processes reclaim this one's deliveries.
 3. The handler returns its `effects` as values. Its commit writes them and acknowledges the entry in one step; `calls`
    has what tool calls and engine steps share there.

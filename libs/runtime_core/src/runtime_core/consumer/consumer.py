@@ -1,25 +1,19 @@
-"""Takes deliveries, passes each to its handler, tracks those it holds, and reclaims those of dead owners."""
+"""Reads deliveries, keeps their owner alive, and reclaims those of dead owners."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
-import time
 from collections.abc import Sequence
-from functools import partial
-from types import CoroutineType
-from typing import Protocol
 
 from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, group_of
-from runtime_core.consumer.heartbeat import BEATS_PER_LEASE, MAX_ENDED_TASKS, EndedTasks, Owner
+from runtime_core.consumer.heartbeat import BEATS_PER_LEASE, MAX_ENDED_TASKS, Owner
+from runtime_core.consumer.in_flight import Handler, InFlight, Place
 from runtime_core.consumer.progress import Health, ProgressWatch
 from runtime_core.errors import BusError, BusLost, BusUnavailable, ConfigurationError, Fenced
-from runtime_core.record.step import ENCODER, StepError
-from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -30,36 +24,9 @@ READ_AT_ONCE = 48
 """Larger batches run in lockstep: while one service works, the services behind it wait."""
 HEAD_START_SECONDS = 0.02
 """How long an adopted delivery runs before the next one is adopted, unless it ends earlier."""
-DEFECT_ATTEMPTS = 20
-STOPPED = "the task is over"
-"""The message of a handler's CancelledError if its task has ended. Without it, another owner gets the delivery."""
 WITHDRAWN = "withdrawn:"
 """The prefix of a task in a heartbeat's reply if nobody wants its answer, but it continues (`withdraw_request.lua`)."""
 RECALL_PAGE = 1000
-DRAIN_PART = 0.25
-"""The last share of the stop time. No step begins in it, since an interrupted step has to run again."""
-Place = tuple[str, bytes]
-"""A stream and the id of one of its entries."""
-
-
-class Handler(Protocol):
-    """Handles and settles deliveries for a service."""
-
-    async def handle(self, delivery: Delivery) -> None:
-        """Run and settle one delivery. Any error but Fenced and BusError is a defect of the handler."""
-        ...
-
-    def forget(self) -> None:
-        """Drop all state kept between deliveries: this owner was declared dead."""
-        ...
-
-    def drain(self) -> None:
-        """Begin no further step: this process stops, and another one continues from the journal."""
-        ...
-
-    def stop_task(self, task: str) -> None:
-        """Tell running work that its task ended early, or that nobody wants its answer."""
-        ...
 
 
 class Consumer:
@@ -100,14 +67,13 @@ class Consumer:
         self._finish_seconds = finish_seconds
         self._cancel_grace_seconds = cancel_grace_seconds
         self._owner = Owner(bus, service, lease_seconds)
-        self._held: dict[Place, Delivery] = {}
-        self._running: dict[Place, asyncio.Task[None]] = {}
-        self._stopped_tasks: set[str] = set()
-        self._ended = EndedTasks()
+        self._watch = ProgressWatch(max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds)
+        self._in_flight = InFlight(
+            bus, handler, metrics, self._watch, limit=in_flight, on_fenced=self._on_fenced, on_failure=self._fail
+        )
+        self._held = self._in_flight.held
         self._rejoining = False
         """Whether this owner was declared dead and has no new name yet."""
-        self._may_read = asyncio.Event()
-        """Set at each change after which the next read may be allowed."""
         self._stop = asyncio.Event()
         self._alone: str | None = None
         """The stream of a quarantined entry that runs alone, or is about to."""
@@ -116,9 +82,6 @@ class Consumer:
         """Entries that reconciliation took during the current read. The read's reply must not deliver them again."""
         self._reading: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
-        self._burying: set[asyncio.Task[None]] = set()
-        self._unreconciled = True
-        self._watch = ProgressWatch(max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds)
         self._connected = False
         self._failure: ConfigurationError | BusLost | None = None
 
@@ -155,7 +118,7 @@ class Consumer:
             # The pending read does not include them. Reconciliation finds the entries that its reply would deliver.
             self._reading.cancel()
             await asyncio.wait((self._reading,))
-            self._unreconciled = True
+            self._in_flight.unreconciled = True
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="read")
 
     async def stop(self) -> None:
@@ -163,19 +126,20 @@ class Consumer:
 
         The heartbeat continues until the last settle, so that nobody adopts unfinished deliveries.
         """
-        self._stop.set()
+        self._close()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait((self._reading,))
+        flight = self._in_flight
         try:
-            if self._running:
-                await self._finish()
-                await self._hand_back()
+            if flight.running:
+                await flight.finish(self._finish_seconds)
+                await flight.hand_back(self._cancel_grace_seconds)
         finally:
             # A malformed entry that is not a dead letter yet stays pending: its next owner makes it one.
-            for task in (*self._loops, *self._running.values(), *self._burying):
+            for task in (*self._loops, *flight.running.values(), *flight.burying):
                 task.cancel()
-            if ending := (*self._loops, *self._burying):
+            if ending := (*self._loops, *flight.burying):
                 await asyncio.wait(ending)
         # Ends warm runs. The closing of the event loop would report each of them as a defect.
         self._handler.forget()
@@ -187,29 +151,6 @@ class Consumer:
                     for item in (await self._bus.reopen(stream, await self._bus.own_pending(stream)))[0]
                 ]
                 await self._bus.leave(unknown)
-
-    async def _finish(self) -> None:
-        """Wait for running deliveries. In the last part of the time they only finish their current step."""
-        seconds = self._finish_seconds
-        part = None if seconds is None else seconds * (1 - DRAIN_PART)
-        _, left = await asyncio.wait(list(self._running.values()), timeout=part)
-        if left and seconds is not None:
-            self._handler.drain()
-            await asyncio.wait(left, timeout=seconds * DRAIN_PART)
-
-    async def _hand_back(self) -> None:
-        """Cancel the deliveries that still run and hand them back. Meanwhile the heartbeat prevents their adoption.
-
-        Code that ignores its cancellation is abandoned: when this owner has left, its writes do not count.
-        """
-        left = list(self._running.values())
-        if left:
-            logger.info("%d deliveries still running; handing them back", len(left))
-            for place in list(self._running):
-                self._cancel(place)
-            _, stays = await asyncio.wait(left, timeout=self._cancel_grace_seconds)
-            if stays:
-                logger.warning("%d deliveries ignored their cancellation; they end with the process", len(stays))
 
     @property
     def held(self) -> int:
@@ -232,6 +173,15 @@ class Consumer:
     def progress(self) -> Health:
         return self._watch.health()
 
+    def _close(self) -> None:
+        self._in_flight.closed = True
+        self._stop.set()
+
+    def _fail(self, error: ConfigurationError | BusLost) -> None:
+        """Stop, and let `run` raise the error."""
+        self._failure = error
+        self._close()
+
     # -- taking ------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
@@ -240,8 +190,8 @@ class Consumer:
             # Reads have a separate connection. A read before the first heartbeat would use a name that counts as
             # dead, and others would adopt its entries.
             while len(self._held) >= self._limit or self._alone is not None or self._rejoining:
-                self._may_read.clear()
-                await self._may_read.wait()
+                self._in_flight.has_room.clear()
+                await self._in_flight.has_room.wait()
             self._in_read = True
             self._reconciled.clear()
             owner = self._bus.owner
@@ -252,14 +202,13 @@ class Consumer:
                     await self._bus.refill(count, self._streams)
                 taken, malformed = await self._bus.read(self._streams, count, READ_BLOCK_MS)
             except BusLost as lost:
-                self._failure = lost
-                self._stop.set()
+                self._fail(lost)
                 for task in self._loops:
                     task.cancel()
                 return
             except BusUnavailable:
                 # The reply may have been lost with the connection. Reconciliation finds its entries.
-                self._unreconciled = True
+                self._in_flight.unreconciled = True
                 self._connected = False
                 await asyncio.sleep(backoff)
                 backoff = min(1.0, backoff * 2)
@@ -276,7 +225,7 @@ class Consumer:
             if owner == self._bus.owner:
                 if self._reconciled:
                     taken, malformed = self._not_reconciled(taken, malformed)
-                self._take(taken, malformed)
+                self._in_flight.take(taken, malformed)
 
     def _not_reconciled(
         self, taken: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]]
@@ -285,132 +234,6 @@ class Consumer:
         fresh = [delivery for delivery in taken if (delivery.stream, delivery.entry) not in self._reconciled]
         self._metrics.duplicates_suppressed.inc(len(taken) - len(fresh))
         return fresh, [each for each in malformed if each[:2] not in self._reconciled]
-
-    def _take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
-        loop = asyncio.get_running_loop()
-        # Deliveries that arrive during a stop do not start: they are handed back.
-        for delivery in () if self._stop.is_set() else deliveries:
-            place = (delivery.stream, delivery.entry)
-            if place in self._held:
-                self._metrics.duplicates_suppressed.inc()
-                continue
-            self._held[place] = delivery
-            self._running[place] = loop.create_task(self._handle(place, delivery))
-        for stream, entry, why in malformed:
-            burying = loop.create_task(self._bury(stream, entry, why), name="bury")
-            self._burying.add(burying)
-            burying.add_done_callback(self._buried)
-        self._watch.waiting(bool(self._held))
-
-    def _buried(self, burying: asyncio.Task[None]) -> None:
-        self._burying.discard(burying)
-        if not burying.cancelled() and (error := burying.exception()) is not None:
-            logger.error("could not write a dead letter: %s", error)
-
-    def _cancel(self, place: Place, why: str | None = None) -> None:
-        """Cancel the handling of a delivery, and release the delivery if that has not begun and so runs no clean-up."""
-        task = self._running[place]
-        coroutine = task.get_coro()
-        assert isinstance(coroutine, CoroutineType)
-        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-            task.add_done_callback(partial(self._drop_unbegun, place))
-        task.cancel(why)
-
-    def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
-        if self._running.get(place) is task:
-            self._release(place)
-            self._unreconciled = True
-
-    async def _handle(self, place: Place, delivery: Delivery) -> None:
-        started = time.perf_counter()
-        outcome = "handled"
-        HANDLED.set(delivery)  # in this task's own context, so nothing restores it
-        ended, entry_ms = self._ended, int(delivery.entry.partition(b"-")[0])
-        try:
-            # Its task has ended early, or may have ended before this process kept track. A repeated call may be a copy:
-            # a server that has lost its last writes promotes it again, and its result may have come meanwhile.
-            may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms
-            repeated_call = delivery.attempt > 1 and delivery.kind == "call"
-            if (may_be_over or repeated_call) and await self._settle_if_over(delivery, repeated_call):
-                outcome = "stopped"
-            else:
-                await self._handler.handle(delivery)
-                if delivery.quarantined:
-                    await self._bus.leave_quarantine(delivery)
-        except Fenced:
-            outcome = "fenced"
-            self._metrics.fenced_commits.inc()
-            self._on_fenced()
-        except asyncio.CancelledError:
-            if delivery.task not in self._stopped_tasks:
-                raise
-            # The task has ended: settling its delivery acknowledges it and frees its instance.
-            outcome = "stopped"
-            with contextlib.suppress(Fenced):
-                await self._settle(delivery)
-        except BusUnavailable as error:
-            outcome = "bus_error"
-            logger.error("%r stays with this owner: %s", delivery, error)
-            self._unreconciled = True
-        except Exception:
-            outcome = "defect"
-            logger.exception("the handler failed on %r", delivery)
-            try:
-                await self._after_defect(delivery)
-            except (Fenced, BusError) as error:
-                logger.error("%r stays with this owner: %s", delivery, error)
-                self._unreconciled = True
-        finally:
-            self._release(place)
-        self._metrics.events_handled[outcome].value += 1
-        self._metrics.handler_seconds.observe(time.perf_counter() - started)
-        self._watch.progressed()
-
-    async def _settle_if_over(self, delivery: Delivery, repeated_call: bool) -> bool:
-        """Settle, without running it, a delivery whose task has ended, or a repeated call that has its result.
-
-        Return False if it must be handled.
-        """
-        live = delivery.task not in self._ended.ended_ms and await self._bus.is_live(delivery.task)
-        if live and (not repeated_call or await self._bus.is_awaited(delivery)):
-            return False
-        await self._settle(delivery)
-        return True
-
-    async def _settle(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery of an ended task and free its instance. The broker checks that the task has ended."""
-        if await self._bus.retry(delivery, 0, b"", counts=False):
-            # The task was reopened, and its work is back on its stream.
-            self._ended.forget(delivery.task)
-
-    async def _after_defect(self, delivery: Delivery) -> None:
-        """Retry after a defect of Weft or an error of the server, but not forever."""
-        if delivery.attempt < DEFECT_ATTEMPTS:
-            await self._bus.retry(delivery, 1000, b"")
-        else:
-            await self._bury(delivery.stream, delivery.entry, "the handler failed on it each time", "defect")
-
-    def _release(self, place: Place) -> None:
-        self._held.pop(place, None)
-        self._running.pop(place, None)
-        if not self._held:
-            self._stopped_tasks.clear()
-            self._watch.waiting(False)
-        if len(self._held) == self._limit - 1:
-            self._may_read.set()
-
-    async def _bury(self, stream: str, entry: bytes, why: str, reason: str = "malformed") -> None:
-        if reason == "malformed" and await self._bus.namespace_is_newer():
-            # A newer release wrote it: stop, and leave it to the replicas that can read it.
-            self._failure = ConfigurationError(f"an entry of {stream} {why}: update this service")
-            self._stop.set()
-            return
-        error = StepError(reason.capitalize(), why, at=time.time() * 1000)
-        await self._bus.dead_letter(
-            stream, entry, reason, ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
-        )
-        self._metrics.dead_letters[reason].inc()
-        logger.error("an entry of %s became a dead letter (%s): %s", stream, reason, why)
 
     # -- keeping -----------------------------------------------------------------------------------------------
 
@@ -423,12 +246,12 @@ class Consumer:
                 self._watch.asks_broker(self)
                 stopped = await self._owner.beat()
                 self._watch.broker_answered(self)
-                self._ended.add_reported(stopped, self._owner.at_ms, since_ms)
+                self._in_flight.ended.add_reported(stopped, self._owner.at_ms, since_ms)
                 for task in stopped:
                     if task.startswith(WITHDRAWN):
                         self._handler.stop_task(task.removeprefix(WITHDRAWN))
                     else:
-                        self._stop_task(task)
+                        self._in_flight.stop_task(task)
             except Fenced:
                 self._on_fenced()
             except BusError as error:
@@ -445,18 +268,8 @@ class Consumer:
             if len(page) < RECALL_PAGE:
                 break
         else:
-            self._ended.since_ms = found[-1][1]
-        self._ended.add_remembered(reversed(found), self._owner.at_ms)
-
-    def _stop_task(self, task: str) -> None:
-        self._handler.stop_task(task)
-        places = [place for place, delivery in self._held.items() if delivery.task == task]
-        if places:
-            self._stopped_tasks.add(task)
-            for place in places:
-                # Two heartbeats may report the same task: a second cancel would disturb its clean-up.
-                if not self._running[place].cancelling():
-                    self._cancel(place, STOPPED)
+            self._in_flight.ended.since_ms = found[-1][1]
+        self._in_flight.ended.add_remembered(reversed(found), self._owner.at_ms)
 
     def _on_fenced(self) -> None:
         """Drop all deliveries, since this owner was declared dead and others own them, and rejoin under a new name."""
@@ -466,11 +279,7 @@ class Consumer:
             "this owner was declared dead: its heartbeat was late; dropping %d deliveries and rejoining",
             len(self._held),
         )
-        current = asyncio.current_task()
-        for place, task in list(self._running.items()):
-            if task is not current:
-                self._cancel(place)
-        self._handler.forget()
+        self._in_flight.drop()
         self._rejoining = True
         self._loops.append(asyncio.get_running_loop().create_task(self._rejoin(), name="rejoin"))
 
@@ -481,9 +290,9 @@ class Consumer:
             except BusError:
                 await asyncio.sleep(0.1)
             else:
-                self._unreconciled = True
+                self._in_flight.unreconciled = True
                 self._rejoining = False
-                self._may_read.set()
+                self._in_flight.has_room.set()
                 break
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 
@@ -494,9 +303,9 @@ class Consumer:
         while True:
             try:
                 if self._bus.transport.reconnects != reconnects:
-                    reconnects, self._unreconciled = self._bus.transport.reconnects, True
-                if self._unreconciled or loop.time() - reconciled_at > self._lease:
-                    self._unreconciled = False
+                    reconnects, self._in_flight.unreconciled = self._bus.transport.reconnects, True
+                if self._in_flight.unreconciled or loop.time() - reconciled_at > self._lease:
+                    self._in_flight.unreconciled = False
                     await self._reconcile()
                     reconciled_at = loop.time()
                 for stream in self._streams:
@@ -532,7 +341,7 @@ class Consumer:
                 logger.info("taking %d deliveries of %s whose reply was lost", len(lost), stream)
                 # First, since a late reply of a read may deliver them during `reopen` or after it.
                 self._reconciled.update((stream, entry) for entry in lost)
-                self._take(*await self._bus.reopen(stream, lost))
+                self._in_flight.take(*await self._bus.reopen(stream, lost))
 
     async def _adopt(self, stream: str) -> None:
         if self._alone is not None:
@@ -545,7 +354,7 @@ class Consumer:
             adopted = await self._bus.adopt(stream, 1, idle=True)
             if not adopted.must_be_idle and not adopted.deliveries:
                 self._alone = None
-                self._may_read.set()
+                self._in_flight.has_room.set()
             await self._take_adopted(adopted)
             return
         # One by one, each with a head start: an entry that kills its process immediately does so before others are
@@ -572,11 +381,11 @@ class Consumer:
         self._metrics.adopted_deliveries.inc(count)
         for delivery in adopted.condemned:
             await self._condemn(delivery)
-        self._take(adopted.deliveries, adopted.malformed)
+        self._in_flight.take(adopted.deliveries, adopted.malformed)
         started = [
-            self._running[place]
+            self._in_flight.running[place]
             for delivery in adopted.deliveries
-            if (place := (delivery.stream, delivery.entry)) in self._running
+            if (place := (delivery.stream, delivery.entry)) in self._in_flight.running
         ]
         if started:
             await asyncio.wait(started, timeout=HEAD_START_SECONDS)
@@ -587,7 +396,7 @@ class Consumer:
             f"{delivery.name} ended its process, or blocked its event loop, on {delivery.deliveries - 1} deliveries, "
             "even while it ran alone"
         )
-        await self._bury(delivery.stream, delivery.entry, why, "poison")
+        await self._in_flight.bury(delivery.stream, delivery.entry, why, "poison")
         await self._bus.leave_quarantine(delivery)
 
     async def _promoting(self) -> None:

@@ -17,7 +17,7 @@ from runtime_core.app.loading import load_app
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
 from runtime_core.config.settings import Settings
-from runtime_core.consumer.consumer import Handler
+from runtime_core.consumer.in_flight import Handler
 from runtime_core.declare.manifest import announce
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError

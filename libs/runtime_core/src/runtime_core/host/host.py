@@ -14,7 +14,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings
-from runtime_core.consumer.consumer import Consumer, Handler
+from runtime_core.consumer.consumer import Consumer
+from runtime_core.consumer.in_flight import Handler
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import ConfigurationError, ServerError
 from runtime_core.periodic import Periodic
