@@ -1,8 +1,8 @@
 """Run make targets in lanes beside each other: `python -m tests.lanes test-main -- test-autogen test-engines`.
 
-Targets of one lane run one after the other, until one fails. The first lane prints as it goes. Each other lane writes
-to `.cache/lanes/`, and its output follows once all lanes have ended. Most tests wait more than they compute, so two
-lanes on two cores take little longer than the longer one alone.
+Targets of one lane run one after the other, also after one that fails. The first lane prints as it goes. Each other
+lane writes to `.cache/lanes/`, and its output follows once all lanes have ended. Most tests wait more than they
+compute, so two lanes on two cores take little longer than the longer one alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Outcome:
 
 
 def run(targets: Sequence[str], log: Path | None) -> list[Outcome]:
-    """Run targets until one fails, with their output in `log` if there is one."""
+    """Run targets, with their output in `log` if there is one. A target that a signal ends ends the lane."""
     ended: list[Outcome] = []
     with ExitStack() as stack:
         output = stack.enter_context(log.open("w", encoding="utf-8")) if log else None
@@ -39,7 +39,7 @@ def run(targets: Sequence[str], log: Path | None) -> list[Outcome]:
             started = time.monotonic()
             status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
             ended.append(Outcome(target, time.monotonic() - started, status))
-            if status:
+            if status < 0:
                 break
     return ended
 

@@ -21,6 +21,8 @@ passes:
 	@echo passes
 fails:
 	@echo fails; exit 1
+killed:
+	@kill -TERM $$PPID; sleep 60
 args:
 	@echo "ARGS are [$(ARGS)]"
 """
@@ -45,13 +47,18 @@ def test_lanes_run_at_the_same_time(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["passes", "--", "fails", "args"], ["fails", "args", "--", "passes"]])
-def test_a_target_that_fails_ends_its_lane_and_fails_them_all(
+def test_a_target_that_fails_fails_them_all_after_the_rest_of_its_lane(
     arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert lanes.main(arguments) == 1
     out = capfd.readouterr().out
     assert out.count("FAILED") == 1
-    assert "ARGS are" not in out, "a target after the failed one ran"
+    assert "ARGS are" in out, "the target after the failed one did not run"
+
+
+def test_a_signal_ends_a_lane(capfd: pytest.CaptureFixture[str]) -> None:
+    assert lanes.main(["killed", "args"]) == 1
+    assert "ARGS are" not in capfd.readouterr().out
 
 
 def test_arguments_reach_the_first_lane_only(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

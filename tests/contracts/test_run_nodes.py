@@ -18,7 +18,7 @@ from runtime_core.aworld.nodes.store import (
     RunNodeStatus,
     TransitionRefused,
 )
-from runtime_core.bus.connection import Transport
+from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.errors import InvalidInput, Rejected, ServerError
@@ -429,7 +429,12 @@ async def test_a_wait_looks_again_after_its_connection_broke(
     await broker.call("DEL", broker.keys.states)
     await broker.call("EXEC")
     assert not wait.done()
-    client.readers[0].interrupt()  # type: ignore[attr-defined]  # of a connection to a server
+    [reader] = cast(list[RespTransport], client.readers)
+    # The read may not have been sent yet.
+    async with asyncio.timeout(WAIT):
+        while reader._blocking is None or not reader._blocking.waiting:
+            await asyncio.sleep(0)
+    reader._blocking.abort()
     assert await wait == await state.get_node("n")
 
 

@@ -235,11 +235,6 @@ class RespTransport:
         connection.lost.add_done_callback(lambda _: _fail(connection.waiting, broken))
         return connection
 
-    def interrupt(self) -> None:
-        """Abort the blocking read under way, if any (used by a stop)."""
-        if self._blocking is not None:
-            self._blocking.abort()
-
     async def close(self) -> None:
         self._closed = True
         if self._keeper is not None:
