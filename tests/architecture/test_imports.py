@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.tree import CORE, ROOT, Import, imports_of, production_imports, within
+from tests.architecture.tree import CORE, ROOT, Import, circles, imports_of, module_graph, production_imports, within
 
 PLACES = {
     "anyio": ("host.supervisor", "tools.mcp.transport"),
@@ -55,6 +55,9 @@ FOUNDATIONS = {
     "runtime_core.wire.envelope": ("runtime_core.errors", "runtime_core.codec", "runtime_core.ids"),
 }
 """The modules at the bottom → all that they may import of ours."""
+
+ONE_PART = ("runtime_core.runs",)
+"""Packages whose modules are parts of one machine and name each other's types: a run, its steps and its scheduler."""
 
 NEVER = {
     "aiosqlite": "SQLAlchemy loads it, by the URL of the store",
@@ -110,6 +113,18 @@ def test_the_modules_at_the_bottom_stand_on_nothing_of_ours(module: str, allowed
         and not within(one.imported, *allowed)
     ]
     assert found == []
+
+
+def test_no_modules_import_one_another() -> None:
+    """Also not for types alone, or inside a function: such modules can only be read, moved and tested together."""
+    found = [circle for circle in circles(module_graph()) if not all(within(each, *ONE_PART) for each in circle)]
+    assert found == [], "move what both need into the lower module, or let it take the other as an argument"
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}
+    assert circles(graph) == [["a", "b", "c"]]
+    assert circles({**graph, "c": {"d"}}) == []
 
 
 def test_production_code_never_imports_tests_examples_or_benchmarks() -> None:

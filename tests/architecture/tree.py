@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +65,40 @@ def imports_of(path: Path, base: Path) -> Iterator[Import]:
             for alias in node.names:
                 # The name may be a module or a thing in one; both begin with the module's name.
                 yield Import(importer, f"{source}.{alias.name}", path, node.lineno)
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Return for each module of runtime_core those that it imports, also for types alone."""
+    modules = {
+        ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
+        for path in (CORE / "runtime_core").rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for found in production_imports():
+        # `a.b.c` may be the module c of the package a.b, or the name c of the module a.b.
+        for imported in (found.imported, found.imported.rpartition(".")[0]):
+            if imported in modules and found.importer in modules and imported != found.importer:
+                graph[found.importer].add(imported)
+                break
+    return graph
+
+
+def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import one another (the strongly connected components of two and more)."""
+    reached = {start: _reached(graph, start) for start in graph}
+    found = {frozenset(other for other in reached[start] if start in reached[other]) for start in graph}
+    return sorted(sorted(group) for group in found if len(group) > 1)
+
+
+def _reached(graph: Mapping[str, Set[str]], start: str) -> set[str]:
+    seen: set[str] = {start}
+    waiting = [start]
+    while waiting:
+        for module in graph.get(waiting.pop(), ()):
+            if module not in seen:
+                seen.add(module)
+                waiting.append(module)
+    return seen
 
 
 def within(module: str, *packages: str) -> bool:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.aworld.events.handlers import DefaultToolHandler
-from runtime_core.aworld.events.manager import NOTHING
+from runtime_core.aworld.events.handlers import NOTHING, DefaultToolHandler
 from runtime_core.aworld.events.message import TopicType
 from runtime_core.errors import InvalidInput, LocalStepError, WeftError
 from runtime_core.host.local import LocalApp

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime_core.aworld.task import Task, TaskConfig, describe, read_description, task_of
+from runtime_core.aworld.description import describe, read_description, task_of
+from runtime_core.aworld.task import Task, TaskConfig
 from runtime_core.declare.declaration import label
 from runtime_core.errors import InvalidInput
 from runtime_core.wire.events import StreamingMode, TaskResponse

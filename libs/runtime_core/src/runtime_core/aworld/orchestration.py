@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from runtime_core.aworld.swarm import (
+from runtime_core.aworld.topology import (
     HANDOFF,
     HYBRID,
     WORKFLOW,
@@ -26,16 +26,15 @@ from runtime_core.aworld.swarm import (
     Node,
     Parallel,
     Serial,
-    Swarm,
+    Topology,
     code_in_swarm,
 )
 from runtime_core.codec import canonical
-from runtime_core.declare.declaration import Place, RetryPolicy, label
-from runtime_core.errors import AgentError, ConfigurationError, LimitExceeded
+from runtime_core.declare.declaration import label
+from runtime_core.errors import AgentError, LimitExceeded
 from runtime_core.runs.policy import (
     ActionModel,
     Observation,
-    ObservingAgent,
     act,
     actions_in,
     call_tool,
@@ -49,6 +48,8 @@ from runtime_core.tools.tool import is_allowed, is_pattern
 if TYPE_CHECKING:
     from runtime_core.runs.calls import RequestStep
     from runtime_core.runs.context import AgentContext
+
+TopologyT = TypeVar("TopologyT", bound=Topology)
 
 TURN_SECONDS = 3600.0
 """The time limit for one turn of a task or a swarm."""
@@ -144,11 +145,11 @@ class RunScope:
         known = self.functions.tool(named) if kind == "tool" else self.functions.agent(named)
         if known is not None:
             return known.name
-        if isinstance(named, Swarm):
+        if isinstance(named, Topology):
             raise code_in_swarm(named)
         return label(named)
 
-    def swarm(self, given: Swarm) -> Swarm:
+    def swarm(self, given: TopologyT) -> TopologyT:
         """Return the swarm with handles as its agents."""
         return given.bound(self.agent)
 
@@ -178,7 +179,7 @@ class Done:
 class Orchestration(ABC):
     """Runs one swarm, whose agents are handles, once."""
 
-    def __init__(self, ctx: AgentContext, swarm: Swarm, max_steps: int, endless_threshold: int) -> None:
+    def __init__(self, ctx: AgentContext, swarm: Topology, max_steps: int, endless_threshold: int) -> None:
         self.ctx = ctx
         self.swarm = swarm
         self.max_steps = max_steps
@@ -213,7 +214,7 @@ class Orchestration(ABC):
         return self.noted(await self.after(output))
 
 
-def orchestration(ctx: AgentContext, swarm: Swarm, *, max_steps: int, endless_threshold: int) -> Orchestration:
+def orchestration(ctx: AgentContext, swarm: Topology, *, max_steps: int, endless_threshold: int) -> Orchestration:
     """Return the Orchestration for the swarm's shape. The swarm's own `max_steps` takes precedence."""
     kind = Workflow if swarm.build_type is WORKFLOW else Relay if swarm.build_type is HANDOFF else Team
     return kind(ctx, swarm, swarm.max_steps or max_steps, endless_threshold)
@@ -341,28 +342,6 @@ class Team(Orchestration):
             raise LimitExceeded(f"leader {name!r} has not finished after max_steps={self.max_steps} rounds")
         results = await act(self.ctx, actions, team=self._team, peers=self._peers)
         return self._ask(observation_after(self._seen, results))
-
-
-class SwarmDefinition(ObservingAgent):
-    """A swarm as an agent. Its input is the first observation; its output is that of its last agent."""
-
-    def __init__(self, name: str, swarm: Swarm, place: Place, *, pool: str = "") -> None:
-        if not isinstance(swarm, Swarm):
-            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm")
-        super().__init__(
-            name,
-            swarm,
-            place,
-            retry=RetryPolicy(attempts=1),
-            pool=pool,
-            timeout_seconds=TURN_SECONDS,
-            description=repr(swarm),
-        )
-        self.swarm = swarm
-
-    async def observe(self, ctx: AgentContext, observation: Observation) -> object:
-        bound = RunScope(ctx, ()).swarm(self.swarm)
-        return await orchestration(ctx, bound, max_steps=100, endless_threshold=3).run(observation)
 
 
 def _handle(agent: object) -> AgentHandle:

@@ -15,20 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from runtime_core.aworld.events.manager import EventLoop, EventManager, HandlerTable
+from runtime_core.aworld.description import Description, agent_of_runner, describe, read_description, task_of
+from runtime_core.aworld.events.handlers import HandlerTable
+from runtime_core.aworld.events.manager import EventLoop, EventManager
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
 from runtime_core.aworld.orchestration import TURN_SECONDS, Ask, Done, Orchestration, RunScope, Tools, orchestration
 from runtime_core.aworld.swarm import Swarm
-from runtime_core.aworld.task import (
-    CONTEXT_STEP,
-    TASK_AGENT,
-    Description,
-    Task,
-    agent_of_runner,
-    describe,
-    read_description,
-    task_of,
-)
+from runtime_core.aworld.task import CONTEXT_STEP, TASK_AGENT, Task
 from runtime_core.declare.declaration import Place, RetryPolicy, checked_name
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import (

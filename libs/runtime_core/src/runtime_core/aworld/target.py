@@ -23,18 +23,12 @@ from msgspec import Struct
 
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
+from runtime_core.aworld.description import Description, agent_of_runner, agents_of, describe
 from runtime_core.aworld.response import ReadTask, checked_strategy, completed
 from runtime_core.aworld.runner import Runner, TaskRunner
-from runtime_core.aworld.swarm import Swarm, code_in_swarm
-from runtime_core.aworld.task import (
-    TASK_AGENT,
-    Description,
-    Task,
-    agent_of_runner,
-    agents_of,
-    describe,
-    mcp_settings,
-)
+from runtime_core.aworld.swarm import Swarm
+from runtime_core.aworld.task import TASK_AGENT, Task, mcp_settings
+from runtime_core.aworld.topology import code_in_swarm
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.config.settings import Settings
 from runtime_core.declare.declaration import RetryPolicy, label, one_line, place_of, underlying

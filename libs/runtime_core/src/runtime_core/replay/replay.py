@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
 
 from runtime_core.app.app import App
-from runtime_core.aworld.events.manager import EventManager, HandlerTable
+from runtime_core.aworld.events.handlers import HandlerTable
+from runtime_core.aworld.events.manager import EventManager
 from runtime_core.aworld.events.message import Message, events_of
 from runtime_core.client.client import Client
 from runtime_core.client.fork import ForkPlan, RecordedRun, from_record, runs_of

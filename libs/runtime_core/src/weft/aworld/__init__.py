@@ -18,9 +18,11 @@ if TYPE_CHECKING:
         DefaultOutputHandler,
         DefaultTaskHandler,
         DefaultToolHandler,
+        Handler,
+        HandlerTable,
         ToolCallbackHandler,
     )
-    from runtime_core.aworld.events.manager import EventLoop, EventManager, Handler, HandlerTable, run_events
+    from runtime_core.aworld.events.manager import EventLoop, EventManager, run_events
     from runtime_core.aworld.events.message import (
         AgentMessage,
         BackgroundTaskMessage,
@@ -54,16 +56,9 @@ if TYPE_CHECKING:
     )
     from runtime_core.aworld.runner import Runner, TaskRunner
     from runtime_core.aworld.runners import Runners
-    from runtime_core.aworld.swarm import (
-        GraphBuildType,
-        HandoffSwarm,
-        HybridSwarm,
-        Loopable,
-        Swarm,
-        TeamSwarm,
-        WorkflowSwarm,
-    )
+    from runtime_core.aworld.swarm import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
+    from runtime_core.aworld.topology import GraphBuildType, Loopable
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
     from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation, PolicyDefinition
@@ -176,18 +171,18 @@ _PLACES = {
     "EventManager": "runtime_core.aworld.events.manager",
     "EventOutcome": "runtime_core.aworld.events.message",
     "FilteredTrajectoryStrategy": "runtime_core.trajectory.items",
-    "GraphBuildType": "runtime_core.aworld.swarm",
+    "GraphBuildType": "runtime_core.aworld.topology",
     "GroupMessage": "runtime_core.aworld.events.message",
     "HandleResult": "runtime_core.aworld.nodes.store",
-    "Handler": "runtime_core.aworld.events.manager",
+    "Handler": "runtime_core.aworld.events.handlers",
     "HandlerError": "runtime_core.aworld.events.message",
-    "HandlerTable": "runtime_core.aworld.events.manager",
+    "HandlerTable": "runtime_core.aworld.events.handlers",
     "Handoff": "runtime_core.runs.policy",
     "HandoffSwarm": "runtime_core.aworld.swarm",
     "HookPoint": "runtime_core.declare.hook_points",
     "HumanMessage": "runtime_core.aworld.events.message",
     "HybridSwarm": "runtime_core.aworld.swarm",
-    "Loopable": "runtime_core.aworld.swarm",
+    "Loopable": "runtime_core.aworld.topology",
     "MemoryEventMessage": "runtime_core.aworld.events.message",
     "MemoryTrajectoryStrategy": "runtime_core.trajectory.items",
     "Message": "runtime_core.aworld.events.message",

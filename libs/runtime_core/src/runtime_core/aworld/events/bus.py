@@ -19,7 +19,8 @@ from runtime_core.actors.identity import TopicId
 from runtime_core.actors.message import MessageContext
 from runtime_core.actors.runtime import Runtime
 from runtime_core.actors.subscription import TypePrefixSubscription, TypeSubscription
-from runtime_core.aworld.events.manager import Subscriber, messages_from
+from runtime_core.aworld.events.handlers import Subscriber
+from runtime_core.aworld.events.manager import messages_from
 from runtime_core.aworld.events.message import Message
 from runtime_core.codec import quoted
 from runtime_core.declare.declaration import RetryPolicy

@@ -1,12 +1,15 @@
-"""The default handlers, which work only through the run's context."""
+"""The handlers of messages: their base class, the defaults, and the table of a run.
+
+The default handlers work only through the run's context.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from runtime_core.aworld.events.manager import NOTHING, Handler
 from runtime_core.aworld.events.message import (
     AgentMessage,
     BackgroundTaskMessage,
@@ -16,12 +19,87 @@ from runtime_core.aworld.events.message import (
     HumanMessage,
     MemoryEventMessage,
     Message,
+    MessageQuestions,
     TaskMessage,
     TopicType,
     UnknownReceiver,
 )
 from runtime_core.codec import quoted
-from runtime_core.errors import AgentError, InvalidInput, ToolError
+from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, ToolError
+
+if TYPE_CHECKING:
+    from runtime_core.runs.context import AgentContext
+
+NOTHING: tuple[Message, ...] = ()
+"""For handlers that yield nothing: without a `yield`, `handle` would not be an async generator."""
+
+Subscriber: TypeAlias = Callable[[Message], Any]
+"""Takes a message. Returns None, one or several messages, or an awaitable or async iterator of them. (Any: these.)"""
+
+
+class Events(MessageQuestions):
+    """The part of a run's EventManager that its handlers use."""
+
+    ctx: AgentContext
+    context: dict[str, Any]
+    """Values that the handlers of this run share. (Any: JSON.)"""
+    outcome: EventOutcome | None
+    """Set by the handler that ends the run."""
+
+    @abstractmethod
+    async def emit_message(self, message: Message) -> Message:
+        """Record a message and queue it. Return it with its id. Raises InvalidInput for a payload that is not JSON."""
+
+    @abstractmethod
+    def subscribers(self, event_type: str, *topics: str) -> list[Subscriber]:
+        """Return the subscribers of the first of these topics that has any, or else of the whole category."""
+
+    @abstractmethod
+    def handler(self, category: str) -> Handler:
+        """Return this run's handler of a category."""
+
+
+class Handler(ABC):
+    """Handles the messages of a category. Each run has its own instance; messages of equal priority run concurrently.
+
+    `handle` is an async generator: Weft emits each message that it yields immediately, in order. It must work only
+    through `self.ctx`, so that a replay does the same. An exception ends the task with that error, except for Retry,
+    which retries the run. To extend a handler, subclass it: `async for following in super().handle(message): yield
+    following`.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+
+    @property
+    def ctx(self) -> AgentContext:
+        return self.events.ctx
+
+    @abstractmethod
+    def handle(self, message: Message) -> AsyncIterator[Message]:
+        """Yield the messages that follow from this one."""
+
+    def answers(self, message: Message, result: object, *, sender: str, topic: str) -> list[Message]:
+        """Return the messages that follow from a result. It goes to the waiting agent, or else ends the task.
+
+        A result that is itself a message or a list of messages (see `Message.is_message`) is emitted instead.
+        """
+        if Message.is_message(result):
+            assert isinstance(result, dict)  # is_message says so
+            return [_from(result, sender)]
+        if isinstance(result, list) and result and all(Message.is_message(part) for part in result):
+            return [_from(part, sender) for part in result]
+        receiver = message.caller or (message.sender if message.category != Constants.AGENT else "")
+        if receiver:
+            return [
+                AgentMessage(payload=result, sender=sender, receiver=receiver, topic=topic, headers=message.headers)
+            ]
+        return [TaskMessage(payload=result, sender=sender, topic=TopicType.FINISHED, headers=message.headers)]
+
+
+def _from(data: dict[str, object], sender: str) -> Message:
+    message = Message.from_dict(data)
+    return message if message.sender else message.replace(sender=sender)
 
 
 class DefaultAgentHandler(Handler):
@@ -335,3 +413,73 @@ class ToolCallbackHandler(Handler):
                 result = changed
         for following in self.answers(message, result, sender=message.topic, topic=TopicType.TOOL_RESULT):
             yield following
+
+
+HandlerClass: TypeAlias = type[Handler]
+
+DEFAULTS: Mapping[str, HandlerClass] = {
+    Constants.AGENT: DefaultAgentHandler,
+    Constants.TOOL: DefaultToolHandler,
+    Constants.TOOL_CALLBACK: ToolCallbackHandler,
+    Constants.TASK: DefaultTaskHandler,
+    Constants.GROUP: DefaultGroupHandler,
+    Constants.HUMAN: DefaultHumanHandler,
+    Constants.HUMAN_RESPONSE: DefaultHumanHandler,
+    Constants.OUTPUT: DefaultOutputHandler,
+    Constants.CHUNK: DefaultOutputHandler,
+    Constants.MEMORY: DefaultMemoryHandler,
+    Constants.CONTEXT: DefaultContextHandler,
+    Constants.BACKGROUND_TASK: DefaultBackgroundTaskHandler,
+}
+"""Category → class."""
+
+
+class HandlerTable(MutableMapping[str, HandlerClass]):
+    """Category → handler class: the defaults, overridden by the app and then by the task."""
+
+    def __init__(self, changes: Mapping[str, HandlerClass] | None = None) -> None:
+        self._changes: dict[str, HandlerClass] = {}
+        for category, handler in (changes or {}).items():
+            self[category] = handler
+
+    @classmethod
+    def of(cls, ctx: AgentContext, chosen: Mapping[str, str] | None = None) -> HandlerTable:
+        """Return the table of a run: the app's `handlers`, and the choices of the task's `conf.handlers`.
+
+        `chosen` maps a category to a name in `app.handlers`. Raises InvalidInput for an unknown name.
+        """
+        known = ctx.handlers
+        table = cls({name: handler for name, handler in known.items() if name in DEFAULTS})
+        for category, name in (chosen or {}).items():
+            handler = known.get(name)
+            if handler is None:
+                names = ", ".join(known) or "none"
+                raise InvalidInput(
+                    f"conf.handlers.{category}", f"this app has no handler {quoted(name)}; app.handlers has {names}"
+                )
+            table[category] = handler
+        # The user's own categories, unless the task chose a handler for them.
+        for name, handler in known.items():
+            table._changes.setdefault(name, handler)
+        return table
+
+    def __getitem__(self, category: str) -> HandlerClass:
+        return self._changes[category] if category in self._changes else DEFAULTS[category]
+
+    def __setitem__(self, category: str, handler: HandlerClass) -> None:
+        if not (isinstance(handler, type) and issubclass(handler, Handler)):
+            raise ConfigurationError(f"handlers[{category!r}] = {handler!r}: assign a subclass of weft.aworld.Handler")
+        self._changes[category] = handler
+
+    def __delitem__(self, category: str) -> None:
+        """Restore the default."""
+        del self._changes[category]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**DEFAULTS, **self._changes})
+
+    def __len__(self) -> int:
+        return len({**DEFAULTS, **self._changes})
+
+    def __contains__(self, category: object) -> bool:
+        return category in self._changes or category in DEFAULTS

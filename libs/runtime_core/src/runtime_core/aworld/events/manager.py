@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import heapq
-import importlib
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 
+from runtime_core.aworld.events.handlers import Events, Handler, HandlerTable, Subscriber
 from runtime_core.aworld.events.message import (
-    AgentMessage,
     Constants,
     EventHistory,
     EventOutcome,
     HandlerError,
     Message,
-    MessageQuestions,
     Priority,
     Recorded,
     TaskMessage,
@@ -28,136 +25,12 @@ from runtime_core.aworld.events.message import (
 )
 from runtime_core.codec import quoted
 from runtime_core.consumer.failure import error_text
-from runtime_core.errors import ConfigurationError, InvalidInput, LimitExceeded, Outcome
+from runtime_core.errors import InvalidInput, LimitExceeded, Outcome
 from runtime_core.record.step import place
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
 
-
-NOTHING: tuple[Message, ...] = ()
-"""For handlers that yield nothing: without a `yield`, `handle` would not be an async generator."""
-
-
-class Handler(ABC):
-    """Handles the messages of a category. Each run has its own instance; messages of equal priority run concurrently.
-
-    `handle` is an async generator: Weft emits each message that it yields immediately, in order. It must work only
-    through `self.ctx`, so that a replay does the same. An exception ends the task with that error, except for Retry,
-    which retries the run. To extend a handler, subclass it: `async for following in super().handle(message): yield
-    following`.
-    """
-
-    def __init__(self, events: EventManager) -> None:
-        self.events = events
-
-    @property
-    def ctx(self) -> AgentContext:
-        return self.events.ctx
-
-    @abstractmethod
-    def handle(self, message: Message) -> AsyncIterator[Message]:
-        """Yield the messages that follow from this one."""
-
-    def answers(self, message: Message, result: object, *, sender: str, topic: str) -> list[Message]:
-        """Return the messages that follow from a result. It goes to the waiting agent, or else ends the task.
-
-        A result that is itself a message or a list of messages (see `Message.is_message`) is emitted instead.
-        """
-        if Message.is_message(result):
-            assert isinstance(result, dict)  # is_message says so
-            return [_from(result, sender)]
-        if isinstance(result, list) and result and all(Message.is_message(part) for part in result):
-            return [_from(part, sender) for part in result]
-        receiver = message.caller or (message.sender if message.category != Constants.AGENT else "")
-        if receiver:
-            return [
-                AgentMessage(payload=result, sender=sender, receiver=receiver, topic=topic, headers=message.headers)
-            ]
-        return [TaskMessage(payload=result, sender=sender, topic=TopicType.FINISHED, headers=message.headers)]
-
-
-def _from(data: dict[str, object], sender: str) -> Message:
-    message = Message.from_dict(data)
-    return message if message.sender else message.replace(sender=sender)
-
-
-HandlerClass: TypeAlias = type[Handler]
-
-DEFAULTS: Mapping[str, str] = {
-    Constants.AGENT: "DefaultAgentHandler",
-    Constants.TOOL: "DefaultToolHandler",
-    Constants.TOOL_CALLBACK: "ToolCallbackHandler",
-    Constants.TASK: "DefaultTaskHandler",
-    Constants.GROUP: "DefaultGroupHandler",
-    Constants.HUMAN: "DefaultHumanHandler",
-    Constants.HUMAN_RESPONSE: "DefaultHumanHandler",
-    Constants.OUTPUT: "DefaultOutputHandler",
-    Constants.CHUNK: "DefaultOutputHandler",
-    Constants.MEMORY: "DefaultMemoryHandler",
-    Constants.CONTEXT: "DefaultContextHandler",
-    Constants.BACKGROUND_TASK: "DefaultBackgroundTaskHandler",
-}
-"""Category → class in `runtime_core.aworld.events.handlers`, imported on first use."""
-
-
-class HandlerTable(MutableMapping[str, HandlerClass]):
-    """Category → handler class: the defaults, overridden by the app and then by the task."""
-
-    def __init__(self, changes: Mapping[str, HandlerClass] | None = None) -> None:
-        self._changes: dict[str, HandlerClass] = {}
-        for category, handler in (changes or {}).items():
-            self[category] = handler
-
-    @classmethod
-    def of(cls, ctx: AgentContext, chosen: Mapping[str, str] | None = None) -> HandlerTable:
-        """Return the table of a run: the app's `handlers`, and the choices of the task's `conf.handlers`.
-
-        `chosen` maps a category to a name in `app.handlers`. Raises InvalidInput for an unknown name.
-        """
-        known = ctx.handlers
-        table = cls({name: handler for name, handler in known.items() if name in DEFAULTS})
-        for category, name in (chosen or {}).items():
-            handler = known.get(name)
-            if handler is None:
-                names = ", ".join(known) or "none"
-                raise InvalidInput(
-                    f"conf.handlers.{category}", f"this app has no handler {quoted(name)}; app.handlers has {names}"
-                )
-            table[category] = handler
-        # The user's own categories, unless the task chose a handler for them.
-        for name, handler in known.items():
-            table._changes.setdefault(name, handler)
-        return table
-
-    def __getitem__(self, category: str) -> HandlerClass:
-        found = self._changes.get(category)
-        if found is None:
-            found = getattr(importlib.import_module("runtime_core.aworld.events.handlers"), DEFAULTS[category])
-            self._changes[category] = found
-        return found
-
-    def __setitem__(self, category: str, handler: HandlerClass) -> None:
-        if not (isinstance(handler, type) and issubclass(handler, Handler)):
-            raise ConfigurationError(f"handlers[{category!r}] = {handler!r}: assign a subclass of weft.aworld.Handler")
-        self._changes[category] = handler
-
-    def __delitem__(self, category: str) -> None:
-        """Restore the default."""
-        del self._changes[category]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**DEFAULTS, **self._changes})
-
-    def __len__(self) -> int:
-        return len({**DEFAULTS, **self._changes})
-
-    def __contains__(self, category: object) -> bool:
-        return category in self._changes or category in DEFAULTS
-
-
-Subscriber: TypeAlias = Callable[[Message], Any]
-"""Takes a message. Returns None, one or several messages, or an awaitable or async iterator of them. (Any: these.)"""
 Transformer: TypeAlias = Callable[[Message], Message | Awaitable[Message]]
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode  # Any: JSON
@@ -166,7 +39,7 @@ ANY = ""
 """The topic of subscribers to all topics of a category."""
 
 
-class EventManager(MessageQuestions):
+class EventManager(Events):
     """Dispatches the messages of one run by priority; messages of equal priority are first in, first out.
 
     It is part of the run: a replay emits the same messages in the same order. Each message is a row of kind `message`
@@ -176,10 +49,8 @@ class EventManager(MessageQuestions):
     def __init__(self, ctx: AgentContext, table: HandlerTable | None = None) -> None:
         self.ctx = ctx
         self.table = HandlerTable.of(ctx) if table is None else table
-        self.context: dict[str, Any] = {}
-        """Values that the handlers of this run share. (Any: JSON.)"""
-        self.outcome: EventOutcome | None = None
-        """Set by the handler that ends the run."""
+        self.context = {}
+        self.outcome = None
         self._waiting: list[tuple[int, str, Message]] = []
         self._kept: list[tuple[str, Message]] = []
         self._subscribers: dict[tuple[str, str], list[tuple[int, Subscriber]]] = {}
@@ -196,7 +67,6 @@ class EventManager(MessageQuestions):
     # ---- emitting ----------------------------------------------------------------------------------------
 
     async def emit_message(self, message: Message) -> Message:
-        """Record a message and queue it. Return it with its id. Raises InvalidInput for a payload that is not JSON."""
         if not isinstance(message, Message):
             raise InvalidInput("message", f"{quoted(message)} is not a Message")
         ctx = self.ctx
@@ -284,7 +154,6 @@ class EventManager(MessageQuestions):
         taken[:] = kept
 
     def subscribers(self, event_type: str, *topics: str) -> list[Subscriber]:
-        """Return the subscribers of the first of these topics that has any, or else of the whole category."""
         for topic in (*(topic for topic in topics if topic), ANY):
             if taken := self._subscribers.get((event_type, topic)):
                 return [subscriber for _, subscriber in taken]
@@ -343,7 +212,6 @@ class EventManager(MessageQuestions):
             await self.emit_message(following)
 
     def handler(self, category: str) -> Handler:
-        """Return this run's handler of a category."""
         handler = self._handlers.get(category)
         if handler is None:
             handler = self._handlers[category] = self.table[category](self)
