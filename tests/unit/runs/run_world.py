@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from runtime_core.consumer.effects import (
     Completed,
     Effect,
     Failed,
+    JournaledStep,
     Suspended,
     TurnResult,
 )
@@ -106,6 +107,8 @@ class World:
     begun: dict[str, int] = field(default_factory=dict)
     """How often each model call has begun."""
     recorded: list[str] = field(default_factory=list)
+    marks: list[JournaledStep] = field(default_factory=list)
+    """Marks that no write has followed yet."""
     sent: list[tuple[str, str, object]] = field(default_factory=list)
     used: list[Usage] = field(default_factory=list)
     rows: list[tuple[str, str, str, str]] = field(default_factory=list)
@@ -118,6 +121,7 @@ class World:
 
     async def confirm(self, known: Container[str]) -> None:
         """No other process runs here."""
+        self._write_marks()
 
     async def record(
         self,
@@ -163,6 +167,7 @@ class World:
         return self.offers
 
     def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
+        self._write_marks()
         self._dies(before=True)
         if step not in self.journal:
             self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
@@ -173,10 +178,21 @@ class World:
         """The broker accepts everything at once."""
 
     def note(self, step: str, digest: str, name: str = "") -> None:
+        self._write_marks()
         self._dies(before=True)
         if step not in self.journal:
             self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
         self._dies(before=False)
+
+    def mark(self, mark: JournaledStep, known: Iterable[str]) -> None:
+        self.marks.append(mark)
+
+    def _write_marks(self) -> None:
+        marks, self.marks = self.marks, []
+        for mark in marks:
+            self._dies(before=True)
+            self.journal.setdefault(mark.step, mark.value)
+            self._dies(before=False)
 
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
@@ -235,7 +251,10 @@ class World:
         assert self.turns < 500, "the program does not end"
         if self.run is None:
             self.run = self.new_run(program, input)
+        self.marks.clear()
         result = await self.run.advance()
+        if isinstance(result, Suspended):
+            self._write_marks()
         self._dies(before=True)
         self.commit(result)
         self._dies(before=False)

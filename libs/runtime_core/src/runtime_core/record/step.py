@@ -53,7 +53,8 @@ class Step(msgspec.Struct, omit_defaults=True):
     run: str
     kind: str
     """`agent`, `tool`, `engine`, `step`, `model`, `human`, `timer`, `emit`, `send`, `publish`, `message`, `fork`,
-    `usage`, `hook`, `callback` or `hooks` (the hooks that a run has)."""
+    `usage`, `hook`, `callback`, `patch` (a change of the code that the run follows) or `hooks` (the hooks that a run
+    has)."""
     name: str
     status: str
     """`completed`, `failed` or `cancelled`."""

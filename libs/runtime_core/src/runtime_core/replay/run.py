@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ from runtime_core.bus.commits import CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep
-from runtime_core.consumer.effects import COMPLETED, Effect, Failed
+from runtime_core.consumer.effects import COMPLETED, Effect, Failed, JournaledStep
 from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt
 from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import from_json, pack
 from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
 from runtime_core.runs.run import Run
+from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.step import Step
 
 _SAID = ("emit", "send", "publish", "message", "usage")
@@ -81,6 +82,9 @@ class _NoBroker:
     def note(self, step: str, digest: str, name: str = "") -> None:
         raise AssertionError(f"a replay must not store step {step}")
 
+    def mark(self, mark: JournaledStep, known: Iterable[str]) -> None:
+        """An open run reaches a patch: the replay ends at the next step."""
+
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> Mapping[str, asyncio.Future[Answer]]:
@@ -141,6 +145,15 @@ class ReplayRun(Run):
         if first:
             self._note_said(step)
         return value
+
+    def patched(self, branch: Branch, name: str) -> bool:
+        if self._by_question is not None:
+            return any(step.kind == "patch" and step.name == name for step in self.recorded.steps.values())
+        return super().patched(branch, name)
+
+    def passed(self, branch: Branch) -> bool:
+        """As `Run.passed`. A run that has ended has passed every place."""
+        return bool(self.recorded.status) or super().passed(branch)
 
     def read_attempt(self) -> int:
         """Return the recorded run's last attempt: its record does not say which attempt took which step."""

@@ -182,6 +182,7 @@ class Job:
         self.id = run.take_id(branch)
         run.check_place(self.id, "background")
         self._branch = Branch(f"{self.id}.", branch.now_ms, branch)
+        self._branch.beside = True
         # Fork now, not at its first use: the parent branch continues and changes its own context.
         self._branch.context = context_of(run, branch).fork(name=f"~{self._branch.prefix}")
         self._wait = Wait()

@@ -5,6 +5,7 @@ For each kind: first what it requests from the commit, with its part of it, then
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Generator, Sequence
@@ -16,11 +17,11 @@ import msgspec
 
 from runtime_core import codec
 from runtime_core.bus.topics import published, sent
-from runtime_core.consumer.effects import COMPLETED, WAKE, StepRequest
+from runtime_core.consumer.effects import COMPLETED, WAKE, JournaledStep, StepRequest
 from runtime_core.errors import InvalidInput, InvalidResult, LimitExceeded
-from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
+from runtime_core.ids import fingerprint, instance_address, partition_of, step_digest, task_of_message
 from runtime_core.record.step import Usage
-from runtime_core.runs.journal import from_json
+from runtime_core.runs.journal import from_json, packed_now
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.sharing import snapshot_of, with_member, with_snapshot, without_snapshot
 from runtime_core.runs.step import Step, T, result_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 
+_PATCH = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 VERDICT = "verdict"
 """What an approval expects, in its event on the wire."""
 VERDICTS = ("approve", "deny", "edit")
@@ -474,3 +476,28 @@ class SpendStep(Outgoing[None]):
     def go(self) -> None:
         self.run.spends.append(Spend(self.id, self.digest, self.usage))
         self.run.rows.add(self, usage=self.usage.amounts)
+
+
+class Patch(Outgoing[None]):
+    """The mark of a patch that a branch takes. It has its own id, so it moves no step to another place."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, name: str, mark: str) -> None:
+        self.run, self.kind, self.name, self.key, self.data = run, "patch", name, "", b""
+        self.digest = step_digest("patch", name, "", b"")
+        self.id = mark
+        self.order = run.steps_taken
+
+    def go(self) -> None:
+        mark = JournaledStep(self.id, packed_now(self.digest), self.kind, self.name)
+        self.run.port.mark(mark, self.run.journal.values)
+        self.run.journaled.append(mark)
+        self.run.rows.add(self)
+
+
+def checked_patch(name: object) -> str:
+    """Return the name of a patch. Raises InvalidInput."""
+    if not isinstance(name, str) or _PATCH.fullmatch(name) is None:
+        raise InvalidInput("name of ctx.patched", f"{name!r} is not a name: use 1 to 100 letters, digits, - or _")
+    return name

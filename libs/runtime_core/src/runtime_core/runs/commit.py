@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -177,7 +177,10 @@ class TurnPort:
         "_draining",
         "_emitted_bytes",
         "_failed",
+        "_known",
         "_manifest_cache",
+        "_marking",
+        "_marks",
         "_outflow",
         "_output_writes",
         "_over",
@@ -223,6 +226,10 @@ class TurnPort:
         self._process = process or Outflow(PROCESS_BYTES)
         self._over: LimitExceeded | None = None
         self._failed: BusError | Fenced | None = None
+        self._marks: list[JournaledStep] = []
+        """Marks that no write has followed yet: a run that ends in this turn needs none."""
+        self._marking: asyncio.Task[None] | None = None
+        self._known: Container[str] = ()
         self._storing: set[asyncio.Task[Any]] = set()  # Any: results of several types
         self._confirmed_at = -1
         """The number of the connection over which the broker confirmed that this process is in the turn; -1: none."""
@@ -243,6 +250,7 @@ class TurnPort:
         self.last_output = ""
         self._output_writes.clear()
         self._emitted_bytes = 0
+        self._marking = None
 
     async def confirm(self, known: Container[str]) -> None:
         """Check that the broker's journal holds no step beyond `known`, and that no other process is in this turn.
@@ -255,6 +263,33 @@ class TurnPort:
             raise HandedBack(f"{self.delivery!r} is handed back: this process is stopping")
         if self._confirmed_at != self._bus.transport.reconnects or time.monotonic() >= self._bus.alive_until:
             await self.begin(known)
+        await self._write_marks()
+
+    def mark(self, mark: JournaledStep, known: Iterable[str]) -> None:
+        if not self._marks:
+            # As of now: a step that this process adds until the mark is written may be another process's, too.
+            self._known = frozenset(known)
+        self._marks.append(mark)
+        self.wrote = True
+
+    async def _write_marks(self) -> None:
+        """Journal the marks, once this process is known to be in the turn. Raises as `confirm`."""
+        if self._marks:
+            marks, self._marks = self._marks, []
+            self._marking = asyncio.get_running_loop().create_task(self._journal_marks(marks, self._marking))
+            self._storing.add(self._marking)
+            self._marking.add_done_callback(self._stored)
+        if self._marking is not None:
+            await asyncio.shield(self._marking)
+
+    async def _journal_marks(self, marks: Sequence[JournaledStep], before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        if self._confirmed_at != self._bus.transport.reconnects:
+            await self.begin(self._known)
+        for step, value, kind, name, _ in marks:
+            if await self._bus.record(self.delivery, step, value, kind, name) is None:
+                raise TurnGone(f"{self.delivery!r} is handled by another owner")
 
     @property
     def begun(self) -> bool:
@@ -384,6 +419,8 @@ class TurnPort:
         self._write(write(), 0)
 
     def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
+        if self._marks or self._marking is not None:
+            writing = self._after_marks(writing)
         task = asyncio.get_running_loop().create_task(writing)
         size += WRITE_OVERHEAD_BYTES
         self._outflow.begin(size)
@@ -391,6 +428,14 @@ class TurnPort:
         task.add_done_callback(partial(self._written, size))
         self._writes.add(task)
         self.wrote = True
+
+    async def _after_marks(self, writing: Coroutine[None, None, object]) -> None:
+        try:
+            await self._write_marks()
+        except BaseException:
+            writing.close()
+            raise
+        await writing
 
     def _written(self, size: int, task: asyncio.Task[object]) -> None:
         self._outflow.end(size)
@@ -447,9 +492,14 @@ class TurnPort:
         if self._replies is not None:
             self._replies.forget(name, future)
 
-    async def flush(self) -> None:
-        """Wait for unanswered deltas and notes, so that the commit does not overtake them. Raises their first error."""
+    async def flush(self, *, ends: bool = False) -> None:
+        """Wait for unanswered deltas, notes and marks, so that the commit does not overtake them. Raises their first
+        error. A run that `ends` needs no mark that nothing has followed.
+        """
         self.wrote = self._over is not None  # it ends the run, whichever turn awaits it
+        if ends:
+            self._marks.clear()
+        await self._write_marks()
         if self._writes:
             await asyncio.gather(*self._writes, return_exceptions=True)
         if self._failed is not None:

@@ -31,6 +31,7 @@ from runtime_core.runs.calls import (
     SpendStep,
     call,
     checked_default,
+    checked_patch,
     question,
     sleep,
 )
@@ -39,14 +40,14 @@ from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import ModelStep, Reserve
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.sharing import Session, context_of, in_use
-from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, name_and_pool
+from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, label_of, name_and_pool, with_positions
 from runtime_core.wire.commands import ENGINES, MAX_SECONDS
 
 if TYPE_CHECKING:
     from runtime_core.declare.manifest import Manifest
     from runtime_core.engines.runtime_engine import RuntimeEngine
     from runtime_core.runs.definition import Agent
-    from runtime_core.runs.ports import Functions, RegisteredTool
+    from runtime_core.runs.ports import Functions
     from runtime_core.runs.run import Run
     from runtime_core.sharing.context import Context
     from runtime_core.tools.tool import ToolContext
@@ -246,7 +247,7 @@ class AgentContext:
         known = run.functions.tool(tool)
         name, pool = name_and_pool(run, "tool", known, tool)
         if args:
-            arguments = _with_positions(args, arguments, name, known)
+            arguments = with_positions(args, arguments, name, known)
         data = encode(arguments, f"arguments of tool {name!r}")
         reader = None if known is None or isinstance(tool, str) else known.result_reader
         if run.hooks is not None and (guarded := run.hooks.tool(branch, name, data, pool, reader)) is not None:
@@ -360,7 +361,7 @@ class AgentContext:
         such as a client, `fn` still gets it, and the digest ignores the arguments.
         """
         run, branch = self._here("ctx.step")
-        label = name or _label(fn)
+        label = name or label_of(fn)
         try:
             data = encode({"args": args, **kwargs}, "arguments")
         except InvalidInput:
@@ -524,6 +525,18 @@ class AgentContext:
             raise InvalidInput("at_end", f"{at_end!r} is neither join nor cancel")
         return Job(run, branch, part, at_end)
 
+    # ---- changes of the code under running tasks -----------------------------------------------------------
+
+    def patched(self, name: str) -> bool:
+        """Return whether this run follows the changed code: `if ctx.patched("new-search"): … else: …`.
+
+        A run that passed this place before the change gets False, and any other run True. A replay gets the same
+        answer. The first answer counts for the whole run; a coroutine of `gather` or `background` that asks first has
+        its own. See `docs/changing-code.md`.
+        """
+        run, branch = self._here("ctx.patched")
+        return run.patched(branch, checked_patch(name))
+
     # ---- values that every replay repeats ----------------------------------------------------------------
 
     def now(self) -> datetime:
@@ -551,19 +564,6 @@ class AgentContext:
         return f"{run.task_id}/{run.run_id}/{step}"
 
 
-def _with_positions(
-    values: Sequence[object], arguments: Mapping[str, object], name: str, known: RegisteredTool | None
-) -> dict[str, object]:
-    """Return arguments by name, some of them given by position. Raises InvalidInput."""
-    if known is None:
-        raise InvalidInput("arguments", f"tool {name!r} is not in this app: give its arguments by name")
-    named = known.named(values)
-    for argument in arguments:
-        if argument in named:
-            raise InvalidInput(f"arguments.{argument}", f"tool {name!r} got it by position and by name: give it once")
-    return {**named, **arguments}
-
-
 def _milliseconds(delay: float | timedelta, field: str) -> int:
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     try:
@@ -579,9 +579,3 @@ def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise InvalidInput(field, f"{quoted(value)} is not a string: pass other values as data=")
     return value
-
-
-def _label(fn: Callable[..., object]) -> str:
-    while isinstance(fn, partial):
-        fn = fn.func
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__

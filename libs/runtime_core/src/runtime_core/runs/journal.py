@@ -98,7 +98,7 @@ def recorded_error(value: bytes) -> tuple[str, str]:
 class Journal:
     """The results by step id, and the digests of requested steps without a result (`pending`)."""
 
-    __slots__ = ("_places", "pending", "size", "values")
+    __slots__ = ("_patches", "_places", "pending", "size", "values")
 
     def __init__(self, values: Mapping[str, bytes], pending: Mapping[str, str]) -> None:
         self.values = dict(values)
@@ -106,6 +106,7 @@ class Journal:
         self.size = sum(map(len, self.values.values()))
         """The bytes of all values."""
         self._places: dict[str, list[tuple[int, str]]] | None = None
+        self._patches: dict[tuple[str, str], str] | None = None
 
     def add(self, step: str, value: bytes) -> bool:
         """Add a value unless the step has one, as the broker does. Return whether it was added."""
@@ -132,6 +133,22 @@ class Journal:
         places = self._places.get(prefix, [])
         following = bisect_right(places, count, key=itemgetter(0))
         return self.digest(places[following][1]) if following < len(places) else ""
+
+    def patch(self, prefix: str, name: str) -> str:
+        """Return the mark of a patch that a branch with this prefix takes; empty if there is none."""
+        if self._patches is None:
+            self._patches = dict(filter(None, map(_patch, self.values)))
+        return self._patches.get((prefix, name), "")
+
+
+PATCHED = ".patched:"
+"""Between the place of a patch's mark, which is the step before it, and the patch's name."""
+
+
+def _patch(step: str) -> tuple[tuple[str, str], str] | None:
+    """Return the prefix and the name of a patch with its mark; None for any other step."""
+    place, found, name = step.partition(PATCHED)
+    return ((place[: place.rfind(".") + 1], name), step) if found else None
 
 
 def _places(steps: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
@@ -287,7 +304,7 @@ class Rows:
         ended = float(time_of(value))
         if step.kind == "emit":
             self.add(step, ended=ended, output=step.data)
-        elif step.kind in ("send", "publish", "message"):
+        elif step.kind in ("send", "publish", "message", "patch"):
             self.add(step, ended=ended, input=step.data)
         elif status_of(value) == COMPLETED:
             answer = payload_of(value)

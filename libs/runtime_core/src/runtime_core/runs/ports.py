@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from runtime_core.bus.commits import CallBegun
     from runtime_core.bus.replies import Answer
-    from runtime_core.consumer.effects import Effect
+    from runtime_core.consumer.effects import Effect, JournaledStep
     from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.declare.hook_points import HookPoint
     from runtime_core.declare.manifest import Manifest
@@ -97,6 +97,13 @@ class RunPort(Protocol):
 
     def note(self, step: str, digest: str, name: str = "") -> None:
         """Journal a step without a result, without waiting."""
+        ...
+
+    def mark(self, mark: JournaledStep, known: Iterable[str]) -> None:
+        """Journal a mark before any other write of this turn, and before the commit of a turn that waits.
+
+        `known`: the steps of the run's journal, as for `confirm`.
+        """
         ...
 
     async def ask(

@@ -27,8 +27,9 @@ from runtime_core.consumer.effects import (
 from runtime_core.consumer.failure import failure_of
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest
+from runtime_core.runs.calls import Patch
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, Journal, Rows, State, packed_now
+from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, PATCHED, Journal, Rows, State, packed_now
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import ONE_ROUND, Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of, with_member
@@ -405,6 +406,28 @@ class Run:
         attempt = attempt_in_digest(later) if later else max(self.attempt, branch.attempt_read)
         branch.attempt_read = attempt
         return attempt
+
+    def patched(self, branch: Branch, name: str) -> bool:
+        """Return `ctx.patched`: whether the branch takes this patch. Its first answer counts for the whole branch.
+
+        A branch takes it if the journal has its mark, or if no earlier execution has passed this place.
+        """
+        if name not in branch.patches:
+            mark = self.journal.patch(branch.prefix, name)
+            taken = bool(mark) or not self.passed(branch)
+            if taken:
+                Patch(self, name, mark or f"{branch.prefix}{branch.count}{PATCHED}{name}").perform()
+            branch.patches = {**branch.patches, name: taken}
+        return branch.patches[name]
+
+    def passed(self, branch: Branch) -> bool:
+        """Return whether an earlier execution has passed this place: the journal holds a step that follows it."""
+        place: Branch | None = branch
+        while place is not None:
+            if self.journal.next_digest(place.prefix, place.count):
+                return True
+            place = None if place.beside else place.parent
+        return False
 
     def check_place(self, step: str, kind: str) -> None:
         """Check that the journal holds nothing at this place, for calls that take an id and record nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runtime_core.sharing.context import Context
 
 log = logging.getLogger(__name__)
+NO_PATCHES: Mapping[str, bool] = {}
 CANCEL_GRACE_SECONDS = 2.0
 """How long a cancelled function may take to end before it is abandoned."""
 
@@ -26,7 +27,9 @@ CANCEL_GRACE_SECONDS = 2.0
 class Branch:
     """Numbers steps as `<prefix>1`, `<prefix>2`, … so that ids depend on the program and not on timing."""
 
-    __slots__ = ("attempt_read", "context", "count", "now_ms", "parent", "performing", "prefix", "stopped")
+    __slots__ = (
+        "attempt_read", "beside", "context", "count", "now_ms", "parent", "patches", "performing", "prefix", "stopped",
+    )  # fmt: skip
 
     def __init__(self, prefix: str, now_ms: int, parent: Branch | None = None) -> None:
         self.prefix = prefix
@@ -36,6 +39,11 @@ class Branch:
         """The branch's context, created at its first use; see `sharing.py`."""
         self.attempt_read: int = 1 if parent is None else parent.attempt_read
         """What `ctx.attempt` has returned here. The digests of the following steps hold it if it is not 1."""
+        self.patches: Mapping[str, bool] = NO_PATCHES if parent is None else parent.patches
+        """What `ctx.patched` has returned here, and in the branches above before this one began. Replaced, not changed.
+        """
+        self.beside = False
+        """Whether the parent goes on beside this branch, so that the parent's later steps do not follow this one's."""
         self.count = 0
         self.now_ms = now_ms
         """The time of the latest result that this branch has seen, for `ctx.now()`."""

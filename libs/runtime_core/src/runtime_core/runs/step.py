@@ -38,7 +38,7 @@ from runtime_core.runs.journal import (
     time_of,
     unpacked,
 )
-from runtime_core.runs.ports import Registered
+from runtime_core.runs.ports import Registered, RegisteredTool
 from runtime_core.runs.sharing import merge_changes, unwrapped
 from runtime_core.text import text_of_error
 
@@ -146,6 +146,19 @@ def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) 
     raise run.flow.misuse(
         f"{label} is not one of this app's {kind}s: register it before the app starts, or pass a name (text)"
     )
+
+
+def with_positions(
+    values: Sequence[object], arguments: Mapping[str, object], name: str, known: RegisteredTool | None
+) -> dict[str, object]:
+    """Return arguments by name, some of them given by position. Raises InvalidInput."""
+    if known is None:
+        raise InvalidInput("arguments", f"tool {name!r} is not in this app: give its arguments by name")
+    named = known.named(values)
+    for argument in arguments:
+        if argument in named:
+            raise InvalidInput(f"arguments.{argument}", f"tool {name!r} got it by position and by name: give it once")
+    return {**named, **arguments}
 
 
 class Ready(Generic[T]):
@@ -299,3 +312,10 @@ def _unstoppable(function: Callable[[], object]) -> object:
     except StopIteration as error:
         # A future cannot hold StopIteration, so its awaiter would wait forever.
         raise RuntimeError("the function raised StopIteration") from error
+
+
+def label_of(fn: Callable[..., object]) -> str:
+    """Return the name of a step that calls this function."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__

@@ -462,7 +462,7 @@ async def _stored_again(warm: _Warm, result: TurnResult) -> TurnResult:
 async def _flushed(port: TurnPort, result: TurnResult) -> TurnResult:
     """Wait for the turn's writes. If they exceed the limit of the output, the run ends, with its steps and usage."""
     try:
-        await port.flush()
+        await port.flush(ends=not isinstance(result, Suspended))
     except LimitExceeded as error:
         return Failed(
             "LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps,

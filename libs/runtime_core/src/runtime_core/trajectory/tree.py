@@ -34,6 +34,7 @@ _GLYPHS = {
     "hook": "◇",
     "hooks": "◇",
     "callback": "↩",
+    "patch": "±",
 }
 _OTHER_GLYPH = "-"
 
