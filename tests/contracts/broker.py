@@ -280,6 +280,11 @@ def again(step: str, *, wait: str = "!") -> list[Argument]:
     return ["a", step, wait]
 
 
+def withdraw(step: str) -> list[Argument]:
+    """No longer want the result of a step of an earlier turn."""
+    return ["w", step]
+
+
 async def suspend(
     bus: EventBus, turn: Delivery, *parts: Sequence[Argument], state: bytes = b"", record: bytes = b"", steps: int = 0
 ) -> bool:

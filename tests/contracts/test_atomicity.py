@@ -33,6 +33,7 @@ from tests.contracts.broker import (
     question,
     send,
     suspend,
+    withdraw,
 )
 
 Act = Callable[[], Awaitable[object]]
@@ -877,6 +878,20 @@ async def a_sub_group_that_ends_its_groups(stage: Stage) -> Act:
 async def add_a_sub_group(stage: Stage) -> Act:
     await grouped(stage)
     return lambda: stage.bus.call("node", "sub", "inner", 60, "m")
+
+
+@case
+async def a_turn_that_withdraws_steps(stage: Stage) -> Act:
+    broker, bus = stage.broker, stage.bus
+    await broker.submit(bus, "t")
+    asked = ask("1", "editor", stream="agent", key="e"), ask("2"), question("3", timeout_ms=60_000), nap("4", 1)
+    await suspend(bus, await broker.take(bus), *asked)
+    await suspend(bus, await broker.take(bus), nap("1", 60_000), ask("2", "desk", stream="agent"))
+    await broker.pass_time(10)
+    await bus.promote()
+    await broker.take(bus)
+    turn = await broker.take(bus)
+    return lambda: suspend(bus, turn, *map(withdraw, "123"), nap("5", 60_000))
 
 
 @case

@@ -620,10 +620,14 @@ async def test_a_runner_runs_sub_tasks() -> None:
     assert failure(await Runners.run("x", runner_cls=Late, app=app))[1].startswith("timeout: a sub-task has the time")
 
 
-async def test_a_detached_sub_task_outlives_its_task() -> None:
+@pytest.mark.parametrize("detached", ["sub-task", "agent"])
+async def test_detached_work_outlives_its_task(detached: str) -> None:
     class Starts(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
-            started = await self.run_sub_task(Task(input="x", agent="asks", name="child"), detach=True)
+            if detached == "agent":
+                started = await self.swarm.ordered_agents[0].run("x", detach=True)
+            else:
+                started = await self.run_sub_task(Task(input="x", agent="asks", name="child"), detach=True)
             await self.ctx.emit(started)
             await self.ctx.human("go on?")
             return TaskResponse(self.task.id)
@@ -637,7 +641,7 @@ async def test_a_detached_sub_task_outlives_its_task() -> None:
     app.add_runner(Starts)
     app.add_runner(TaskRunner)
     async with LocalApp(app) as client:
-        parent = await client.submit("weft.task.Starts", {"id": "parent", "runner": "Starts"})
+        parent = await client.submit("weft.task.Starts", {"id": "parent", "runner": "Starts", "agent": "asks"})
         async for event in parent.stream():
             if event.text:
                 child = await client.task(event.text)

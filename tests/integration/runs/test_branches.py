@@ -133,6 +133,63 @@ async def test_a_cancel_reaches_jobs_tools_and_children(client: Client) -> None:
     await _free(client, "k")
 
 
+@app.agent("cancels")
+async def cancels(ctx: AgentContext, awaits: bool) -> str:
+    async def work() -> None:
+        await ctx.gather(
+            ctx.tool(forever, name="tool of a job"),
+            ctx.agent("child", "child of a job"),
+            ctx.agent("keyed", "forever", key="k"),
+        )
+
+    job, given = ctx.background(work()), ctx.background(ctx.tool(forever, name="tool"))
+    await ctx.human("cancel them?")
+    if awaits:
+        assert await job.cancel()
+        assert await given.cancel()
+    else:
+        job.cancel()
+        given.cancel()
+    return str(await ctx.human("end?"))
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+async def test_a_cancelled_job_stops_its_running_calls(client: Client, awaits: bool) -> None:
+    """Its task goes on."""
+    task = await client.submit("cancels", awaits, stream=True)
+    questions = (event async for event in task.stream() if event.type == "weft.human.requested")
+    names = {await signals.begun.get() for _ in range(4)}
+    assert names == {"tool of a job", "child of a job", "tool of a keyed child", "tool"}
+    await (await anext(questions)).answer(True)
+    last = await anext(questions)
+    assert {await signals.stopped.get() for _ in range(4)} == names
+    await _free(client, "k")
+    await last.answer("well")
+    assert (await task.result()).value() == "well"
+
+
+@app.agent("leaves_a_job")
+async def leaves_a_job(ctx: AgentContext, _: None) -> None:
+    ctx.background(ctx.tool(forever, name="tool"), at_end="cancel")
+    await ctx.human("end?")
+
+
+@app.agent("calls")
+async def calls(ctx: AgentContext, name: str) -> str:
+    await ctx.agent(name)
+    return str(await ctx.human("end?"))
+
+
+async def test_a_job_that_ends_with_its_run_stops_its_running_call(client: Client) -> None:
+    for name in ("leaves_a_job", "calls"):
+        task = await client.submit(name, None if name != "calls" else "leaves_a_job", stream=True)
+        questions = (event async for event in task.stream() if event.type == "weft.human.requested")
+        assert await signals.begun.get() == "tool"
+        await (await anext(questions)).answer(True)
+        assert await signals.stopped.get() == "tool"
+        await task.cancel()
+
+
 async def test_a_time_limit_reaches_them_too(client: Client) -> None:
     task: TaskHandle = await client.submit("everything", options=SubmitOptions(timeout_seconds=0.5))
     response = await task.result()

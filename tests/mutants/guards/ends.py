@@ -6,6 +6,46 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "withdrawals",
+        "withdrawn_missing",
+        "RUN.missing .. step, RUN.question",
+        "RUN.question",
+        "a withdrawn call gets no result",
+        "contracts:withdrawals",
+    ),
+    lua(
+        "withdrawals",
+        "withdrawn_told",
+        "    stop_running(base, task .. '|' .. path)\n",
+        "",
+        "handlers learn of a withdrawn call",
+        "contracts:withdrawals",
+    ),
+    lua(
+        "withdrawals",
+        "withdrawn_children",
+        "  for child, inst in pairs(open.children) do withdraw_child(base, task, flags, child, inst) end\n",
+        "",
+        "a withdrawn child run ends and frees its instance",
+        "contracts:withdrawals",
+    ),
+    lua(
+        "withdrawals",
+        "withdrawn_timers",
+        "    redis.call('ZREM', base .. 'timers', member)\n",
+        "",
+        "the timers of a withdrawn run go",
+        "contracts:withdrawals",
+    ),
+    lua(
+        "withdrawals",
+        "withdrawn_rows",
+        "if number > 0 then rows, count",
+        "if false then rows, count",
+        "the rows of a withdrawn run are recorded",
+        "contracts:withdrawals",
+    ),
+    lua(
         "letters",
         "trimmed_running",
         "unpin(key, v[2] or '') or not ENDED[v[1]] then return end",

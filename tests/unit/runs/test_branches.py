@@ -173,6 +173,46 @@ async def test_a_job_is_cancelled_without_an_await(cold: bool) -> None:
     assert "1.c.1" in world.journal
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["", "the process dies before the commit"])
+async def test_the_calls_of_a_cancelled_job_are_withdrawn_once(dies: bool) -> None:
+    program = Program(cancelling)
+    world = World(unanswered=frozenset({"1.1"}))
+    assert isinstance(await world.turn(program), Suspended)
+    world.answer_one("2.0.1")
+    turn = await world.turn(program)
+    assert world.run is not None
+    if dies:
+        await world.run.aclose()
+        world.run = None
+        turn = await world.turn(program)
+    assert isinstance(turn, Suspended)
+    assert turn.withdrawn == ["1.1"]
+    world.pending.pop("1.1", None)
+    result = await world.play(program)
+    assert isinstance(result, Completed)
+    assert result.withdrawn == []
+
+
+async def test_a_step_that_another_branch_waits_for_is_not_withdrawn() -> None:
+    async def code(ctx: AgentContext, input: Any) -> object:
+        step = ctx.tool("shared")
+        job = ctx.background(step)
+
+        async def cancels() -> None:
+            await ctx.tool("own")
+            job.cancel()
+
+        return (await ctx.gather(step, cancels()))[0]["of"]
+
+    program = Program(code)
+    world = World(unanswered=frozenset({"1"}))
+    assert isinstance(await world.turn(program), Suspended)
+    world.answer_one("3.1.1")
+    turn = await world.turn(program)
+    assert isinstance(turn, Suspended)
+    assert turn.withdrawn == []
+
+
 @pytest.mark.parametrize("cold", [False, True])
 async def test_a_job_that_had_ended_cannot_be_cancelled(cold: bool) -> None:
     async def code(ctx: AgentContext, input: Any) -> object:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from runtime_core.aworld.topology import (
     HANDOFF,
@@ -46,7 +46,7 @@ from runtime_core.runs.policy import (
 from runtime_core.tools.tool import is_allowed, is_pattern
 
 if TYPE_CHECKING:
-    from runtime_core.runs.calls import RequestStep
+    from runtime_core.runs.calls import RequestStep, SendStep
     from runtime_core.runs.context import AgentContext
 
 TopologyT = TypeVar("TopologyT", bound=Topology)
@@ -68,15 +68,32 @@ class AgentHandle:
         """Return the name, which is also the id."""
         return self.name
 
+    @overload
     def run(
-        self, observation: object, *, key: str = "", info: Mapping[str, object] | None = None
-    ) -> RequestStep[Any]:  # Any: the agent's own JSON
+        self,
+        observation: object,
+        *,
+        key: str = ...,
+        info: Mapping[str, object] | None = ...,
+        detach: Literal[False] = ...,
+    ) -> RequestStep[Any]: ...
+
+    @overload
+    def run(
+        self, observation: object, *, key: str = ..., info: Mapping[str, object] | None = ..., detach: Literal[True]
+    ) -> SendStep: ...
+
+    def run(
+        self, observation: object, *, key: str = "", info: Mapping[str, object] | None = None, detach: bool = False
+    ) -> RequestStep[Any] | SendStep:  # Any: the agent's own JSON
         """Call the agent as a step. When awaited, return its answer, or raise AgentError if it failed permanently.
 
         An agent that takes an Observation gets all of it, with `info` added. Any other agent gets its content. `key`
-        names the instance.
+        names the instance. With `detach`, the agent runs as a task of its own: it outlives this one, whatever ends
+        that, and the result is its id on the broker.
         """
-        return self._ctx.agent(self.name, self.shown(Observation.of(observation), info or {}), key=key)
+        call = self._ctx.send if detach else self._ctx.agent
+        return call(self.name, self.shown(Observation.of(observation), info or {}), key=key)
 
     def shown(self, seen: Observation, info: Mapping[str, object]) -> Any:  # Any: JSON
         """Return the agent's input: the content, or the whole Observation as JSON if the agent takes one."""

@@ -353,10 +353,12 @@ class TakingVerbs(Partition):
         """Return whether the broker has the task, and it has not ended."""
         return await self.transport.call("HGET", self.keys.task(task), "status") in LIVE
 
-    async def is_awaited(self, call: Delivery) -> bool:
-        """Return whether the step of this call still lacks its result."""
-        run, _, step = call.run.rpartition("/")
-        return await self.transport.call("HEXISTS", self.keys.run(call.task, run), f"m:{step}") == 1
+    async def is_awaited(self, delivery: Delivery) -> bool:
+        """Return whether the step of this call still lacks its result, or this turn is still its run's current one."""
+        if delivery.kind == "call":
+            run, _, step = delivery.run.rpartition("/")
+            return await self.transport.call("HEXISTS", self.keys.run(delivery.task, run), f"m:{step}") == 1
+        return await self.transport.call("HGET", self.keys.run(delivery.task, delivery.run), "cur") == delivery.entry
 
     async def results(self, task: str, run: str, steps: Sequence[str]) -> list[bytes | None]:
         """Return the journal values of these steps of a run; None for one without a result."""

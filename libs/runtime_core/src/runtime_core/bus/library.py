@@ -98,6 +98,7 @@ SHARED = (
     "calls",
     "checks",
     "deliveries",
+    "withdrawals",
     "parts",
     "nodes",
     "claims",

@@ -92,6 +92,8 @@ class Suspended(msgspec.Struct):
     journaled: list[JournaledStep] = []
     """Steps that the journal must hold, so that a replay continues as this turn did."""
     working_state: bytes | None = None
+    withdrawn: list[str] = []
+    """Steps of earlier turns whose results the run no longer wants: their calls and child runs stop."""
 
 
 class Completed(msgspec.Struct):
@@ -108,6 +110,8 @@ class Completed(msgspec.Struct):
     """The instance's new state (JSON); None: unchanged."""
     journaled: list[JournaledStep] = []
     """Steps of this turn whose usage the task must hold."""
+    withdrawn: list[str] = []
+    """As in `Suspended`."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
@@ -123,10 +123,29 @@ class Owner:
             )
 
 
+class EndedPart(NamedTuple):
+    """A task that ended early, or the part of one that a run has withdrawn."""
+
+    task: str
+    path: str
+    """The path of a call or a child run, as `r/2.0.1`, with all below it; empty: the whole task."""
+
+    @classmethod
+    def of(cls, name: str) -> EndedPart:
+        """Return what a heartbeat names: `task`, or `task|path`."""
+        task, _, path = name.partition("|")
+        return cls(task, path)
+
+    def has(self, run: str) -> bool:
+        """Return whether this run of the task, or the call of this path, is a part of it."""
+        return not self.path or run == self.path or run.startswith(f"{self.path}/")
+
+
 class EndedTasks:
     """Tasks that were cancelled or failed: their queued work does not start. Bounded by count and age.
 
-    Times are the broker's, in epoch milliseconds.
+    A task that goes on, but of which a part has ended, is stored as `task|`. Times are the broker's, in epoch
+    milliseconds.
     """
 
     def __init__(self, most: int = MAX_ENDED_TASKS) -> None:
@@ -151,11 +170,17 @@ class EndedTasks:
         for task, ended_ms in found:
             self._add(task, ended_ms)
 
+    def concern(self, task: str) -> bool:
+        """Return whether the task, or a part of it, has ended."""
+        return task in self.ended_ms or f"{task}|" in self.ended_ms
+
     def forget(self, task: str) -> None:
         """Remove a task that was reopened."""
         self.ended_ms.pop(task, None)
 
-    def _add(self, task: str, ended_ms: int) -> None:
+    def _add(self, name: str, ended_ms: int) -> None:
+        task, part, _ = name.partition("|")
+        task += part
         self.ended_ms.pop(task, None)
         self.ended_ms[task] = ended_ms
         if len(self.ended_ms) > self._most:

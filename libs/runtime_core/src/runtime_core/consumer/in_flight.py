@@ -14,7 +14,7 @@ from typing import Protocol
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.heartbeat import EndedTasks
+from runtime_core.consumer.heartbeat import EndedPart, EndedTasks
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.record.step import ENCODER, StepError
@@ -48,7 +48,10 @@ class Handler(Protocol):
         ...
 
     def stop_task(self, task: str) -> None:
-        """Tell running work that its task ended early, or that nobody wants its answer."""
+        """Tell running work that its task ended early, or that nobody wants its answer.
+
+        `task` may also be a part of a task: see `EndedPart.of`.
+        """
         ...
 
 
@@ -87,7 +90,8 @@ class InFlight:
         """Set at each change after which the next read may be allowed."""
         self.closed = False
         """Whether the consumer stops. Deliveries that arrive now do not start: they are handed back."""
-        self._stopped_tasks: set[str] = set()
+        self._stopped: set[Place] = set()
+        """Deliveries that are cancelled since their task, or a part of it, has ended."""
 
     def take(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
         loop = asyncio.get_running_loop()
@@ -131,9 +135,9 @@ class InFlight:
         try:
             # Its task has ended early, or may have ended before this process kept track. A repeated call may be a copy:
             # a server that has lost its last writes promotes it again, and its result may have come meanwhile.
-            may_be_over = delivery.task in ended.ended_ms or entry_ms <= ended.since_ms
+            may_be_over = entry_ms <= ended.since_ms or (ended.concern(delivery.task) if ended.ended_ms else False)
             repeated_call = delivery.attempt > 1 and delivery.kind == "call"
-            if (may_be_over or repeated_call) and await self._settle_if_over(delivery, repeated_call):
+            if (may_be_over or repeated_call) and await self._settle_if_over(delivery):
                 outcome = "stopped"
             else:
                 await self._handler.handle(delivery)
@@ -144,7 +148,7 @@ class InFlight:
             self._metrics.fenced_commits.inc()
             self._on_fenced()
         except asyncio.CancelledError:
-            if delivery.task not in self._stopped_tasks:
+            if place not in self._stopped:
                 raise
             # The task has ended: settling its delivery acknowledges it and frees its instance.
             outcome = "stopped"
@@ -168,13 +172,13 @@ class InFlight:
         self._metrics.handler_seconds.observe(time.perf_counter() - started)
         self._watch.progressed()
 
-    async def _settle_if_over(self, delivery: Delivery, repeated_call: bool) -> bool:
-        """Settle, without running it, a delivery whose task has ended, or a repeated call that has its result.
+    async def _settle_if_over(self, delivery: Delivery) -> bool:
+        """Settle, without running it, a delivery whose task has ended, or whose result nobody awaits.
 
         Return False if it must be handled.
         """
         live = delivery.task not in self.ended.ended_ms and await self._bus.is_live(delivery.task)
-        if live and (not repeated_call or await self._bus.is_awaited(delivery)):
+        if live and await self._bus.is_awaited(delivery):
             return False
         await self._settle(delivery)
         return True
@@ -195,8 +199,8 @@ class InFlight:
     def _release(self, place: Place) -> None:
         self.held.pop(place, None)
         self.running.pop(place, None)
+        self._stopped.discard(place)
         if not self.held:
-            self._stopped_tasks.clear()
             self._watch.waiting(False)
         if len(self.held) == self._limit - 1:
             self.has_room.set()
@@ -235,16 +239,15 @@ class InFlight:
             if stays:
                 logger.warning("%d deliveries ignored their cancellation; they end with the process", len(stays))
 
-    def stop_task(self, task: str) -> None:
-        """Stop the work of a task that has ended."""
-        self._handler.stop_task(task)
-        places = [place for place, delivery in self.held.items() if delivery.task == task]
-        if places:
-            self._stopped_tasks.add(task)
-            for place in places:
-                # Two heartbeats may report the same task: a second cancel would disturb its clean-up.
-                if not self.running[place].cancelling():
-                    self.cancel(place, STOPPED)
+    def stop_task(self, name: str) -> None:
+        """Stop the work of a task that has ended, or of a part of it, as heartbeats name it."""
+        self._handler.stop_task(name)
+        ended = EndedPart.of(name)
+        for place in [place for place, each in self.held.items() if each.task == ended.task and ended.has(each.run)]:
+            self._stopped.add(place)
+            # Two heartbeats may report the same task: a second cancel would disturb its clean-up.
+            if not self.running[place].cancelling():
+                self.cancel(place, STOPPED)
 
     def drop(self) -> None:
         """Cancel all deliveries but that of the current task, and forget their runs: others own them."""

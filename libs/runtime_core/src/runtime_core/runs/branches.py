@@ -108,6 +108,10 @@ class Gather:
                 helper = Branch(f"{self.id}.{place}.", branch.now_ms, branch)
                 self._tasks[place] = run.flow.help(as_coroutine(part), helper, wait), helper
 
+    @property
+    def parts(self) -> Sequence[Awaitable[Any]]:  # Any: see `_results`
+        return self._parts
+
     def close(self) -> None:
         """Close the coroutines that will never start, or Python warns about them."""
         for part in self._parts:
@@ -166,7 +170,7 @@ class Job:
     an error that nobody has awaited fails the run) or stops it (`cancel`).
     """
 
-    __slots__ = ("_branch", "_task", "_wait", "at_end", "cancelled", "id", "run", "seen")
+    __slots__ = ("_branch", "_task", "_wait", "at_end", "cancelled", "given", "id", "run", "seen")
 
     def __init__(self, run: Run, branch: Branch, part: Awaitable[Any], at_end: AtEnd) -> None:  # Any: its own result
         self.run = run
@@ -181,6 +185,8 @@ class Job:
             )
         self.id = run.take_id(branch)
         run.check_place(self.id, "background")
+        self.given = _steps_of(part)
+        """The steps that were created outside the job and that it awaits."""
         self._branch = Branch(f"{self.id}.", branch.now_ms, branch)
         self._branch.beside = True
         # Fork now, not at its first use: the parent branch continues and changes its own context.
@@ -235,8 +241,9 @@ class Job:
 
         This is a step: a replay gets the same answer.
 
-        Its code gets CancelledError at its await. Calls that it made continue, and their results are dropped. Messages
-        that it was about to send in this turn may be lost.
+        Its code gets CancelledError at its await. With the end of this turn, its running calls and the runs of agents
+        that it called are stopped, as those of a cancelled task. Messages that it was about to send in this turn may be
+        lost.
         """
         branch = self.run.flow.branch_here("job.cancel")
         return Cancellation(self, Branch(f"{self.id}.c.", branch.now_ms))
@@ -284,6 +291,13 @@ class Cancellation:
             return False
         job.stop()
         return True
+
+
+def _steps_of(part: Awaitable[Any]) -> Sequence[str]:  # Any: as Job's
+    """Return the ids of the steps in a part that was created before its job."""
+    if isinstance(part, Gather):
+        return [step for each in part.parts for step in _steps_of(each)]
+    return (part.id,) if isinstance(part, Step) else ()
 
 
 def _forget(run: Run, part: Awaitable[Any]) -> None:  # Any: as Job's

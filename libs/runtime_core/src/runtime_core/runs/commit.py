@@ -43,6 +43,7 @@ PROCESS_BYTES = 32 * RUN_BYTES
 """The most unanswered bytes of all runs of a process before `ctx.emit` waits."""
 _AGAIN = "a"
 _JOURNALED = "j"
+_WITHDRAW = "w"
 _T = TypeVar("_T")
 
 
@@ -64,6 +65,10 @@ def parts_of(
     count = len(effects) + len(names)
     for name in names:
         written += (_JOURNALED, name)
+    if result.withdrawn:
+        for name in result.withdrawn:
+            written += (_WITHDRAW, name)
+        count += len(result.withdrawn)
     if isinstance(result, Completed):
         if delivery.trace:
             written += answer_parts(delivery)

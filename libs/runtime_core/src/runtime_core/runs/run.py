@@ -174,20 +174,21 @@ class Run:
         if self._root is None and flow.verdict is None:
             self._start()
         rounds = QUICK_ROUNDS
-        while flow.active and flow.verdict is None:
+        while flow.verdict is None:
+            # First: the function may have ended between its last result and this turn.
+            if self.jobs and self._root is not None and self._root.done():
+                self._stop_jobs(self._root)
+            if not flow.active:
+                break
             if rounds:
                 rounds -= 1
                 await ONE_ROUND
-                if flow.active:
-                    continue
             else:
                 limit = asyncio.get_running_loop().call_later(self.definition.timeout_seconds, self._time_out)
                 try:
                     await flow.quiet()
                 finally:
                     limit.cancel()
-            if self.jobs and self._root is not None and self._root.done():
-                self._stop_jobs(self._root)
         if flow.verdict is not None:
             return await self._ended_by(flow.verdict)
         root = self._root
@@ -312,12 +313,25 @@ class Run:
                 return await self._ended_by(_for_good(error))
         for request in result.requests:
             pending[request.step] = request.digest
+        if self.jobs:
+            result.withdrawn = self._take_unwanted()
         result.sends, self.sends = self.sends, []
         result.spends, self.spends = self.spends, []
         if self.rows.collected:
             result.steps = self.rows.take()
         result.journaled, self.journaled = self.journaled, []
         return result
+
+    def _take_unwanted(self) -> list[str]:
+        """Return, once, the requested steps that only cancelled jobs wanted."""
+        jobs = [job for job in self.jobs if job.cancelled]
+        prefixes = tuple(f"{job.id}." for job in jobs)
+        given = {step for job in jobs for step in job.given} - self.flow.waiting.keys()
+        pending = self.journal.pending
+        unwanted = [step for step in pending if step in given or step.startswith(prefixes)]
+        for step in unwanted:
+            del pending[step]
+        return unwanted
 
     def _result(self, root: asyncio.Task[object]) -> Completed | Failed:
         if root.cancelled():
@@ -346,6 +360,7 @@ class Run:
                 return Completed(
                     output, answer, sends=self.sends, spends=self.spends, steps=self.rows.collected, state=state,
                     journaled=[step for step in self.journaled if step.usage] if self.journaled else [],
+                    withdrawn=self._take_unwanted() if self.jobs else [],
                 )  # fmt: skip
         return self._with_effects(failed)
 

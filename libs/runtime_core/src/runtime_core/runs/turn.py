@@ -17,6 +17,7 @@ from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.consumer.failure import give_up, hand_back, hand_on, reason_of, schedule_retry
+from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, TurnTaken
 from runtime_core.record.step import ENCODER, StepError, total_usage
@@ -251,9 +252,10 @@ class TurnHandler:
         self._draining.set()
 
     def stop_task(self, task: str) -> None:
-        for run in [run for run in self._running.values() if run.task_id == task]:
-            run.cancel("the task was cancelled or ended early")
-        for place in [place for place in self._warm if place[0] == task]:
+        ended = EndedPart.of(task)
+        for run in [run for run in self._running.values() if run.task_id == ended.task and ended.has(run.run_id)]:
+            run.cancel("its caller no longer waits" if ended.path else "the task was cancelled or ended early")
+        for place in [place for place in self._warm if place[0] == ended.task and ended.has(place[1])]:
             self._warm.pop(place).run.drop()
 
     # -- opening -----------------------------------------------------------------------------------------------

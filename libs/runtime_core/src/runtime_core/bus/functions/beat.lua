@@ -5,7 +5,8 @@
 -- KEYS 1 base
 -- ARGV 1 owner · 2 lease ms · 3 longest step of the clock, ms · 4 '1' at the first beat
 --      5 ms: report tasks stopped from then on
--- RETURNS {'OK', server ms, owners declared dead, task stopped…} · {'FENCED'}: this owner was declared dead
+-- RETURNS {'OK', server ms, owners declared dead, task stopped, or `task|path` of a withdrawn step…}
+--         · {'FENCED'}: this owner was declared dead
 local function beat(keys, args)
   local base = keys[1]
   local alive, meta = base .. 'alive', base .. 'meta'

@@ -19,6 +19,7 @@
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
 --        j step                                            a step that was journaled in mid-turn: only for `w` and `c`
+--        w step                                            withdraws a call of an earlier turn: only for `w` and `c`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
 --         In the next three cases nothing was written: 'FENCED' if the owner was declared dead · 'LIMIT <why>' over a
 --         limit of the task · 'LOST' if the journal lacks a step of the turn, or another owner has been in the turn
@@ -70,6 +71,9 @@ local function read_parts(args, turn)
       turn.answered_by = args[at + 1]
     elseif letter == PART.journaled and lacks_step(args, turn, args[at + 1]) then
       return 'LOST'
+    elseif letter == PART.withdraw then
+      turn.withdrawn = turn.withdrawn or {}
+      turn.withdrawn[args[5] .. '/' .. args[at + 1]] = true
     end
     at = at + size
   end
@@ -86,9 +90,23 @@ local function count_usage(turn, mode)
   return nil
 end
 
+-- Reads every key that the withdrawal of the turn's steps is about to write.
+local function check_withdrawn(base, task, turn)
+  turn.open = open_within(base, task, turn.flags, turn.withdrawn)
+  check_withdrawal(base, task, turn.flags, turn.open)
+end
+
+-- Withdraws the turn's steps. Returns the rows of the turn, with those that no other commit will write.
+local function withdraw_steps(base, task, turn, rows)
+  local more, count = withdraw(base, task, turn.flags, turn.withdrawn, turn.open)
+  turn.steps = turn.steps + count
+  return with_rows(rows, more)
+end
+
 -- Reads every key that the end of the run is about to write. Returns what `end_task` needs, if the task ends too.
 local function check_end_of_run(base, args, turn, mode)
   local task, run, instance, ending = args[4], args[5], args[6], nil
+  if turn.withdrawn then check_withdrawn(base, task, turn) end
   local at = FIRST_PART
   while args[at] do
     check_sent(base, args, at)
@@ -160,7 +178,9 @@ end
 local function end_run(base, args, turn, mode)
   local task, run, instance = args[4], args[5], args[6]
   local now, rows, result = args[8], args[9], args[11]
-  local ending, steps = check_end_of_run(base, args, turn, mode), text(turn.steps)
+  local ending = check_end_of_run(base, args, turn, mode)
+  if turn.withdrawn then rows = withdraw_steps(base, task, turn, rows) end
+  local steps = text(turn.steps)
   -- The rows of this turn are in its record.
   if turn.unrecorded then redis.call('HDEL', turn.run_key, RUN.unrecorded) end
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage, TASK.flags, turn.flags) end
@@ -190,15 +210,19 @@ local function only_calls_tool(args)
     and string.sub(args[FIRST_PART + 1], 1, 1) == KIND.tool
 end
 
+-- Parts that are not new steps of the task.
+local REQUESTS_NOTHING = {[PART.again] = true, [PART.usage] = true, [PART.journaled] = true, [PART.withdraw] = true}
+
 -- Reads every key that the parts of a waiting turn are about to write. Returns the limit that they exceed, or nil.
 local function check_parts(base, args, turn)
   local task, run, instance, asked = args[4], args[5], args[6], 0
   local unchecked = only_calls_tool(args)
   if not unchecked then check_record(base, task, turn.flags) end
+  if turn.withdrawn then check_withdrawn(base, task, turn) end
   local at = FIRST_PART
   while args[at] do
     local letter = args[at]
-    if letter ~= PART.again and letter ~= PART.usage and letter ~= PART.journaled then asked = asked + 1 end
+    if not REQUESTS_NOTHING[letter] then asked = asked + 1 end
     if letter == PART.call then
       if not unchecked then check_call(base, args, at, task, run) end
     elseif letter == PART.timer or letter == PART.question then
@@ -318,7 +342,7 @@ local function put_nothing() end
 local PUT_PART = {
   [PART.call] = put_call, [PART.timer] = put_timer, [PART.question] = put_question, [PART.message] = put_sent,
   [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = put_nothing,
-  [PART.journaled] = put_nothing,
+  [PART.journaled] = put_nothing, [PART.withdraw] = put_nothing,
 }
 
 -- Writes the run's fields: it is held for its steps, or resumed immediately if nothing is missing. Returns where it
@@ -351,14 +375,15 @@ end
 
 -- The turn waits: the calls that it makes start, and the run continues with their results.
 local function suspend(base, args, turn, header, number)
-  local instance, at = args[6], FIRST_PART
+  local instance, rows, at = args[6], args[9], FIRST_PART
+  if turn.withdrawn then rows = withdraw_steps(base, args[4], turn, rows) end
   while args[at] do
     PUT_PART[args[at]](base, args, turn, at)
     at = at + PART_SIZE[args[at]]
   end
   local current = write_run(base, args, turn, header, number)
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage) end
-  if args[9] ~= '' then record_rows(base, args[4], turn.flags, args[9]) end
+  if rows ~= '' then record_rows(base, args[4], turn.flags, rows) end
   settle_last(base, args[2], args[3])
   if instance == '' then return end
   if args[11] ~= '' then redis.call('HSET', base .. 'inst:' .. instance, INSTANCE.working_state, args[11]) end
