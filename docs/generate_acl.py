@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime_core.acl.rules import DEFAULT_OFF, Target, rules
-from runtime_core.acl.users import KEYS, USERS, Grant, User, own_publisher
+from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, rules
+from runtime_core.bus.acl.users import KEYS, USERS, Grant, User, own_publisher
 
 PAGE = Path(__file__).with_name("acl.md")
 IN_THE_CLUSTER = PAGE.parent.parent / "deploy" / "k8s" / "base" / "secrets" / "users.json"

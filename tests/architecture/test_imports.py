@@ -19,7 +19,7 @@ from tests.architecture.tree import CORE, ROOT, Import, circles, imports_of, mod
 
 PLACES = {
     "anyio": ("host.supervisor", "tools.mcp.transport"),
-    "autogen_core": ("integrations.autogen",),
+    "autogen_core": ("actors.autogen",),
     "asyncpg": ("trajectory",),
     "hiredis": ("bus.connection",),
     "httpx2": ("llm.client", "tools.mcp.transport"),

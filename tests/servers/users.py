@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from runtime_core.acl.rules import Target, rules
-from runtime_core.acl.users import USERS
+from runtime_core.bus.acl.rules import Target, rules
+from runtime_core.bus.acl.users import USERS
 from tests.fleet import plain_redis
 from tests.servers.process import HOST, Server
 

@@ -18,8 +18,8 @@ import pytest
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import NoPermissionError
 
-from runtime_core.acl.rules import DEFAULT_OFF, Target, find_users, lacking, user_line
-from runtime_core.acl.users import USERS
+from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, find_users, lacking, user_line
+from runtime_core.bus.acl.users import USERS
 from runtime_core.bus.keys import Keys
 from runtime_core.client.client import Client
 from runtime_core.ids import partition_of

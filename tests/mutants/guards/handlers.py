@@ -839,7 +839,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "forked.py",
+        "host/forked.py",
         "comes_back",
         "sys.setprofile(_Returns(frame))",
         "pass",
@@ -847,7 +847,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "forked.py",
+        "host/forked.py",
         "signals",
         "    _reset_signals()\n    frame",
         "    frame",
@@ -855,12 +855,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "forked.py",
+        "host/forked.py",
         "dies_with_parent",
         "if parent and _prctl is not None and _lasting:",
         "if False:",
         "forked children die with their handler",
-        "integration:forked",
+        "integration/host:forked",
     ),
     python(
         "host/supervisor.py",

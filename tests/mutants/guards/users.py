@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, python
 
-USERS = "acl/users.py"
-LINES = "acl/rules.py"
+USERS = "bus/acl/users.py"
+LINES = "bus/acl/rules.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
@@ -14,7 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'Grant(("xadd",), (f"%W~{{namespace}}:tasks:{name}",)),',
         'Grant(("xadd",), ("%W~{namespace}:tasks*",)),',
         "a publisher writes commands to its own stream only",
-        "integration/acl:function_rights",
+        "integration/bus/acl:function_rights",
     ),
     python(
         USERS,
@@ -22,7 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if self.loads_functions:\n",
         "        if self.functions:\n",
         "services that run code of apps load no functions",
-        "integration/acl:function_rights",
+        "integration/bus/acl:function_rights",
     ),
     python(
         USERS,
@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "found -= {*(_OWN_STREAM if self.serves else ()), *self.never}",
         "found -= {*self.never}",
         "a handler reads and settles its own streams only",
-        "integration/acl:function_rights",
+        "integration/bus/acl:function_rights",
     ),
     python(
         USERS,
@@ -38,15 +38,15 @@ MUTANTS: tuple[Mutant, ...] = (
         '            writes.discard("leader:admit")\n',
         "            pass\n",
         "only state-managers write who leads",
-        "unit/acl:rules",
+        "unit/bus/acl:rules",
     ),
     python(
-        "acl/function_rights.py",
+        "bus/acl/function_rights.py",
         "unnamed_keys",
         "for helper in reached.keys() & _UNNAMED.keys():",
         "for helper in ():",
         "a function has the rights to keys that it makes from variables, and does not stop halfway",
-        "unit/acl:rules",
+        "unit/bus/acl:rules",
         "contracts:idle",
     ),
     python(
@@ -55,7 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'words = ["reset", "on", *passwords]',
         'words = ["on", *passwords]',
         "a user that was there keeps no right from before",
-        "unit/acl:rules",
+        "unit/bus/acl:rules",
     ),
     python(
         LINES,
@@ -63,15 +63,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "return _GLOB.sub(",
         "return (lambda *given: given[1])(",
         "a namespace is a name and no pattern",
-        "unit/acl:rules",
+        "unit/bus/acl:rules",
     ),
     python(
-        "acl/rules.py",
+        "bus/acl/rules.py",
         "mode",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
         "nobody else reads the file of passwords",
-        "unit/acl:rules",
+        "unit/bus/acl:rules",
     ),
     python(
         "bus/partition.py",
@@ -79,6 +79,6 @@ MUTANTS: tuple[Mutant, ...] = (
         '            if str(error).startswith("NOPERM"):\n',
         "            if False:\n",
         "a handler waits for those who may load functions",
-        "integration/acl:function_rights",
+        "integration/bus/acl:function_rights",
     ),
 )

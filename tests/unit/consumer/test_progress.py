@@ -118,7 +118,7 @@ def test_a_blocked_loop_is_an_attempt_that_failed() -> None:
 
 FORKS = """
 import os, sys, threading
-from runtime_core.forked import guard_forks
+from runtime_core.host.forked import guard_forks
 from runtime_core.tools.tool import _guarded
 
 guard_forks()

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 from typer import Option
 
-from runtime_core.acl.rules import (
+from runtime_core.bus.acl.rules import (
     DEFAULT_OFF,
     LATER,
     SERVERS,
@@ -19,7 +19,7 @@ from runtime_core.acl.rules import (
     lacking,
     user_line,
 )
-from runtime_core.acl.users import USERS
+from runtime_core.bus.acl.users import USERS
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.namespace import connect

@@ -67,6 +67,10 @@ OF_A_TASK = frozenset(
 """Points that a task reaches once, however many agents work for it."""
 
 
+GUARD_MARK = "!"
+"""The prefix of a guard's name in a task's context: a process without the hook still knows that it guards."""
+
+
 def point_named(name: object, field: str) -> HookPoint:
     """Return the point with this name, current or older. Raises InvalidInput(field) with the known names."""
     try:

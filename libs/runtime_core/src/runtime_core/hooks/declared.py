@@ -13,24 +13,21 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.declare.declaration import NAME, Place, checked_name, checked_timeout, is_generator
-from runtime_core.declare.hook_points import AFTER_FAILED_TASK, OF_A_TASK, HookPoint, point_named
-from runtime_core.declare.manifest import HookEntry, Manifest
+from runtime_core.declare.hook_points import AFTER_FAILED_TASK, GUARD_MARK, OF_A_TASK, HookPoint, point_named
+from runtime_core.declare.manifest import HookEntry
 from runtime_core.declare.schema import encode
-from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
+from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.step import LocalStep
 from runtime_core.wire.commands import MAX_SECONDS
 
 if TYPE_CHECKING:
     from runtime_core.runs.run import Run
-    from runtime_core.wire.commands import Submission
 
 SEPARATOR = "__"
 """The separator between a tool and one of its actions in a callback's key."""
 STEP = "0"
 """The step under which the journal stores a run's selection: the steps of the agent's code start at 1."""
-GUARD_MARK = "!"
-"""The prefix of a guard's name in a task's context: a process without the hook still knows that it guards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,35 +360,6 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 _NONE: list[Chosen] = []
-
-
-def named_in_submit(submission: Submission, app: Manifest | None) -> dict[str, list[str]]:
-    """Return the hooks that a submit names, for the task's context: points by current name, guards marked.
-
-    `app` is the agent's manifest; None if it is not published, so that names cannot be looked up. Raises
-    Rejected(`data.hooks.<point>`) for an unknown point or name.
-    """
-    found: dict[str, list[str]] = {}
-    for written, names in submission.hooks.items():
-        field = f"data.hooks.{written}"
-        try:
-            point = point_named(written, field)
-        except InvalidInput as error:
-            raise Rejected(error.field, error.message, task_id=submission.task_id) from None
-        at_point = found.setdefault(str(point), [])
-        for name in names:
-            marked = name if app is None else _marked(app, point, name, submission, field)
-            if marked not in at_point:
-                at_point.append(marked)
-    return {point: names for point, names in found.items() if names}
-
-
-def _marked(app: Manifest, point: HookPoint, name: str, submission: Submission, field: str) -> str:
-    known = app.hooks.get(point, {})
-    if name not in known:
-        there = f"it declares {', '.join(sorted(known))} there" if known else "it declares none there"
-        raise Rejected(field, f"app {app.app!r} has no hook {name!r} at {point}; {there}", task_id=submission.task_id)
-    return GUARD_MARK + name if known[name].guard else name
 
 
 def select(table: HookTable, named: Mapping[str, Iterable[str]]) -> Selection:

@@ -33,7 +33,7 @@ from prometheus_client import CollectorRegistry
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, LEASE_PART, LoopWatch
 from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.forked import guard_forks
+from runtime_core.host.forked import guard_forks
 from runtime_core.host.host import Role
 from runtime_core.periodic import Periodic, cancel_and_wait
 from runtime_core.telemetry import logs, tracing

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
+from runtime_core.declare.hook_points import GUARD_MARK, HookPoint, point_named
 from runtime_core.declare.manifest import AgentEntry, Manifest, Schema
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.ids import instance_address, partition_of
@@ -109,13 +110,11 @@ class Admission:
 
         Raises Rejected (`data.hooks.<point>`).
         """
-        from runtime_core.hooks.declared import named_in_submit  # few submits name hooks
-
         try:
-            return named_in_submit(submission, self._apps.get(submission.agent))
+            return _named_hooks(submission, self._apps.get(submission.agent))
         except Rejected:
             await self._read_manifests()  # the hook may be newer than the cache
-            return named_in_submit(submission, self._apps.get(submission.agent))
+            return _named_hooks(submission, self._apps.get(submission.agent))
 
     async def _read_manifests(self) -> None:
         """Read the inputs that the apps of this namespace declare. The broker refuses unknown agents."""
@@ -138,6 +137,35 @@ class Admission:
                 if entry.internal:
                     internal.add(name)
         self._checks, self._apps, self._internal, self._stored = checks, apps, internal, stored
+
+
+def _named_hooks(submission: Submission, app: Manifest | None) -> dict[str, list[str]]:
+    """Return the hooks that a submit names, for the task's context: points by current name, guards marked.
+
+    `app` is the agent's manifest; None if it is not published, so that names cannot be looked up. Raises
+    Rejected(`data.hooks.<point>`) for an unknown point or name.
+    """
+    found: dict[str, list[str]] = {}
+    for written, names in submission.hooks.items():
+        field = f"data.hooks.{written}"
+        try:
+            point = point_named(written, field)
+        except InvalidInput as error:
+            raise Rejected(error.field, error.message, task_id=submission.task_id) from None
+        at_point = found.setdefault(str(point), [])
+        for name in names:
+            marked = name if app is None else _marked(app, point, name, submission, field)
+            if marked not in at_point:
+                at_point.append(marked)
+    return {point: names for point, names in found.items() if names}
+
+
+def _marked(app: Manifest, point: HookPoint, name: str, submission: Submission, field: str) -> str:
+    known = app.hooks.get(point, {})
+    if name not in known:
+        there = f"it declares {', '.join(sorted(known))} there" if known else "it declares none there"
+        raise Rejected(field, f"app {app.app!r} has no hook {name!r} at {point}; {there}", task_id=submission.task_id)
+    return GUARD_MARK + name if known[name].guard else name
 
 
 class SchemaCheck:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime_core.acl.function_rights import STREAMS, function_rights
+from runtime_core.bus.acl.function_rights import STREAMS, function_rights
 from runtime_core.bus.library import FUNCTIONS
 
 CONNECTION = ("ping", "client|id", "client|setname", "client|setinfo", "cluster|slots")

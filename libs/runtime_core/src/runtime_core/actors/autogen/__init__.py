@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from runtime_core.integrations.autogen.runtime import WeftAgentRuntime
+from runtime_core.actors.autogen.runtime import WeftAgentRuntime
 
 __all__ = ["WeftAgentRuntime"]

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from tests.conftest import OwnServer
 from tests.fleet import ROOT
-from tests.integration.acl.test_function_rights import SHOP, Broker
+from tests.integration.bus.acl.test_function_rights import SHOP, Broker
 from tests.servers.matrix import MATRIX, repeat_on
 from tests.servers.process import HOST
 

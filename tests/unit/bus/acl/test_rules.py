@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.acl.function_rights import function_rights
-from runtime_core.acl.rules import SERVERS, Target, digests, find_users, lacking, rules, user_line
-from runtime_core.acl.users import SERVICES, USERS
+from runtime_core.bus.acl.function_rights import function_rights
+from runtime_core.bus.acl.rules import SERVERS, Target, digests, find_users, lacking, rules, user_line
+from runtime_core.bus.acl.users import SERVICES, USERS
 from runtime_core.bus.library import FUNCTIONS
 from runtime_core.cli.main import main
 from runtime_core.errors import ConfigurationError
@@ -21,7 +21,7 @@ from runtime_core.host import service
 def test_every_service_has_a_user_and_every_function_a_caller() -> None:
     assert {user.name for user in SERVICES} == set(service.SERVICES)
     called = {name for user in USERS.values() for name in user.called(2)}
-    assert set(FUNCTIONS) - called == set(), "say in acl/users.py who calls them"
+    assert set(FUNCTIONS) - called == set(), "say in bus/acl/users.py who calls them"
 
 
 def test_helpers_and_functions_that_a_function_stands_on_count() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from runtime_core.acl.rules import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
-from runtime_core.acl.users import USERS
+from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
+from runtime_core.bus.acl.users import USERS
 from runtime_core.cli.doctor import CHECKS
 from runtime_core.client.client import Client
 from runtime_core.errors import ServerError

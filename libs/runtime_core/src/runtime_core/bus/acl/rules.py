@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime_core.acl.users import KEYS, USERS, Grant, User, own_publisher
+from runtime_core.bus.acl.users import KEYS, USERS, Grant, User, own_publisher
 from runtime_core.errors import ConfigurationError
 
 _LINE = re.compile(r"(?:([A-Z0-9_]+)_PASSWORD=(\S+)|[A-Z0-9_]+=.*)")

@@ -11,9 +11,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from runtime_core.acl.rules import LATER, Target, find_users, rules
-from runtime_core.acl.users import KEYS, USERS, User
 from runtime_core.bus import partition
+from runtime_core.bus.acl.rules import LATER, Target, find_users, rules
+from runtime_core.bus.acl.users import KEYS, USERS, User
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect

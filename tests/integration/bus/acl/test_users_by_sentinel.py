@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from runtime_core.acl.rules import DEFAULT_OFF, Target, user_line
-from runtime_core.acl.users import USERS
+from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, user_line
+from runtime_core.bus.acl.users import USERS
 from runtime_core.client.client import Client
 from tests.conftest import OwnServer
 from tests.fleet import SERVICES, Fleet, PlainRedis, until
