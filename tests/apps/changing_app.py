@@ -37,3 +37,20 @@ async def report(ctx: AgentContext, rounds: int) -> list[str]:
         seen.append(await ctx.step(pause, "checked", name="checked"))
     seen.append(await ctx.step(pause, "end", name="end"))
     return seen
+
+
+@app.tool
+async def lookup_all(names: list[str]) -> list[str]:
+    return names
+
+
+@app.agent("careless")
+async def careless(ctx: AgentContext, name: str) -> object:
+    """Its second release calls another tool, without asking whether the task has called the first."""
+    if RELEASE == 1:
+        found: object = await ctx.tool(lookup, name=name)
+    else:
+        found = await ctx.tool(lookup_all, names=[name])
+    if RELEASE == 1:
+        await ctx.sleep(3600)
+    return found

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from runtime_core.client.client import Client, TaskHandle
-from tests.fleet import Fleet, plain_redis
+from tests.fleet import Fleet, plain_redis, until
 from tests.servers.process import Server
+from tests.service_forks import SOURCES
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -63,3 +68,77 @@ async def test_tasks_end_while_handlers_are_killed_and_come_back_with_newer_code
         assert fleet.harmed == 4
         async with plain_redis(valkey.port) as redis:
             assert await redis.xlen(f"{namespace}:{{0}}:dead") == 0
+
+
+def weft(server: Server, namespace: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `weft` on the fleet's broker and store."""
+    return subprocess.run(
+        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
+        env={
+            **os.environ,
+            "WEFT_REDIS_URL": server.url,
+            "WEFT_NAMESPACE": namespace,
+            "WEFT_DATA_DIR": str(folder),
+            "PYTHONPATH": SOURCES,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    release.write_text("1")
+    fleet = Fleet(
+        valkey.url,
+        namespace,
+        tmp_path,
+        app="tests.apps.changing_app:app",
+        environ={"CHANGING_APP_RELEASE": str(release), "WEFT_DATA_DIR": str(tmp_path)},
+    )
+    async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
+        task = await client.submit("careless", "tea", task_id="t-1")
+
+        async def waits(at: str) -> bool:
+            async with plain_redis(valkey.port, text=True) as redis:
+                return str(await redis.hget(f"{namespace}:{{0}}:task:{task.task_id}", "cur")) == at
+
+        async def sleeps() -> bool:
+            async with plain_redis(valkey.port, text=True) as redis:
+                return bool(await redis.hexists(f"{namespace}:{{0}}:task:{task.task_id}", "m:2"))
+
+        await until(sleeps, 30, "the task sleeps")
+        release.write_text("2")
+        fleet.kill("agent-handler-1")
+        await fleet.ready(["agent-handler-1"])
+        async with plain_redis(valkey.port, text=True) as redis:  # wake it
+            await redis.zadd(f"{namespace}:{{0}}:timers", {"s|t-1|r|2": 1}, xx=True)
+        await until(lambda: waits("park"), 30, "the task is parked")
+        shown = weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        assert "changing_app.py:" in shown
+        assert "in careless\n" in shown
+        assert "code: found = await ctx.tool(lookup_all, names=[name])\n" in shown
+        assert 'recorded: ctx.tool("lookup", name="tea")\n' in shown
+        assert 'now: ctx.tool("lookup_all", names=["tea"])\n' in shown
+        letters = json.loads(weft(valkey, namespace, tmp_path, "dead", "list", "--json").stdout)
+        message = letters[0]["error"]["message"]
+        assert message.startswith("step 1 of run r (changing_app.py:")
+        assert (
+            'the journal has ctx.tool("lookup", name="tea"), but the code now requests ctx.tool("lookup_all"' in message
+        )
+        report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
+        (parked,) = [check for check in report["checks"] if check["check"] == "parked"]
+        assert not parked["ok"]
+        assert "agent 'careless' of task t-1 is parked: step 1 of run r" in parked["message"]
+        assert parked["remedy"] == f"weft task show t-1; weft dead redrive {letters[0]['letter_id']}"
+        # A rollback and a redrive: it goes on.
+        release.write_text("1")
+        fleet.kill("agent-handler-1")
+        await fleet.ready(["agent-handler-1"])
+        assert weft(valkey, namespace, tmp_path, "dead", "redrive", "--all").returncode == 0
+        assert (await task.result(timeout=30)).output == "tea"
+        report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
+        assert [check["ok"] for check in report["checks"] if check["check"] == "parked"] == [True]

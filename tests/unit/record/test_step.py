@@ -1,15 +1,16 @@
-"""The sort key of steps."""
+"""The sort key of steps, and how a step is shown."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.errors import InvalidInput
-from runtime_core.record.step import PLACE_MAX, place
+from runtime_core.record.step import CALL_CHARACTERS, PLACE_MAX, as_call, place
 
 NUMBERS = st.lists(st.integers(0, 200), min_size=1, max_size=3).map(tuple)
 RUNS = st.lists(NUMBERS, max_size=3).map(tuple)
@@ -47,3 +48,35 @@ def test_long_numbers_still_sort() -> None:
 def test_a_path_that_no_index_can_hold_is_refused() -> None:
     with pytest.raises(InvalidInput, match=str(PLACE_MAX)):
         place("r" + "/1" * PLACE_MAX, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "data", "shown"),
+    [
+        ("tool", "search", "", b'{"query":"x","top":3}', 'ctx.tool("search", query="x", top=3)'),
+        ("tool", "now", "", b"{}", 'ctx.tool("now")'),
+        ("agent", "writer", "k", b'{"a":1}', 'ctx.agent("writer", {"a":1}, key="k")'),
+        ("send", "audit", "", b'"done"', 'ctx.send("audit", "done")'),
+        ("publish", "news", "s", b"1", 'ctx.publish("news", 1, source="s")'),
+        ("ray", "rank", "", b'{"items":[1]}', 'ctx.engine("ray").call("rank", items=[1])'),
+        ("engine", "rank", "", b'{"items":[1]}', 'ctx.engine().call("rank", items=[1])'),
+        ("step", "load", "", b'{"args":[1,"a"],"x":2}', 'ctx.step("load", 1, "a", x=2)'),
+        ("step", "load", "", b"", 'ctx.step("load")'),
+        ("timer", "sleep", "", b"1500", "ctx.sleep(1.5)"),
+        ("timer", "sleep", "", b"", "ctx.sleep()"),
+        ("human", "Publish?", "", b"null", 'ctx.human("Publish?", null)'),
+        ("emit", "emit", "", b'"hi"', 'ctx.emit("hi")'),
+        ("message", "found", "", b"2", 'ctx.note("found", 2)'),
+        ("usage", "usage", "", b'{"tokens":2}', "ctx.spend(tokens=2)"),
+        ("patch", "new", "", b"", 'ctx.patched("new")'),
+        ("tool", "search", "", b"no json", 'ctx.tool("search", "no json")'),
+        ("tool", "a\nb", "", b'{"x":"\xff"}', 'ctx.tool("a\\nb", '),
+    ],
+)
+def test_a_step_is_shown_as_the_call_that_made_it(kind: str, name: str, key: str, data: bytes, shown: str) -> None:
+    assert as_call(kind, name, key, data).startswith(shown)
+
+
+def test_a_shown_call_is_short() -> None:
+    large = msgspec.json.encode({f"argument-{number}": "x" * 10_000 for number in range(1_000)})
+    assert len(as_call("tool", "n" * 10_000, "", large)) <= CALL_CHARACTERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -247,8 +248,12 @@ async def test_a_divergence_names_both_sides() -> None:
 
     world = World(journal={"1": pack("0badf00d", COMPLETED, 1, b"null")})
     result = await failed(code, world)
-    assert 'tool search {"query":"b"}' in result.message
-    assert "0badf00d" in result.message
+    assert 'the code now requests ctx.tool("search", query="b"):' in result.message
+    assert re.match(r"step 1 of run r \(test_run_ends\.py:\d+ in code\): ", result.message)
+    assert result.traceback.rstrip().endswith('return await ctx.tool("search", query="b")')
+    assert result.divergence is not None
+    named = str(result.divergence.beside('ctx.agent("writer", 1)'))
+    assert 'the journal has ctx.agent("writer", 1), but the code now requests ctx.tool("search"' in named
 
 
 async def test_a_divergence_in_a_gather_starts_none_of_its_branches() -> None:

@@ -156,7 +156,28 @@ class JobCancelled(WeftError):
 
 
 class Divergence(WeftError):
-    """A replay requested a different step than the journal holds; the message names both."""
+    """A replay requested a different step than the journal holds; the message names both as calls."""
+
+    def __init__(self, run: str, step: str, now: str, *, recorded: str = "", line: str = "", trace: str = "") -> None:
+        there = recorded or "another step (weft task show names it)"
+        super().__init__(
+            f"step {step} of run {run}{f' ({line})' if line else ''}: the journal has {there}, but the code now "
+            f"requests {now}: roll back or fix the code (docs/changing-code.md), then redrive"
+        )
+        self.run = run
+        self.step = step
+        self.now = now
+        """What the code requests, as a call: `ctx.tool("search", query="x")`."""
+        self.recorded = recorded
+        """What the journal has, as a call; empty if that is not known."""
+        self.line = line
+        """The line of the user's code, as `app.py:12 in report`; empty if that is not known."""
+        self.trace = trace
+        """The frames of the user's code, as in a traceback."""
+
+    def beside(self, recorded: str) -> Divergence:
+        """Return this error with the recorded call."""
+        return Divergence(self.run, self.step, self.now, recorded=recorded, line=self.line, trace=self.trace)
 
 
 class StepError(WeftError):

@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 import typer
@@ -128,16 +127,14 @@ async def broker(*, unchecked: bool = False) -> AsyncIterator[Broker]:
 @asynccontextmanager
 async def trajectories(settings: Settings) -> AsyncIterator[TrajectoryStore | None]:
     """Open the trajectory store; None if it is a SQLite file that does not exist yet."""
-    if not _has_trajectories(settings):
-        yield None
-        return
     from runtime_core.trajectory.store import TrajectoryStore  # here: the import takes half a second
 
-    store = await TrajectoryStore.open(settings.trajectory_url)
+    store = await TrajectoryStore.open_existing(settings.trajectory_url)
     try:
         yield store
     finally:
-        await store.close()
+        if store is not None:
+            await store.close()
 
 
 @asynccontextmanager
@@ -150,9 +147,3 @@ async def existing_trajectories(settings: Settings) -> AsyncIterator[TrajectoryS
                 "(or WEFT_DATA_DIR) to the value that the trajectory-recorder uses"
             )
         yield store
-
-
-def _has_trajectories(settings: Settings) -> bool:
-    """Return False if the store is a missing SQLite file, which opening would create."""
-    path = settings.trajectory_url.removeprefix("sqlite:///")
-    return path == settings.trajectory_url or Path(path).exists()

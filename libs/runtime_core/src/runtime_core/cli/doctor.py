@@ -36,6 +36,7 @@ REQUIRED = (GROUPS["agent"], GROUPS["tool"], STATE_MANAGER, TRAJECTORY_RECORDER)
 """Services without which no task ends."""
 MEMORY_WARNING = 0.8
 """The share of `maxmemory` above which submits are rejected."""
+PARKED_SHOWN = 5
 FSYNC_LOSS = {
     "always": "a crash loses no acknowledged write",
     "everysec": "a crash may lose the last two seconds",
@@ -399,6 +400,19 @@ async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     yield Finding("dead letters", True, line)
 
 
+async def parked(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+    """Find runs whose code differs from what they did before it changed."""
+    found = [letter async for letter in DeadLetters(opened.buses).parked()]
+    for letter in found[:PARKED_SHOWN]:
+        line = f"agent {letter.name!r} of task {letter.task} is parked: {letter.error.get('message', '')}"
+        yield Finding("parked", False, line, f"weft task show {letter.task}; weft dead redrive {letter.letter_id}")
+    if len(found) > PARKED_SHOWN:
+        remedy = "roll back or fix the code, then weft dead redrive --all --reason diverged"
+        yield Finding("parked", False, f"{len(found) - PARKED_SHOWN} more runs are parked", remedy)
+    if not found:
+        yield Finding("parked", True, "no run waits for a rollback or a fix of its code")
+
+
 async def store(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     url = without_password(opened.settings.trajectory_url)
     # Read before the store: the recorder writes to the store first and may continue in between.
@@ -450,7 +464,7 @@ async def _recorded_elsewhere(opened: Broker, url: str, published: dict[EventBus
 
 CHECKS: tuple[Check, ...] = (
     server, memory, persistence, clock, namespace, functions, ingress, consumers, engines, apps, stuck, deadlock,
-    waits, letters, store,
+    waits, parked, letters, store,
 )  # fmt: skip
 
 

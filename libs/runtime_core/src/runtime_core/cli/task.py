@@ -36,6 +36,7 @@ from runtime_core.cli.task_view import (
     MAX_SCANNED,
     answers_to,
     describe_wait,
+    parked_runs,
     read_task,
     task_in_store,
     tasks_in_store,
@@ -153,6 +154,8 @@ async def show(task_id: Id, as_json: Json = False) -> None:
         view = await read_task(bus, task_id)
         async with trajectories(opened.settings) as store:
             recorded = await store.task(opened.settings.namespace, task_id) if store is not None else None
+            if view is not None and view["status"] not in ENDED and "dead_letters" in view:
+                view["parked"] = await parked_runs(opened.buses, opened.settings.namespace, task_id, store)
         now = await opened.now_ms()
     if view is None:
         if recorded is None:
@@ -192,6 +195,11 @@ def _print_task(view: Row, now_ms: int) -> None:
         ("output", "output" in view and preview(view["output"], 500)),
         ("error", error_line(view.get("error"), 600)),
     ]
+    for parked in view.get("parked", ()):
+        facts.append(
+            ("parked", f"step {parked['step']} of run {parked['run']}, at {parked['line'] or 'an unknown line'}")
+        )
+        facts += [("", f"{what}: {parked[what]}") for what in ("code", "recorded", "now") if parked[what]]
     for wait in view.get("waits_for", ()):
         if wait["kind"] != "human":  # its question is printed below
             error = error_line((wait.get("errors") or [None])[-1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,7 @@ import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.cli.output import Row
+from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.maintenance.stuck import Fields, hash_at, unpacked
 from runtime_core.text import duration
 from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
@@ -70,6 +72,32 @@ async def read_task(bus: EventBus, task: str) -> Row | None:
                     question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
                     questions.append(question if due is None else {**question, "deadline": due})
     return {**view, "waits_for": waits, "questions": questions}
+
+
+_DIVERGED = re.compile(
+    r"step (\S+) of .*?: the journal has (.*?), but the code now requests (.*): roll back", re.DOTALL
+)
+"""The message of a Divergence."""
+_LINE = re.compile(r'  File "([^"]+)", line (\d+), in (.+)\n(?:    (.+))?')
+
+
+async def parked_runs(buses: Sequence[EventBus], namespace: str, task: str, store: TrajectoryStore | None) -> list[Row]:
+    """Return where the code of the task's parked runs differs: `run`, `step`, the calls `recorded` and `now`, and the
+    `line` of the code and its `code`. A part that is not known is empty.
+    """
+    found: list[Row] = []
+    async for letter in DeadLetters(buses).parked(task):
+        error = letter.errors[-1] if letter.errors else letter.error
+        message = str(error.get("message", ""))
+        parts = _DIVERGED.match(message)
+        step, recorded, now = parts.groups() if parts else ("?", "", message)
+        if not recorded.startswith("ctx."):
+            recorded = await store.call_of(namespace, task, letter.run, step) if store is not None else ""
+        frames = _LINE.findall(str(error.get("traceback", "")))
+        file, number, function, code = frames[-1] if frames else ("", "", "", "")
+        line = f"{file}:{number} in {function}" if file else ""
+        found.append({"run": letter.run, "step": step, "recorded": recorded, "now": now, "line": line, "code": code})
+    return found
 
 
 def describe_wait(wait: Row, now_ms: float) -> str:

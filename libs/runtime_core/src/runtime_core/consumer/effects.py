@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from runtime_core.bus.connection import Argument
     from runtime_core.bus.deliveries import Delivery
+    from runtime_core.errors import Divergence
 
 # A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
 JOURNAL_PREFIX = 22
@@ -128,6 +129,8 @@ class Failed:
     """False: a requirement was missing, so this was no attempt."""
     parked: bool = False
     """The code differs from the journal: the run waits for a rollback or a fix."""
+    divergence: Divergence | None = None
+    """Where it differs."""
     rejected: bool = False
     """The code gave up: fail without a dead letter."""
     cancelled: bool = False

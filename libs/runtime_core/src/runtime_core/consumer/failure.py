@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -53,10 +54,10 @@ DEFECTS = (TypeError, NameError, AttributeError, ImportError)
 """Errors that a mistake in the code raises, whatever the attempt."""
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "([^"]+)", line ')
-_LIBRARIES = (
-    str(Path(__file__).parent.parent),  # runtime_core
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
+_RUNTIME = str(Path(__file__).parent.parent)
+_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_LIBRARIES = (_RUNTIME, *_PYTHON, *_PACKAGES)
 """Where the code lies that users did not write."""
 
 
@@ -112,7 +113,10 @@ def failure_of(error: BaseException) -> Failed:
                 rejected=rejected, output=_output_of(error),
             )  # fmt: skip
         case Divergence():
-            return Failed("Divergence", error_text(text_of_error(error)), retryable=False, parked=True)
+            return Failed(
+                "Divergence", error_text(text_of_error(error)), error_text(error.trace, keep_end=True),
+                retryable=False, parked=True, divergence=error,
+            )  # fmt: skip
         case InvalidInput() | LimitExceeded() | ConfigurationError() | JobCancelled():
             return Failed(class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=False)
     # WeftError itself means wrong use of the context, which the same code would repeat.
@@ -147,6 +151,24 @@ def frames_of_user(trace: str) -> str:
         if own:
             frames.append(line)
     return "\n".join(frames)
+
+
+def place_in_code(frame: FrameType | None) -> tuple[str, str]:
+    """Return the innermost line of the user's code from a frame outwards, as `app.py:12 in report`, and its traceback.
+
+    An installed app's code lies beside other libraries, so their frames count only if there are no others.
+    """
+    stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    frames = [each for each in stack if not _is_weft_or_python(each.filename)]
+    own = [each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames
+    if not own:
+        return "", ""
+    shown = f"{Path(own[0].filename).name}:{own[0].lineno} in {own[0].name}"
+    return shown, _TRACEBACK + "".join(traceback.format_list(own[::-1]))
+
+
+def _is_weft_or_python(file: str) -> bool:
+    return file.startswith(_RUNTIME) or (file.startswith(_PYTHON) and not file.startswith(_PACKAGES))
 
 
 def error_text(text: str, *, keep_end: bool = False) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -31,12 +33,17 @@ from runtime_core.tools.mcp.server import need_sdk
 from runtime_core.tools.tool import AbandonedThreads
 
 if TYPE_CHECKING:
+    from runtime_core.runs.ports import RecordedCalls
     from runtime_core.tools.mcp.servers import MCPServers
+
+logger = logging.getLogger(__name__)
 
 AGENT_HANDLER = "agent-handler"
 TOOL_HANDLER = "tool-handler"
 TOOL_THREADS = 32
 """Plain functions that run at once. Async functions are limited by the deliveries in flight."""
+RECORDED_SECONDS = 3.0
+"""How long an error waits for the recorded step that it names."""
 GATEWAY_FINISH_SHARE = 0.3
 """Share of the shutdown time in which steps may finish; the rest is for handing back and for the driver."""
 
@@ -69,8 +76,51 @@ async def build_agent_handler(settings: Settings, metrics: Metrics) -> Host:
     """Wire an agent-handler for the app that WEFT_APP names. Raises ConfigurationError."""
     host, app, buses = await app_host(settings, metrics)
     compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
-    add_agents(host, app, buses, settings.pools or ("",), results=Results.of_settings(settings), compute=compute)
+    add_agents(
+        host,
+        app,
+        buses,
+        settings.pools or ("",),
+        results=Results.of_settings(settings),
+        compute=compute,
+        recorded=RecordedInStore(settings),
+    )
     return host
+
+
+class RecordedInStore:
+    """Finds steps in the trajectory store, if there is one here. One look at a time, and a short one: it is for errors,
+    of which there may be thousands at once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._looking = False
+
+    async def __call__(self, task: str, run: str, step: str, /) -> str:
+        if self._looking:
+            return ""
+        self._looking = True
+        try:
+            async with asyncio.timeout(RECORDED_SECONDS):
+                return await self._find(task, run, step)
+        except Exception as error:  # stores raise errors of many libraries
+            logger.info("step %s of run %s of task %s cannot be read from the trajectories: %s", step, run, task, error)
+            return ""
+        finally:
+            self._looking = False
+
+    async def _find(self, task: str, run: str, step: str) -> str:
+        await asyncio.to_thread(import_module, "runtime_core.trajectory.store")  # it takes half a second
+        from runtime_core.trajectory.store import TrajectoryStore
+
+        store = await TrajectoryStore.open_existing(self._settings.trajectory_url)
+        if store is None:
+            return ""
+        try:
+            return await store.call_of(self._settings.namespace, task, run, step)
+        finally:
+            await store.close()
 
 
 def add_agents(
@@ -82,8 +132,12 @@ def add_agents(
     results: Results,
     compute: ProcessCompute | None = None,
     in_flight: int | None = None,
+    recorded: RecordedCalls | None = None,
 ) -> None:
-    """Run the agents of these pools, with up to `in_flight` turns at once. The host closes `compute` when it stops."""
+    """Run the agents of these pools, with up to `in_flight` turns at once. The host closes `compute` when it stops.
+
+    `recorded` finds recorded steps, for errors.
+    """
     host.add(stop=app.functions.models.close)
     host.add(stop=app.functions.engines.close)
     if compute is not None:
@@ -99,6 +153,7 @@ def add_agents(
             compute=compute,
             results=results,
             outflow=outflow,
+            recorded=recorded,
         )
 
     host.consume(buses, pool_streams("agent", pools), handler, service=AGENT_HANDLER, in_flight=in_flight)
@@ -227,6 +282,9 @@ async def build_task_host(app: App, settings: Settings, in_flight: int | None = 
     abandoned = add_tools(host, app, await open_partitions(host, settings), tool_pools(app))
     compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
     results = Results.of_settings(settings)
-    add_agents(host, app, buses, agent_pools(app), results=results, compute=compute, in_flight=in_flight)
+    recorded = RecordedInStore(settings)
+    add_agents(
+        host, app, buses, agent_pools(app), results=results, compute=compute, in_flight=in_flight, recorded=recorded
+    )
     host.add(run=lambda: end_without_threads(abandoned))
     return host

@@ -130,7 +130,15 @@ class LocalApp:
             threads=TOOL_THREADS,
             await_servers=True,
         )
-        add_agents(host, self._app, buses, agent_pools(self._app), results=results, compute=self._compute)
+        add_agents(
+            host,
+            self._app,
+            buses,
+            agent_pools(self._app),
+            results=results,
+            compute=self._compute,
+            recorded=None if self._trajectories is None else self._trajectories.call_of,
+        )
         add_housekeeping(host, *await host.open(partitions))
         host.add(start=self._client.open, stop=self._client.close)
         await host.start()

@@ -279,6 +279,16 @@ class DeadLetters:
                 if letter in selection:
                     yield letter
 
+    async def parked(self, task: str = "") -> AsyncIterator[DeadLetter]:
+        """Yield the dead letters of runs that are parked now, because their code differs from their journal.
+
+        `task` selects those of one task.
+        """
+        async for letter in self.all(LetterFilter("diverged", "", task)):
+            bus = self._buses[letter.partition]
+            if await bus.transport.call("HGET", bus.keys.run(letter.task, letter.run), "cur") == b"park":
+                yield letter
+
     async def get(self, letter_id: str) -> DeadLetter:
         """Return a dead letter. Raises InvalidInput (`letter_id`) if it does not exist."""
         bus, entry = self._place(letter_id)

@@ -119,6 +119,12 @@ ENCODER = msgspec.json.Encoder()
 PLACE_MAX = 1_500
 """Bytes. PostgreSQL refuses index rows over 2,704 bytes; namespace and task share them."""
 
+ARGUMENT_CHARACTERS = 60
+"""The most characters of an argument in a shown call."""
+CALL_CHARACTERS = 400
+_METHODS = {"message": "note", "usage": "spend", "timer": "sleep", "patch": "patched"}
+"""The method of `ctx` that makes a kind of step, if its name is another one."""
+
 _RUN_ENDS = " "
 _SLASH = "!"
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -155,6 +161,31 @@ def _part(part: str) -> str:
         return f"~{part}"
     # Anything else could hold a separator; hexadecimal keeps the order and cannot be mistaken for a word.
     return f"~~{part.encode('utf-8', 'surrogatepass').hex()}"
+
+
+def as_call(kind: str, name: str, key: str, data: bytes) -> str:
+    """Return a step as the call that made it, as in `ctx.tool("search", query="x")`. `data` is its request (JSON)."""
+    given: list[str] = []
+    try:
+        request = msgspec.json.decode(data) if data else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        request = data.decode(errors="replace")
+    method = f"ctx.{_METHODS.get(kind, kind)}"
+    if kind in ("ray", "spark", "engine"):
+        method = f"ctx.engine({quoted(kind)}).call" if kind != "engine" else "ctx.engine().call"
+    if kind == "timer":
+        return f"{method}({request / 1000:g})" if isinstance(request, int) else f"{method}()"
+    if kind not in ("emit", "usage"):
+        given.append(quoted(name, ARGUMENT_CHARACTERS))
+    if kind in ("tool", "ray", "spark", "engine", "step", "usage") and isinstance(request, dict):
+        positional = request.pop("args", ()) if kind == "step" else ()
+        given += [quoted(value, ARGUMENT_CHARACTERS) for value in positional]
+        given += [f"{argument}={quoted(value, ARGUMENT_CHARACTERS)}" for argument, value in request.items()]
+    elif data and kind != "hooks":
+        given.append(quoted(request, ARGUMENT_CHARACTERS))
+    if key and kind in ("agent", "send", "publish"):
+        given.append(f"{'source' if kind == 'publish' else 'key'}={quoted(key, ARGUMENT_CHARACTERS)}")
+    return f"{method}({', '.join(given)})"[:CALL_CHARACTERS]
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -355,10 +355,7 @@ class Guest:
         held = sorted(self._unclaimed)
         asked = ", ".join(sorted({each.name for each in self._open if each.timer is None})) or "nothing more"
         raise self._run.flow.abort(
-            Divergence(
-                f"step {self.id} of run {self._run.run_id}: the journal holds the operations {', '.join(held)}, and "
-                f"the code requests {asked}: it has changed since the run began; roll back or fix it, then redrive"
-            )
+            Divergence(self._run.run_id, self.id, asked, recorded=f"the operations {', '.join(held)}")
         )
 
     async def _close(self, root: asyncio.Task[Any]) -> None:  # Any: the code's own result

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from runtime_core.tools.tool import Tool
 
 
+class RecordedCalls(Protocol):
+    """Finds steps in the record of tasks."""
+
+    async def __call__(self, task: str, run: str, step: str, /) -> str:
+        """Return a step as the call that made it; empty if it is not found, or not soon. Never raises."""
+        ...
+
+
 class RunPort(Protocol):
     """What a turn may read and write on the broker before its commit. Nothing overwrites a stored result."""
 

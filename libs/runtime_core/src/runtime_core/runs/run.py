@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from runtime_core import codec
 from runtime_core.bus.commits import JOURNAL_LIMIT
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.consumer.effects import (
@@ -24,9 +22,10 @@ from runtime_core.consumer.effects import (
     TurnResult,
     UsageReport,
 )
-from runtime_core.consumer.failure import failure_of
+from runtime_core.consumer.failure import failure_of, place_in_code
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest
+from runtime_core.record.step import as_call
 from runtime_core.runs.calls import Patch
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, PATCHED, Journal, Rows, State, packed_now
@@ -447,7 +446,7 @@ class Run:
     def check_place(self, step: str, kind: str) -> None:
         """Check that the journal holds nothing at this place, for calls that take an id and record nothing."""
         if self.journal.digest(step):
-            raise self._diverged(step, kind, "no digest")
+            raise self._diverged(step, f"ctx.{kind}" if kind.isidentifier() else kind)
 
     def find(self, step: Step[Any]) -> bytes | None:  # Any: steps of all result types
         """Return the journal value of a step; None if there is none yet.
@@ -511,17 +510,11 @@ class Run:
 
     def diverged(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: steps of all result types
         """Park the run, since the journal holds another step at this place. Raise the returned error."""
-        data = codec.quoted(msgspec.Raw(step.data), 120) if step.data else ""
-        return self._diverged(step.id, f"{step.kind} {step.name} {data}", step.digest)
+        return self._diverged(step.id, as_call(step.kind, step.name, step.key, step.data))
 
-    def _diverged(self, step: str, asked: str, digest: str) -> asyncio.CancelledError:
-        return self.flow.abort(
-            Divergence(
-                f"step {step} of run {self.run_id}: the code requests {asked} ({digest}), but the journal holds "
-                f"another step there ({self.journal.digest(step)}): the code has changed since the run began; "
-                "roll back or fix it, then redrive"
-            )
-        )
+    def _diverged(self, step: str, now: str) -> asyncio.CancelledError:
+        line, trace = place_in_code(sys._getframe(1))
+        return self.flow.abort(Divergence(self.run_id, step, now, line=line, trace=trace))
 
 
 def _has_failed(root: asyncio.Task[object]) -> bool:

@@ -16,7 +16,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
-from runtime_core.consumer.failure import give_up, hand_back, hand_on, reason_of, schedule_retry
+from runtime_core.consumer.failure import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, TurnTaken
@@ -34,7 +34,7 @@ from runtime_core.runs.commit import (
     row_of_run,
 )
 from runtime_core.runs.definition import AgentDefinition
-from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, Workplace
+from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import NO_META, Run
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.attributes import DUPLICATE
@@ -99,8 +99,13 @@ class TurnHandler:
         compute: Compute | None = None,
         results: Results | None = None,
         outflow: Outflow | None = None,
+        recorded: RecordedCalls | None = None,
     ) -> None:
-        """`outflow` bounds the unanswered writes of all handlers of this process; None: of this handler alone."""
+        """`outflow` bounds the unanswered writes of all handlers of this process; None: of this handler alone.
+
+        `recorded` finds a step of a task as the call that made it, for errors.
+        """
+        self._recorded = recorded
         self._bus = bus
         self._outflow = outflow or Outflow(PROCESS_BYTES)
         self._replies = replies
@@ -419,6 +424,9 @@ class TurnHandler:
             await hand_back(self._bus, delivery)
             return "waits"
         now = time.time_ns() // 1_000_000
+        if failed.divergence is not None and self._recorded is not None:
+            found = await self._recorded(delivery.task, failed.divergence.run, failed.divergence.step)
+            failed.message = error_text(str(failed.divergence.beside(failed.divergence.recorded or found)))
         error = StepError(failed.type, failed.message, failed.traceback, now)
         decision = await schedule_retry(self._bus, self._metrics, delivery, definition.retry, failed, error)
         if decision is None:

@@ -198,6 +198,10 @@ class LocalTrajectories:
         if await self.store.task(self._namespace, task) is not None:
             await self.store.delete(self._namespace, task)
 
+    async def call_of(self, task: str, run: str, step: str, /) -> str:
+        """Return a recorded step as the call that made it; empty if it is not recorded."""
+        return await self.store.call_of(self._namespace, task, run, step)
+
     async def recorded(self, task: str, timeout: float = 10.0) -> TaskTrajectory:
         """Wait until all steps of an ended task are recorded, and return them. Raises TimeoutError."""
         async with asyncio.timeout(timeout):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Self, TypedDict
 
-from sqlalchemy import ColumnElement, and_, select, text, tuple_
+from sqlalchemy import ColumnElement, and_, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
+from runtime_core.ids import child_run
 from runtime_core.record.contents import without_nul
-from runtime_core.record.step import TaskEnd
+from runtime_core.record.step import TaskEnd, as_call
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.database import SqliteAddress, open_postgres, open_sqlite, parse, translated
 from runtime_core.trajectory.reading import (
@@ -118,6 +121,12 @@ class TrajectoryStore:
             return cls(await open_sqlite(address), SqliteWriter(address.path))
         engine = await open_postgres(address)
         return cls(engine, PostgresWriter(engine))
+
+    @classmethod
+    async def open_existing(cls, url: str) -> Self | None:
+        """As `open`; None for a SQLite file that does not exist, which `open` would create."""
+        path = url.removeprefix("sqlite:///")
+        return await cls.open(url) if path == url or await asyncio.to_thread(Path(path).exists) else None
 
     async def cursor(self, namespace: str, partition: int) -> str:
         """Return the id of the last written record entry; initially `0-0`."""
@@ -248,6 +257,19 @@ class TrajectoryStore:
             chosen = tables.STEPS.c.task.in_(names[first : first + _TASKS_PER_QUERY])
             async for stored in self._pages(namespace, [chosen, *wanted]):
                 yield stored
+
+    async def call_of(self, namespace: str, task: str, run: str, step: str) -> str:
+        """Return a step as the call that made it, as in `ctx.tool("search")`; empty if it is not recorded."""
+        rows = tables.STEPS.c
+        own = and_(rows.run == without_nul(run), rows.step == without_nul(step))
+        called = and_(rows.run == without_nul(child_run(run, step)), rows.step == "")
+        wanted: list[ColumnElement[bool]] = [rows.task == without_nul(task), or_(own, called)]
+        found = ""
+        async for stored in self._pages(namespace, wanted):
+            row = stored.step
+            data = row.output if row.kind == "emit" else row.input
+            found = as_call(row.kind, row.name, row.key, bytes(data))
+        return found
 
     async def _pages(self, namespace: str, wanted: Sequence[ColumnElement[bool]]) -> AsyncIterator[StoredStep]:
         steps, ends = tables.STEPS.c, tables.TASKS.c
