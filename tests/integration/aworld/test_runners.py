@@ -570,13 +570,19 @@ class RaisingHandler(DefaultAgentHandler):
         raise KeyError("of the handler")
 
 
-@pytest.mark.parametrize("where", ["runner", "handler"])
+@pytest.mark.parametrize("where", ["runner", "handler", "hook"])
 async def test_an_error_of_the_users_code_ends_the_task_and_its_traceback_is_in_the_log(
     where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App("raises")
     app.handlers["raising"] = RaisingHandler
+
+    @app.hook("start")
+    def raising(event: HookEvent) -> None:
+        raise KeyError("of the hook")
+
     task = Task(
+        hooks={"start": ["raising"]} if where == "hook" else {},
         input="x",
         agent=upper,
         runner_cls=RaisingRunner if where == "runner" else None,
@@ -584,6 +590,8 @@ async def test_an_error_of_the_users_code_ends_the_task_and_its_traceback_is_in_
     )
     response = (await Runners.run_task(task, app=app))[task.id]
     assert f"of the {where}" in response.msg
+    assert response.error is not None
+    assert f'raise KeyError("of the {where}")' in response.error["traceback"]
     logged = [getattr(record, "fields", {}).get("traceback", "") for record in caplog.records]
     assert any(f'raise KeyError("of the {where}")' in each for each in logged)
 

@@ -11,7 +11,7 @@ import pytest
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.manifest import announce
-from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, ToolError
+from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, StepError, ToolError
 from runtime_core.hooks.declared import (
     Allow,
     Ask,
@@ -298,8 +298,13 @@ FAILURES = {
 }
 
 
+TYPES = {raises: "OSError", hangs: "TimeoutError", talks: "TypeError", rejects: "RuntimeError"}
+
+
 @pytest.mark.parametrize("function", FAILURES, ids=lambda function: function.__name__)
-async def test_a_guard_that_fails_denies_and_another_hook_that_fails_changes_nothing(function: Any) -> None:
+async def test_a_guard_that_fails_denies_and_another_hook_that_fails_ends_its_run(
+    function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     limit = 0.05 if function is hangs else 60.0
     for guard in (True, False):
         app = desk()
@@ -310,13 +315,13 @@ async def test_a_guard_that_fails_denies_and_another_hook_that_fails_changes_not
             response = await task.result(timeout=60)
             recorded = await local.recorded(task.task_id)
             shown = local.metrics.exposition().decode()
-        if guard:
-            assert response.error is not None
-            assert response.error["type"] == "Denied"
-            assert "hook 'broken' at before_tool_call failed" in response.error["message"]
-            assert FAILURES[function] in response.error["message"]
-        else:
-            assert response.output == "x: found x"
+        assert response.error is not None
+        assert response.error["type"] == ("Denied" if guard else TYPES.get(function, "InvalidInput"))
+        assert response.error["message"].startswith("hook 'broken' at before_tool_call ")
+        assert FAILURES[function] in response.error["message"]
+        if function is raises:
+            logged = [getattr(record, "fields", {}).get("traceback", "") for record in caplog.records]
+            assert any('raise OSError("no disk")' in each for each in logged) is not guard
         [row] = [step for step in recorded.steps if step.kind == "hook"]
         assert (row.name, row.status) == ("broken", "failed")
         assert row.error is not None
@@ -503,7 +508,44 @@ async def test_a_callback_may_take_the_place_of_a_tools_result() -> None:
     assert sorted(row.name for row in rows if row.kind == "callback") == ["search", "search__deep"]
 
 
-async def test_a_callback_without_success_or_that_fails_leaves_the_result() -> None:
+@pytest.mark.parametrize(
+    ("point", "ends"),
+    [
+        ("task_created", True), ("agent_started", True), ("before_tool_call", True), ("after_tool_call", True),
+        ("output_process", True), ("agent_stopped", True), ("post_task_call", True), ("task_completed", True),
+        ("session_finished", True), ("tool_call_failed", False),
+    ],
+)  # fmt: skip
+async def test_a_hook_that_raises_ends_its_run_unless_it_can_only_observe(point: str, ends: bool) -> None:
+    """The agent's own code cannot catch it as the error of a step, and no attempt repeats it."""
+    app, seen = App("desk"), []
+
+    @app.tool
+    async def search(query: str) -> str:
+        if point == "tool_call_failed":
+            raise Reject("found nothing")
+        return query
+
+    @app.agent("catches", retry=RetryPolicy(attempts=3, base_seconds=0.001))
+    async def catches(ctx: AgentContext, text: str) -> str:
+        try:
+            return str(await ctx.tool("search", query=text))
+        except StepError as error:
+            return error.type
+
+    app.hook(point, name="broken", always=True)(raises)
+    app.hook("error", name="told", always=True)(lambda event: seen.append(event.error))
+    async with LocalApp(app) as client:
+        status, error, _ = await ended(client, "catches", "x")
+    if ends:
+        assert (status, error["type"]) == ("failed", "OSError")
+        assert error["message"] == f"hook 'broken' at {point} failed: no disk"
+        assert len(seen) == 1
+    else:
+        assert (status, error) == ("completed", "Reject")
+
+
+async def test_a_callback_without_success_leaves_the_result_and_one_that_fails_ends_its_run() -> None:
     app = desk()
 
     @app.callback("search")
@@ -515,7 +557,8 @@ async def test_a_callback_without_success_or_that_fails_leaves_the_result() -> N
     local = LocalApp(app)
     async with local as client:
         assert (await ended(client, "researcher", "x"))[1] == "x: found x"
-        assert (await ended(client, "researcher", "fails"))[1] == "fails: found fails"
+        status, error, _ = await ended(client, "researcher", "fails")
+        assert (status, error) == ("failed", {"type": "OSError", "message": "callback 'search' failed: no disk"})
         assert 'weft_hook_failures_total{point="callback",service="local"} 1.0' in local.metrics.exposition().decode()
 
 

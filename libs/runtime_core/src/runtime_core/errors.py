@@ -17,6 +17,7 @@ WeftError                     base of all errors that Weft raises on purpose; th
 ├── LimitExceeded             a task, run or journal would exceed a limit, which the message names
 ├── NotReady                  an attempt needs something that is not available yet: retried without counting
 ├── JobCancelled              the code awaited a job of `ctx.background` that had been cancelled
+├── HookFailed                a hook or a callback failed, and is no guard: its run ends
 ├── Divergence                a replay requested a different step than the journal holds
 ├── StepError                 a step that the run waited for failed (type and message are recorded)
 │   ├── ToolError             … a tool call
@@ -153,6 +154,14 @@ class NotReady(WeftError):
 
 class JobCancelled(WeftError):
     """The code awaited a job of `ctx.background` after `job.cancel()`."""
+
+
+class HookFailed(WeftError):
+    """A hook or a callback failed, and is no guard. `type` is the class name of its error; its run ends with it."""
+
+    def __init__(self, type: str, message: str) -> None:
+        super().__init__(message)
+        self.type = type
 
 
 class Divergence(WeftError):

@@ -24,6 +24,7 @@ from runtime_core.errors import (
     ConfigurationError,
     Denied,
     Divergence,
+    HookFailed,
     InvalidInput,
     JobCancelled,
     LimitExceeded,
@@ -112,6 +113,10 @@ def failure_of(error: BaseException) -> Failed:
                 kind, error_text(error.message), "" if error.chosen else traceback_of(error), retryable=False,
                 rejected=rejected, output=_output_of(error),
             )  # fmt: skip
+        case HookFailed():
+            # The traceback of the hook, if it ran in this process: that of the agent leads only to Weft.
+            trace = traceback_of(error.__cause__ or error)
+            return Failed(error_text(error.type[:LONGEST_TYPE]), error_text(str(error)), trace, retryable=False)
         case Divergence():
             return Failed(
                 "Divergence", error_text(text_of_error(error)), error_text(error.trace, keep_end=True),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from runtime_core import codec
 from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.schema import encode
-from runtime_core.errors import Denied, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
+from runtime_core.errors import Denied, HookFailed, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
 from runtime_core.hooks.declared import (
     CallbackResultType,
     Change,
@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4 * codec.MAX_DATA_BYTES
 """The limit of a hook's input, in bytes: a call's arguments and its result each have their own limit."""
+
+
+class UndeclaredHook(WeftError):
+    """No app in this process declares a hook or a callback that the run has."""
 
 
 class Moment:
@@ -84,6 +88,8 @@ class Pipeline:
         self._run = run
         self._table = table
         self._failed = failed
+        self._raised: dict[str, BaseException] = {}
+        """The errors of executions in this process, by step, for their tracebacks."""
         self.selection = Selection()
         self.subject = Subject(run.task_id, run.run_id, run.definition.name, run.key, run.attempt)
 
@@ -100,12 +106,15 @@ class Pipeline:
             return result
         run = self._run
         data = encode({"tool": tool, "arguments": arguments, "result": result}, f"callback {key!r}", MAX_BYTES)
-        body = partial(self._run_callback, key, tool, data)
-        step = LocalStep(run, run.flow.branch_here(f"callback {key!r}"), "callback", key, body, data)
+        step = LocalStep(run, run.flow.branch_here(f"callback {key!r}"), "callback", key, _no_body, data)
+        step.body = partial(self._run_callback, key, tool, data, step.id)
         try:
             answer = await step
-        except StepError:
-            return result  # reported when it happened
+        except StepError as error:
+            raised = self._raised.pop(step.id, None)
+            if error.type == UndeclaredHook.__name__:
+                return result
+            raise _failure(f"callback {key!r}", error) from raised
         if answer["success"] and answer["type"] == CallbackResultType.OVERRIDE:
             return answer["result_data"]
         return result
@@ -127,9 +136,13 @@ class Pipeline:
         try:
             verdict = await step
         except StepError as error:
-            if chosen.guard and not moment.notice:
+            raised = self._raised.pop(step.id, None)
+            # A deployment that removes a hook ends no run that still has it.
+            if moment.notice or (not chosen.guard and error.type == UndeclaredHook.__name__):
+                return payload
+            if chosen.guard:
                 raise Denied(f"{what} failed, so its action is denied: {error.type}: {error.message}") from error
-            return payload
+            raise _failure(what, error) from raised
         match verdict:
             case {"verdict": "change", "payload": changed}:
                 return changed
@@ -170,7 +183,7 @@ class Pipeline:
         hook = self._table.find(moment.point, chosen.name)
         try:
             if hook is None:
-                raise WeftError(
+                raise UndeclaredHook(
                     f"no app in this process declares {what}: include the app that does, or remove the name"
                 )
             # A separate copy: a replay must not see the hook's changes to it.
@@ -196,16 +209,16 @@ class Pipeline:
                 raise InvalidInput("payload", f"of Change must be an object, not {type(answer.payload).__name__}")
             return recorded_verdict(answer, what, notice=moment.notice)
         except BaseException as error:
-            self._report(what, str(moment.point), error)
+            self._report(what, str(moment.point), step, error)
             raise
 
-    async def _run_callback(self, key: str, tool: str, data: bytes) -> object:
+    async def _run_callback(self, key: str, tool: str, data: bytes, step: str) -> object:
         run = self._run
         what = f"callback {key!r}"
         callback = self._table.callback(key)
         try:
             if callback is None:
-                raise WeftError(f"no app in this process declares {what} any more")
+                raise UndeclaredHook(f"no app in this process declares {what} any more")
             recorded = from_json(data)
             assert isinstance(recorded, dict)
             result = ToolResult(
@@ -219,13 +232,14 @@ class Pipeline:
             answer = await _limited(what, callback.timeout_seconds, callback.function, result, run)
             return recorded_callback(answer, what)
         except BaseException as error:
-            self._report(what, "callback", error)
+            self._report(what, "callback", step, error)
             raise
 
-    def _report(self, what: str, point: str, error: BaseException) -> None:
+    def _report(self, what: str, point: str, step: str, error: BaseException) -> None:
         """Count and log a failed execution; the step's row has the details."""
         if isinstance(error, asyncio.CancelledError) and self._run.flow.stopping:
             return  # the run ends, not the hook
+        self._raised[step] = error
         self._failed(point)
         whose, kind = self.subject, type(error).__name__
         logger.warning("%s failed in run %s of task %s: %s: %s", what, whose.run_id, whose.task_id, kind, error)
@@ -243,6 +257,12 @@ async def _limited(what: str, seconds: float, function: Callable[..., object], a
     except Outcome as error:
         # A hook must not decide how the whole attempt ends; raised here, this is a failure like any other.
         raise RuntimeError(f"{what} raised {type(error).__name__}: {error}; return Deny(reason) to refuse") from error
+
+
+def _failure(what: str, error: StepError) -> HookFailed:
+    """Return the error of a run whose hook `what` has failed."""
+    named = error.message if error.message.startswith(what) else f"{what} failed: {error.message}"
+    return HookFailed(error.type, named)
 
 
 async def _no_body() -> object:
