@@ -29,6 +29,8 @@ from tests.contracts.broker import Broker, ask, bury, complete, suspend
 FOREVER_MS = 10**12
 ENOUGH = 10**9
 """A bound that nothing here comes near."""
+RECOUNT_PAGE = 10
+"""How many letters one call recounts."""
 
 
 def event(stream: str = "tasks", data: bytes = b"{}", more: Mapping[str, bytes] | None = None) -> list[str | bytes]:
@@ -189,6 +191,14 @@ async def test_errors_of_many_attempts_are_bounded(broker: Broker, bus: EventBus
     assert errors[-1]["type"] == "E59"
     assert errors[0]["type"] == "LeftOut"
     assert "cut" not in letter, "it can be redriven"
+
+
+async def test_long_errors_that_are_not_json_are_left_out(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await bus.dead_letter(turn.stream, turn.entry, "attempts", b"[" + b"x" * 500_000, 1, b"{}")
+    [letter] = await broker.entries("dead")
+    assert letter["errors"] == "[]"
 
 
 def test_a_letter_within_its_bounds_stays_unchanged() -> None:
@@ -369,6 +379,39 @@ async def test_an_entry_deleted_by_hand_counts_as_nothing_trimmed(broker: Broker
     assert await ids(broker) == [kept]
     assert await trimmed_letters(bus) == {}
     await counts_agree(broker, bus)
+
+
+async def test_an_uncounted_letter_that_leaves_frees_nothing(broker: Broker, bus: EventBus) -> None:
+    await bus.keep_letter(event())
+    before = await letter_bytes(bus)
+    past = cast(bytes, await broker.call("XADD", broker.keys.dead, "*", *event()))
+    assert await bus.drop_letter(past.decode())
+    assert await letter_bytes(bus) == before
+
+
+async def test_a_letter_written_during_a_recount_is_counted_once(broker: Broker, bus: EventBus) -> None:
+    for _ in range(RECOUNT_PAGE):
+        await broker.call("XADD", broker.keys.dead, "*", *event())
+    cursor = await bus.call("recount_letters", "-")
+    await bus.keep_letter(event())
+    assert await bus.call("recount_letters", cast(bytes, cursor)) == b""
+    await counts_agree(broker, bus)
+
+
+async def test_a_parked_letter_deleted_by_hand_is_forgotten(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await bury(bus, await broker.take(bus), "diverged")
+    [letter] = await ids(broker)
+    await broker.call("XDEL", broker.keys.dead, letter)
+    assert (await bus.trim_letters(ENOUGH, -60_000)).stored == 0
+    assert await letter_bytes(bus) == {}
+
+
+async def test_a_parked_letter_without_a_run_is_trimmed_by_age(broker: Broker, bus: EventBus) -> None:
+    """Only another program writes one."""
+    await bus.keep_letter(["reason", "diverged", "stream", "agent", "error", "{}"])
+    assert (await bus.trim_letters(ENOUGH, -60_000)).stored == 0
+    assert await ids(broker) == []
 
 
 async def test_letters_are_kept_where_their_counts_are_damaged(broker: Broker, bus: EventBus) -> None:

@@ -345,6 +345,64 @@ async def test_a_sub_group_that_has_ended_takes_no_node(state: StateManager, bro
     assert await broker.snapshot() == before
 
 
+async def test_a_change_of_a_group_that_has_expired_meanwhile_writes_nothing(broker: Broker, bus: EventBus) -> None:
+    before = await broker.snapshot()
+    assert await bus.call("node", "sub", "g", 60, "a") == [b"unknown"]
+    assert await bus.call("node", "finish", "g", 60, "a", "SUCCESS", "") == [b"unknown"]
+    assert await broker.snapshot() == before
+
+
+async def test_a_finished_sub_group_keeps_its_status(state: StateManager) -> None:
+    await members(state, "g", "a", "b")
+    await state.finish_sub_group("g", "a", "FAILED", "no paper")
+    with pytest.raises(TransitionRefused, match="FAILED"):
+        await state.finish_sub_group("g", "a")
+    group = await state.get_group("g")
+    assert group is not None
+    assert (group.status, group.result_msg, group.sub_groups["a"]) == ("FAILED", "no paper", "FAILED")
+
+
+async def test_a_full_group_takes_nothing_in(state: StateManager, broker: Broker) -> None:
+    await members(state, "g", "a")
+    nodes = [part for number in range(MEMBERS_MAX) for part in (number, f"n{number}")]
+    await broker.call("ZADD", broker.keys.nodes("group/g"), *nodes)
+    subgroups = [part for number in range(MEMBERS_MAX) for part in (f"sub:{number}", "INIT")]
+    await broker.call("HSET", broker.keys.group("g"), *subgroups)
+    full = f"group_id: the group 'g' has {MEMBERS_MAX} members"
+    with pytest.raises(InvalidInput, match=full):
+        await state.create_node("n", group_id="g", sub_group_root_id="a")
+    with pytest.raises(InvalidInput, match=full):
+        await state.create_sub_group("g", "b")
+
+
+@pytest.mark.parametrize("member_first", [True, False])
+async def test_a_group_runs_with_its_first_member_or_finished_sub_group(
+    state: StateManager, member_first: bool
+) -> None:
+    await state.create_group("g", ["a", "b"])
+    await state.create_node("a", group_id="g")
+    await (state.run_node("a") if member_first else state.finish_sub_group("g", "a"))
+    group = await state.get_group("g")
+    assert group is not None
+    assert group.status == "RUNNING"
+
+
+async def test_each_change_keeps_what_is_open(state: StateManager, broker: Broker, bus: EventBus) -> None:
+    """A node or a group that has not ended lives a week from its last change."""
+    await members(state, "g", "a", "b")
+    node, group = broker.keys.node("a"), broker.keys.group("g")
+
+    async def is_kept_by(change: Awaitable[object], key: str) -> bool:
+        await broker.call("EXPIRE", key, 60)
+        await change
+        return cast(int, await broker.call("TTL", key)) > 60
+
+    assert await is_kept_by(state.save_result("a", HandleResult("note", result=1)), node)
+    assert await is_kept_by(state.create_node("n", group_id="g", sub_group_root_id="a"), group)
+    assert await is_kept_by(state.create_sub_group("g", "c"), group)
+    assert await is_kept_by(state.finish_sub_group("g", "a"), group)
+
+
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
