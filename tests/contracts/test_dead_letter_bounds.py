@@ -398,6 +398,22 @@ async def test_a_letter_written_during_a_recount_is_counted_once(broker: Broker,
     await counts_agree(broker, bus)
 
 
+async def test_a_recount_forgets_the_letters_that_people_deleted(broker: Broker, bus: EventBus) -> None:
+    gone = await bus.keep_letter(event("a"))
+    await bus.keep_letter(event("b"))
+    await broker.call("XDEL", broker.keys.dead, gone)
+    await bus.recount_letters()
+    await counts_agree(broker, bus)
+    assert await broker.call("EXISTS", broker.keys.base + "letters:of:a") == 0
+
+
+async def test_a_recount_restores_lost_sums(broker: Broker, bus: EventBus) -> None:
+    await bus.keep_letter(event("a"))
+    await broker.call("DEL", broker.keys.base + "letters:bytes")
+    await bus.recount_letters()
+    assert set(await counts_agree(broker, bus)) == {"", "a"}
+
+
 async def test_a_parked_letter_deleted_by_hand_is_forgotten(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     assert await bury(bus, await broker.take(bus), "diverged")

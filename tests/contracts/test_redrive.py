@@ -233,6 +233,15 @@ async def test_redrive_without_the_journal_is_refused(broker: Broker, bus: Event
     assert await broker.snapshot() == before
 
 
+async def test_redrive_of_a_call_whose_error_the_broker_lost_is_refused(broker: Broker, bus: EventBus) -> None:
+    """A server that lost its last writes: the run below may act on anything."""
+    found = await dead_call(broker, bus)
+    await broker.call("HDEL", broker.keys.task("t"), "j:1")
+    before = await broker.snapshot()
+    assert await bus.redrive(found, reopen=True) == ["gone", "t"]
+    assert await broker.snapshot() == before
+
+
 async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bus: EventBus) -> None:
     """An earlier redrive of a copy has answered its run since."""
     found = await dead_call(broker, bus)
