@@ -216,6 +216,13 @@ async def a_request_in_mid_turn_that_nobody_takes(stage: Stage) -> Act:
 
 
 @case
+async def a_request_in_mid_turn_of_an_instance(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.ask(turn, 1_700_000_000_000, "reply:c", b"{}", ask("1", "search", stream="?tool"), 1)
+
+
+@case
 async def a_turn_that_sends_to_another_partition(stage: Stage) -> Act:
     await stage.broker.submit(stage.bus, "alone")
     turn = await stage.broker.take(stage.bus)
@@ -374,6 +381,31 @@ async def a_nested_call_that_ends(stage: Stage) -> Act:
     await answer(stage.bus, await stage.broker.take(stage.bus, "tool"))
     nested = await stage.broker.take(stage.bus)
     return lambda: complete(stage.bus, nested, state=b"{}")
+
+
+@case
+async def a_turn_that_ends_below_a_call_back(stage: Stage) -> Act:
+    """The call back came through another partition: it goes on, with the state that the turn leaves."""
+    broker, bus = stage.broker, stage.bus
+    await broker.submit(bus, "t", key="k")
+    turn = await broker.take(bus)
+    await bus.ask(turn, 1_700_000_000_000, "reply:c", b"", ask("c1", "editor", stream="?agent"), 1)
+    await broker.take(bus)
+    await broker.submit(bus, "back", key="k", context=b'{"~chain":"0:t|r"}')
+    assert (await broker.take(bus)).task == "back"
+    return lambda: complete(bus, turn, state=b"{}")
+
+
+@case
+async def a_turn_that_ends_before_a_long_mailbox(stage: Stage) -> Act:
+    """Events of ended tasks are skipped a few at a time: a timer continues with the rest."""
+    broker, bus = stage.broker, stage.bus
+    for number in range(60):
+        await broker.submit(bus, f"t{number}", key="k")
+    turn = await broker.take(bus)
+    for number in range(1, 60):
+        await broker.call("HSET", broker.keys.task(f"t{number}"), "status", "cancelled")
+    return lambda: complete(bus, turn)
 
 
 @case
