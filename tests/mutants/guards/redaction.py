@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "while line := printed.readline(LONGEST_LINE):",
         "for line in printed:",
         "a line that a driver never ends is read in parts",
-        "unit/clusters:driver_output",
+        "unit/clusters/driver:process",
     ),
     python(
         "clusters/driver/host.py",
@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept(self.format(record), LONGEST)",
         "self.format(record)",
         "a driver's log line is shortened",
-        "unit/clusters:driver_output",
+        "unit/clusters/driver:process",
     ),
     python(
         "clusters/gateway.py",
@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r'r"\n[^\S\n]+at (?:',
         r'r"\n\s+at (?:',
         "a message of empty lines takes no quadratic time",
-        "unit/clusters:first_lines",
+        "unit/clusters/spark:calls",
     ),
     python(
         "llm/client.py",
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if size > MAX_MESSAGE_BYTES:\n",
         "            if False:\n",
         "a list of tools without an end is not kept",
-        "unit/tools/mcp:large_answers",
+        "unit/tools/mcp:transport_large_answers",
     ),
     python(
         "tools/mcp/transport.py",
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if len(body) > MAX_MESSAGE_BYTES:\n",
         "            if False:\n",
         "an MCP server's answer without an end is not read on",
-        "unit/tools/mcp:large_answers",
+        "unit/tools/mcp:transport_large_answers",
     ),
     python(
         "telemetry/tracing.py",

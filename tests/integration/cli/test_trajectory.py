@@ -1,0 +1,78 @@
+"""`weft trajectory`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.desk import Desk, Ended, Weft, shown_with
+
+
+def test_a_trajectory_is_shown_as_a_tree(weft: Weft) -> None:
+    weft("submit", "caller", "right", "--task-id", "tree-1")
+    shown_with(weft, "tree-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    lines = weft("trajectory", "show", "tree-1").out.splitlines()
+    assert lines[0] == "task tree-1  caller  completed"
+    assert lines[1].startswith("└─ ◆ agent caller  completed  ")
+    assert lines[2].startswith("   └─ ▸ tool broken  completed  ")
+    tree = weft("trajectory", "show", "tree-1", "--json").json
+    assert (tree["task"], tree["complete"], tree["steps"]) == ("tree-1", True, 2)
+    missing = weft("trajectory", "show", "unheard-of")
+    assert missing.status == 1
+    assert missing.err.startswith("weft trajectory show: task_id: no steps of task 'unheard-of' are recorded yet")
+
+
+def test_trajectories_are_exported(weft: Weft, desk: Desk) -> None:
+    weft("submit", "echo", "x", "--task-id", "export-1")
+    shown_with(weft, "export-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    lines = weft("trajectory", "export", "--task", "export-1").out.splitlines()
+    assert [json.loads(line)["task"] for line in lines] == ["export-1"]
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert weft("trajectory", "export", "--since", tomorrow).out == ""
+    assert weft("trajectory", "export", "--agent", "echo", "--status", "failed").out == ""
+    ended = weft("trajectory", "export", "--task", "export-1", "--output", "steps.jsonl")
+    assert ended.out == "1 steps in steps.jsonl\n"
+    assert (desk.folder / "steps.jsonl").read_text().splitlines() == lines
+    refused = weft("trajectory", "export", "--output", "no/such/folder.jsonl")
+    assert refused == Ended(1, "", "weft trajectory export: no/such/folder.jsonl: No such file or directory\n")
+
+
+def test_items_for_training_are_scored_and_exported(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    for task, text in (("sar-1", "short"), ("sar-2", "somewhat longer")):
+        weft("submit", "echo", text, "--task-id", task, "--session", "sar")
+        shown_with(weft, task, lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    exported = ["trajectory", "export", "--format", "sar", "--session", "sar"]
+    items = [json.loads(line) for line in weft(*exported).out.splitlines()]
+    assert [(item["meta"]["task_id"], item["reward"]["score"]) for item in items] == [("sar-1", None), ("sar-2", None)]
+    assert "set WEFT_APP" in weft(*exported, "--reward").err
+    monkeypatch.setenv("WEFT_APP", "desk:app")
+    items = [json.loads(line) for line in weft(*exported, "--min-reward", "10").out.splitlines()]
+    assert [(item["meta"]["task_id"], item["reward"]["score"]) for item in items] == [("sar-2", 15.0)]
+    assert weft(*exported, "--strategy", "desk:Nothing").out == ""
+    (item,) = [json.loads(line) for line in weft(*exported, "--strategy", "memory", "--task", "sar-1").out.splitlines()]
+    assert item["state"]["messages"] == [{"role": "user", "content": "short"}]
+    refused = weft(*exported, "--strategy", "desk:app")
+    assert (refused.status, refused.out) == (1, "")
+    assert "is not a TrajectoryStrategy" in refused.err
+
+
+def test_trajectories_are_exported_to_parquet(weft: Weft, desk: Desk) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    weft("submit", "echo", "x", "--task-id", "export-2")
+    shown_with(weft, "export-2", lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    weft("trajectory", "export", "--format", "parquet", "--task", "export-2", "--output", "steps.parquet")
+    assert parquet.read_table(desk.folder / "steps.parquet").column("task").to_pylist() == ["export-2"]
+
+
+def test_a_missing_trajectory_store_is_named_and_not_made(
+    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_TRAJECTORY_URL", f"sqlite:///{tmp_path}/none.db")
+    ended = weft("trajectory", "export")
+    assert ended.status == 1
+    assert "there is no trajectory store at sqlite:///" in ended.err
+    assert weft("task", "list").status == 0
+    assert not (tmp_path / "none.db").exists()
