@@ -58,7 +58,7 @@ def test_a_service_without_data_is_asked_for_one_package(tmp_path: Path, capsys:
     assert main(says(tmp_path, json.dumps({"dependencies": [BAD]}))) == 1
 
 
-def test_what_is_ignored_has_a_reason(tmp_path: Path) -> None:
+def test_an_ignored_advisory_needs_a_reason(tmp_path: Path) -> None:
     file = tmp_path / "ignored.txt"
     file.write_text("# none yet\nPYSEC-1  # only its command line\n")
     assert ignored(file) == ["PYSEC-1"]

@@ -178,7 +178,7 @@ def test_decisions_are_numbered_and_listed() -> None:
     assert [page.name for page in DECISIONS if f"({page.name})" not in index] == []
 
 
-def test_what_these_tests_look_for_is_found() -> None:
+def test_the_checks_of_documents_find_their_targets() -> None:
     assert first_cells("| `a` | `b` |\n| `c\\|d` | x |\nx") == {"a", "c\\|d"}
     assert anchors_of("# When it `fails`\n```\n# no\n```\n") == {"when-it-fails"}
     assert links_of("[a](b.md#c) [d](https://e)") == ["b.md#c"]

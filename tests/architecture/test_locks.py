@@ -66,7 +66,7 @@ def test_running_needs_the_versions_that_were_tested() -> None:
 
 
 @pytest.mark.parametrize("name", ["autogen.txt", "engines.txt"])
-def test_what_has_its_own_environment_is_tested_with_the_versions_of_the_rest(name: str) -> None:
+def test_separate_environments_lock_the_same_versions(name: str) -> None:
     usual, theirs = locked("dev.txt"), locked(name)
     differs = {each for each in usual.keys() & theirs.keys() if usual[each] != theirs[each]}
     # AutoGen takes no protobuf of today; what sends traces, which needs one, is not in its environment.

@@ -50,7 +50,7 @@ def forgotten(source: str) -> Iterator[int]:
         ("group.create_task(work())", False),
     ],
 )
-def test_what_counts_as_forgotten(line: str, is_forgotten: bool) -> None:
+def test_a_task_without_an_owner_is_found(line: str, is_forgotten: bool) -> None:
     source = f"async def f():\n    async with asyncio.TaskGroup() as group:\n        {line}\n"
     assert bool(list(forgotten(source))) is is_forgotten
 

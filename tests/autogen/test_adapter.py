@@ -105,7 +105,7 @@ async def idle(runtime: WeftAgentRuntime) -> None:
     await asyncio.wait_for(runtime.stop_when_idle(), IDLE_SECONDS)
 
 
-async def test_what_an_agent_sees_is_of_autogens_own_types(runtime: WeftAgentRuntime) -> None:
+async def test_agents_see_the_types_of_autogen(runtime: WeftAgentRuntime) -> None:
     await Agent.register(runtime, "agent", Agent)
     await runtime.send_message(Ask(), HERE, sender=AgentId("other", "key"))
     await runtime.publish_message(Said("x"), TopicId("default", "default"))
@@ -119,7 +119,7 @@ async def test_what_an_agent_sees_is_of_autogens_own_types(runtime: WeftAgentRun
     assert (agent.id, agent.runtime) == (HERE, runtime)
 
 
-async def test_what_an_agent_does_is_in_the_trace_of_who_sends() -> None:
+async def test_the_spans_of_an_agent_are_in_the_trace_of_the_sender() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     runtime = WeftAgentRuntime(url="memory://", tracer_provider=provider)
@@ -151,7 +151,7 @@ async def test_an_error_that_is_no_exception_reaches_the_caller(runtime: WeftAge
         await runtime.send_message(Ask("refuse"), HERE)
 
 
-async def test_what_a_handler_published_before_it_failed_is_published(runtime: WeftAgentRuntime) -> None:
+async def test_messages_published_before_a_failure_are_sent(runtime: WeftAgentRuntime) -> None:
     await Agent.register(runtime, "agent", Agent)
     await Agent.register(runtime, "another", Agent)
     await runtime.send_message(Ask(), HERE)

@@ -158,7 +158,7 @@ async def test_a_request_is_handled_though_its_token_was_cancelled(runtime_class
 
 
 @pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
-async def test_what_a_handler_does_after_the_cancel_counts(runtime_class: type[Any]) -> None:
+async def test_the_work_of_a_handler_after_the_cancel_counts(runtime_class: type[Any]) -> None:
     """It may clean up, and send messages."""
     begun = asyncio.Event()
     runtime = runtime_class()

@@ -90,7 +90,7 @@ async def test_several_runtimes_serve_one_type_and_no_message_is_handled_twice(m
         assert [one + other for one, other in zip(*handled, strict=True)] == [1] * 40
 
 
-async def test_what_a_runtime_leaves_behind_when_it_goes_is_handled_by_the_next(make: Make) -> None:
+async def test_the_next_runtime_handles_messages_that_a_stopped_one_left(make: Make) -> None:
     first, client, second = make(), make(), make()
     await LoopbackAgentWithDefaultSubscription.register(first, "worker", LoopbackAgentWithDefaultSubscription)
     first.start()

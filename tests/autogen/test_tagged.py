@@ -129,7 +129,7 @@ def test_a_class_of_a_function_comes_back_in_the_process_that_made_it() -> None:
         TaggedJson().read(TaggedJson().write([Local((1,))]))
 
 
-def test_what_was_not_set_is_still_not_set() -> None:
+def test_unset_fields_stay_unset() -> None:
     back = TaggedJson().read(TaggedJson().write(Sub(name="s")))
     assert back.model_fields_set == {"name"}
 

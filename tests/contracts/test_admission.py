@@ -34,7 +34,7 @@ async def test_a_replaced_admitter_starts_nothing(broker: Broker, bus: EventBus,
     assert await broker.mailbox("writer/k") == ["s2|r", "s3|r"]
 
 
-async def test_who_was_declared_dead_does_not_lead(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_an_owner_that_was_declared_dead_does_not_lead(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """The same holds if nobody has taken the lead yet."""
     assert await bus.lead("admit") == 1
     await broker.silence(bus)

@@ -32,7 +32,7 @@ async def test_a_long_delivery_stays_with_its_living_owner(broker: Broker, bus: 
     assert await complete(other, turn)
 
 
-async def test_what_a_dead_owner_held_is_adopted_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_the_deliveries_of_a_dead_owner_are_adopted_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """If two owners adopt, each entry goes to one of them. The dead owner's late commit changes nothing."""
     third = await broker.owner()
     turns = await held_by(broker, other, "a", "b", "c")
@@ -111,7 +111,9 @@ async def test_an_entry_that_is_no_more_is_not_adopted_for_ever(broker: Broker, 
     assert len(reply) == 1
 
 
-async def test_what_was_not_started_is_handed_back_uncounted(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_deliveries_that_did_not_start_are_handed_back_uncounted(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
     """A graceful stop counts no death against an entry that was only read."""
     (turn,) = await held_by(broker, other, "t")
     await other.leave([turn])

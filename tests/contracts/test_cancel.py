@@ -87,7 +87,7 @@ async def test_a_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Br
     assert "state" not in await broker.hash("inst:editor/e")
 
 
-async def test_what_a_late_turn_asks_for_is_not_started(broker: Broker, bus: EventBus) -> None:
+async def test_calls_of_a_turn_that_commits_after_a_cancel_are_not_started(broker: Broker, bus: EventBus) -> None:
     """The commit checks the flag; the cancel does not walk over the tree of runs."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

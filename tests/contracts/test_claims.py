@@ -352,7 +352,7 @@ async def test_claims_are_bounded_by_the_dedupe_window(pair: Pair) -> None:
         assert len(await pair.here.broker.hash("seen")) <= 5
 
 
-async def test_what_an_older_release_noted_is_honoured(pair: Pair) -> None:
+async def test_a_place_stored_by_an_older_release_counts(pair: Pair) -> None:
     """It stored the task's partition without a claim, and may have started the task."""
     task, gone = task_at(0), task_at(0, "gone")
     older = Submit(task, 1)

@@ -132,7 +132,7 @@ async def test_a_dead_owner_answers_nothing(broker: Broker, bus: EventBus, other
     await broker.idle()
 
 
-async def test_of_two_who_hold_an_entry_one_takes_effect(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_only_one_of_two_owners_of_an_entry_takes_effect(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """Both owners live and both hold the entry (the group was lost): the first commit counts, for each kind."""
     await broker.submit(bus, "t")
     first = await broker.take(bus)

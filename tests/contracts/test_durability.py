@@ -225,7 +225,7 @@ async def waits(broker: Broker) -> int:
     return int(found[1]) if found else 0
 
 
-async def test_whatever_is_answered_as_accepted_has_waited(replicated: tuple[Server, Server, Broker]) -> None:
+async def test_every_accepted_answer_waited_for_durability(replicated: tuple[Server, Server, Broker]) -> None:
     """Cancels, answers and messages wait too, and so does a call that finds its work done."""
     master, replica, broker = replicated
     owner = await broker.owner()

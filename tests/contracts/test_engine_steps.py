@@ -153,7 +153,7 @@ async def test_a_pool_without_a_gateway_is_distinguished_from_one_that_has_one(b
     )
 
 
-async def test_of_two_gateways_one_may_go(broker: Broker, bus: EventBus) -> None:
+async def test_an_engine_stays_available_while_one_of_two_gateways_runs(broker: Broker, bus: EventBus) -> None:
     first, second = await gateway(broker), await gateway(broker)
     assert (await bus.gateways("ray")).live == 2
     await first.withdraw_engine(["ray"])
@@ -175,7 +175,7 @@ async def test_a_gateway_that_is_killed_no_longer_counts(broker: Broker, bus: Ev
     assert sorted(kept) == [b"ray", f"ray {again.owner}".encode()], "nothing is left of the one before"
 
 
-async def test_who_waits_is_warned_of_now_and_then(
+async def test_steps_that_wait_for_an_engine_are_logged_repeatedly(
     broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime_core.maintenance.stuck.WARN_SECONDS", 1e9)
@@ -272,7 +272,7 @@ async def test_a_cancelled_task_leaves_no_step_behind(broker: Broker, bus: Event
     assert await broker.status("t") == "cancelled"
 
 
-async def test_what_waits_for_an_engine_is_measured_and_not_taken_for_stuck(broker: Broker, bus: EventBus) -> None:
+async def test_a_step_that_waits_for_an_engine_is_measured_and_not_stuck(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus, stream="ray:big")
     taken = await Measures(bus, PartitionMetrics(), lambda: True, bus.transport).take()
     lag = [sample.value for sample in taken if sample.metric is STREAM_LAG and sample.labels[0] == "ray:big"]
@@ -286,13 +286,13 @@ async def test_what_waits_for_an_engine_is_measured_and_not_taken_for_stuck(brok
     assert (await outcome(broker, bus))[1]["type"] == "LostEntry"
 
 
-async def test_where_no_services_run_the_keeper_watches(broker: Broker, bus: EventBus) -> None:
+async def test_the_keeper_watches_if_no_services_run(broker: Broker, bus: EventBus) -> None:
     await overdue(broker, bus)
     await Keeper(bus).tidy()
     assert (await outcome(broker, bus))[1]["type"] == "EngineUnavailable"
 
 
-async def test_where_nobody_may_come_no_step_waits(broker: Broker, bus: EventBus) -> None:
+async def test_no_step_waits_if_no_gateway_may_start(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus)
     await EngineWatch(bus, gateways_may_start=False).check()
     assert (await outcome(broker, bus))[1]["type"] == "EngineUnavailable"

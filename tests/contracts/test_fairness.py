@@ -279,7 +279,7 @@ async def test_a_fork_waits_and_keeps_its_journal(broker: Broker, bus: EventBus)
     assert list(fields.journal) == ["1"]
 
 
-async def test_what_waits_outlives_a_lost_group(broker: Broker, bus: EventBus) -> None:
+async def test_waiting_work_survives_a_lost_group(broker: Broker, bus: EventBus) -> None:
     await flood(broker, bus, "a", READY + 3)
     await take_all(broker, bus)
     await broker.lose_group()
@@ -293,7 +293,7 @@ async def test_a_repeat_finds_the_task_that_waits(broker: Broker, bus: EventBus)
     assert len(await drain(broker, bus)) == READY + 1
 
 
-async def test_what_waits_counts_as_work(broker: Broker, bus: EventBus) -> None:
+async def test_waiting_runs_count_as_work(broker: Broker, bus: EventBus) -> None:
     await flood(broker, bus, "a", READY + 2)
     assert (await bus.idle())[0] == READY + 2
     await broker.call("HSET", broker.keys.meta, "stream_max", READY + 2)

@@ -167,7 +167,7 @@ async def test_hooks_that_always_run_also_run_for_a_task_that_never_began(broker
 
 
 @pytest.mark.parametrize(("selection", "count"), [(SELECTION, 1), ({"hooks": {}, "callbacks": ["search"]}, 0)])
-async def test_what_the_run_began_with_decides(
+async def test_the_hooks_at_the_start_of_a_run_decide(
     broker: Broker, bus: EventBus, selection: dict[str, Json], count: int
 ) -> None:
     """A deployment that adds a hook changes no running run, nor does one that renames a hook."""

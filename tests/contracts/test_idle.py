@@ -36,7 +36,7 @@ async def test_a_run_that_waits_for_a_timer_does_not_count(broker: Broker, bus: 
     assert await left(bus) == 0
 
 
-async def test_what_goes_to_another_partition_counts(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_to_another_partition_counts_as_work(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="k"))
     assert await left(bus) == 1

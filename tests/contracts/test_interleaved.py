@@ -39,7 +39,7 @@ async def test_the_state_of_the_later_commit_stays(broker: Broker, bus: EventBus
     assert fields.state == b'{"by":%d}' % order[-1]
 
 
-async def test_one_that_waits_continues_while_another_runs(broker: Broker, bus: EventBus) -> None:
+async def test_a_waiting_run_continues_while_another_runs(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "a", key="k")
     await suspend(bus, await broker.take(bus), ask("1"))
     await broker.submit(bus, "b", key="k")

@@ -144,7 +144,7 @@ async def test_streams_of_programs_that_are_not_registered_stay_as_they_are(
         assert await broker.call("TTL", stream) == -1
 
 
-async def test_what_the_publisher_puts_in_place_of_an_answer_stops_nothing(
+async def test_a_wrong_key_in_place_of_an_answer_stream_stops_nothing(
     written: Written, broker: Broker, shop: str
 ) -> None:
     await written.write(f"{shop}:answers:1")

@@ -240,7 +240,7 @@ async def test_statuses_go_forward(broker: Broker, bus: EventBus) -> None:
     assert seen == ["accepted", "waiting", "running", "completed"]
 
 
-async def test_what_is_repeated_after_a_lost_reply_changes_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_repeated_after_a_lost_reply_changes_nothing(broker: Broker, bus: EventBus) -> None:
     """The client repeats a call whose reply it did not get. The answer is `done`, and nothing changes."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "next", key="k")

@@ -189,7 +189,7 @@ class CountingWorker(Worker):
         await super().handle(delivery)
 
 
-async def test_what_was_read_under_an_old_name_is_left_to_its_adopter(broker: Broker) -> None:
+async def test_entries_read_under_an_old_name_are_left_to_their_adopter(broker: Broker) -> None:
     """It is pending under a dead or dying name, and would run twice."""
     transport = await broker.connect()
     broker.transports.append(transport)

@@ -211,7 +211,7 @@ async def test_deep_mailboxes_are_added_up(broker: Broker, bus: EventBus) -> Non
     assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (sum(depths.values()), 130)
 
 
-async def test_what_an_older_release_did_not_count_is_put_right(broker: Broker, bus: EventBus) -> None:
+async def test_counts_that_an_older_release_did_not_update_are_corrected(broker: Broker, bus: EventBus) -> None:
     """A process of a release without these counts ends tasks, takes mail and has mail delivered."""
     keys = broker.keys
     for number in range(120):
@@ -253,7 +253,7 @@ async def test_the_broker_tells_of_itself(broker: Broker, bus: EventBus) -> None
     assert seen.value(names.BROKER_APPEND_ONLY_OK) == (flag == b"yes")
 
 
-async def test_where_info_is_not_allowed_the_rest_is_measured(
+async def test_without_the_right_to_info_the_rest_is_measured(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = bus.transport.call

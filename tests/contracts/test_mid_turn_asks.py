@@ -105,7 +105,7 @@ async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker
     assert found["c1"][0][22:] == b'"once"'
 
 
-async def test_who_continues_with_the_turn_gets_the_answer(broker: Broker, bus: EventBus) -> None:
+async def test_the_process_that_continues_the_turn_gets_the_answer(broker: Broker, bus: EventBus) -> None:
     """The caller died. Its successor sends the same request again and gets the answer."""
     turn = await begun(broker, bus)
     await asks(bus, turn, agent("c1"))
@@ -306,7 +306,7 @@ async def test_a_call_backs_next_attempt_begins_with_the_state_of_a_turn_that_en
     assert (await broker.task("back"))["s0"] == '{"n":1}'
 
 
-async def test_who_waits_for_a_request_that_the_broker_has_lost_is_reported(broker: Broker, bus: EventBus) -> None:
+async def test_a_caller_whose_request_the_broker_lost_is_reported(broker: Broker, bus: EventBus) -> None:
     """A server that comes back without its last writes answers no request that was among them."""
     turn = await begun(broker, bus)
     replies = Replies(bus, REPLY, await broker.connect())

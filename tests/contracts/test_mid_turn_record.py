@@ -180,7 +180,7 @@ async def test_a_late_commit_records_nothing(broker: Broker, bus: EventBus) -> N
     assert await broker.entries("record") == before
 
 
-async def test_what_a_lost_turn_was_writing_is_not_a_separate_error(broker: Broker, bus: EventBus) -> None:
+async def test_a_write_of_a_lost_turn_is_not_a_separate_error(broker: Broker, bus: EventBus) -> None:
     """The turn is dropped without waiting: its owner was declared dead."""
     unheard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context["message"]))

@@ -128,7 +128,7 @@ async def test_pieces_of_an_answer_name_the_call_and_its_attempt(broker: Broker,
     ]
 
 
-async def test_who_lost_the_turn_neither_begins_nor_ends_a_call(broker: Broker, bus: EventBus) -> None:
+async def test_a_process_that_lost_the_turn_neither_begins_nor_ends_a_call(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await begun(bus, turn, "1")
@@ -191,7 +191,7 @@ async def test_a_full_journal_takes_no_answer(broker: Broker, bus: EventBus) -> 
         await bus.settle_call(turn, "1", ANSWER)
 
 
-async def test_who_reads_the_pieces_gets_the_end(broker: Broker, bus: EventBus) -> None:
+async def test_a_reader_of_pieces_gets_the_final_event(broker: Broker, bus: EventBus) -> None:
     """Nobody requested a stream beforehand: the first piece creates one, and the final event closes it."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -210,7 +210,7 @@ async def test_only_the_settled_call_gives_back(broker: Broker, bus: EventBus) -
     assert json.loads((await broker.task("t"))["rs"]) == {"r|10": {"tokens": 2}}
 
 
-async def test_what_fits_but_for_the_sums_of_fractions_is_granted(broker: Broker, bus: EventBus) -> None:
+async def test_a_reservation_that_only_rounding_makes_too_large_is_granted(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"cost":0.3}')
     turn = await broker.take(bus)
     for step in ("1", "2"):

@@ -256,7 +256,7 @@ async def test_an_answered_request_is_not_checked_any_more(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("gone", ["run", "step", "status"])
-async def test_what_nobody_waits_for_is_dropped_from_the_index(pair: Pair, gone: str) -> None:
+async def test_requests_that_nobody_waits_for_leave_the_index(pair: Pair, gone: str) -> None:
     """A request that its own end did not remove: that of a run inside a task, or of a task kept for a letter."""
     await running(pair)
     key = pair.here.bus.keys.task("t")

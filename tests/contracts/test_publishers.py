@@ -148,7 +148,9 @@ async def test_the_same_names_of_two_tenants_are_two_things(world: World) -> Non
         ({"replyto": "shop"}, "replyto"),
     ],
 )
-async def test_what_belongs_to_another_is_refused(world: World, attributes: dict[str, str], field: str) -> None:
+async def test_attributes_of_another_publisher_are_refused(
+    world: World, attributes: dict[str, str], field: str
+) -> None:
     await world.send("shop", "task.submit", submit("t"), **attributes)
     await world.admitted("shop")
     (letter,) = await world.letters()
@@ -584,7 +586,7 @@ async def test_large_entries_are_never_read_whole(world: World) -> None:
         await world.drop("shop:answers")
 
 
-async def test_who_is_registered_is_followed(world: World) -> None:
+async def test_the_streams_of_registered_publishers_are_followed(world: World) -> None:
     """Streams of others are not read; one that is registered again is bound again."""
     await world.send("web", "task.submit", submit("t"))
     async with admitting(world.broker, world.bus):

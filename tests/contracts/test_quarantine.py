@@ -98,7 +98,7 @@ async def test_one_consumer_at_a_time_runs_the_quarantined(broker: Broker, bus: 
     await broker.idle()
 
 
-async def test_what_a_killed_owner_knew_is_forgotten_once_it_has_settled(
+async def test_the_quarantine_of_a_killed_owner_ends_once_its_entry_is_settled(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """A kill between the commit of an entry that ran alone and the next command."""
@@ -134,7 +134,7 @@ async def test_an_adoption_without_a_group_forgets_nothing(broker: Broker, bus: 
     assert await broker.snapshot() == before
 
 
-async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_deliveries_that_were_handed_back_do_not_count(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """A rolling update: each replica reads, and stops before it has started anything."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -148,7 +148,7 @@ async def test_what_was_handed_back_does_not_count(broker: Broker, bus: EventBus
     await broker.idle()
 
 
-async def test_who_hands_back_what_ran_alone_has_not_died_of_it(broker: Broker, bus: EventBus) -> None:
+async def test_handing_back_an_entry_that_ran_alone_is_not_a_death(broker: Broker, bus: EventBus) -> None:
     """A rolling update in which each replica stops while it runs a long quarantined entry."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

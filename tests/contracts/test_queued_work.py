@@ -161,7 +161,7 @@ async def test_a_process_that_starts_later_knows_of_cancelled_tasks(
 
 
 @pytest.mark.parametrize("known", [0, 2], ids=["none is remembered", "two are remembered"])
-async def test_of_old_entries_the_broker_is_asked(
+async def test_the_broker_is_asked_about_old_entries(
     broker: Broker, bus: EventBus, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tasks may have ended before anything was reported to this process."""

@@ -109,7 +109,7 @@ async def test_a_node_goes_from_init_to_success(state: StateManager) -> None:
 
 
 @pytest.mark.parametrize("start", RunNodeStatus)
-async def test_what_the_table_does_not_allow_is_refused(state: StateManager, start: RunNodeStatus) -> None:
+async def test_a_transition_outside_the_table_is_refused(state: StateManager, start: RunNodeStatus) -> None:
     """The table in Python and the one on the broker are the same."""
     moves = {
         RunNodeStatus.RUNNING: state.run_node,
@@ -296,7 +296,7 @@ WRONG: dict[str, tuple[Callable[[StateManager], Awaitable[object]], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-async def test_what_is_wrong_is_named(state: StateManager, name: str) -> None:
+async def test_an_invalid_argument_is_named(state: StateManager, name: str) -> None:
     act, message = WRONG[name]
     with pytest.raises(InvalidInput) as error:
         await act(state)
@@ -691,7 +691,7 @@ async def test_a_run_in_another_partition_is_a_node_of_the_task(
     assert ended == await spread.get_node(f"{there}/r")
 
 
-async def test_what_happens_during_the_look_is_not_missed(state: StateManager, bus: EventBus, client: Buses) -> None:
+async def test_a_change_during_the_check_is_not_missed(state: StateManager, bus: EventBus, client: Buses) -> None:
     """The wait is registered before it checks: an end right after the check still wakes it."""
     await state.create_node("n")
     await state.run_node("n")

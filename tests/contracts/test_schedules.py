@@ -233,7 +233,7 @@ async def test_a_time_is_left_out_while_the_task_before_runs(world: World) -> No
     assert await world.pass_time(MINUTE) == due(3 * MINUTE)
 
 
-async def test_one_that_was_removed_starts_nothing(world: World) -> None:
+async def test_a_removed_schedule_starts_nothing(world: World) -> None:
     await world.set(every_seconds=60)
     assert await world.schedules.delete("s")
     assert not await world.schedules.delete("s")
@@ -261,7 +261,7 @@ async def test_a_change_that_was_made_meanwhile_is_not_lost(world: World) -> Non
     assert (await world.schedules.get("s")).every_ms == 30_000
 
 
-async def test_what_admission_refuses_is_kept_and_the_times_continue(world: World) -> None:
+async def test_a_rejected_start_is_kept_and_the_schedule_continues(world: World) -> None:
     await world.set(every_seconds=60)
     await world.broker.call("HDEL", world.broker.keys.agents, "writer")
     assert await world.pass_time(MINUTE) == []
@@ -273,7 +273,7 @@ async def test_what_admission_refuses_is_kept_and_the_times_continue(world: Worl
     assert json.loads(letter["event:data"])["agent"] == "writer"
 
 
-async def test_what_has_no_room_now_is_tried_again(world: World) -> None:
+async def test_a_start_that_is_rejected_as_overloaded_is_repeated(world: World) -> None:
     await world.set(every_seconds=3600)
     await world.broker.call("HSET", world.broker.keys.meta, "overload", "full")
     assert await world.pass_time(HOUR) == []
@@ -281,7 +281,7 @@ async def test_what_has_no_room_now_is_tried_again(world: World) -> None:
     assert await world.pass_time(2 * MINUTE) == due(HOUR)
 
 
-async def test_one_that_cannot_be_read_does_not_hold_up_the_others(world: World) -> None:
+async def test_an_unreadable_schedule_does_not_block_the_others(world: World) -> None:
     await world.set(every_seconds=60)
     await world.bus.schedule("alien", "", b"not json", BEGAN, 10)
     assert await world.pass_time(MINUTE) == due(MINUTE)

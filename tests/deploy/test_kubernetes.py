@@ -301,7 +301,7 @@ def test_policies_let_through_what_is_needed_and_deny_the_rest(manifests: tuple[
         )
 
 
-def test_what_is_applied_at_first_needs_no_custom_resource(kubectl_command: tuple[str, ...]) -> None:
+def test_the_base_manifests_need_no_custom_resource(kubectl_command: tuple[str, ...]) -> None:
     manifests = build(kubectl_command, K8S)
     assert {each["apiVersion"] for each in manifests}.isdisjoint(CUSTOM)
     assert manifests[0]["kind"] == "Namespace"
@@ -332,7 +332,7 @@ def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]
     }
 
 
-def test_what_is_applied_at_first_fits_on_one_node_of_four_processors(kubectl_command: tuple[str, ...]) -> None:
+def test_the_base_manifests_fit_on_one_node_with_four_processors(kubectl_command: tuple[str, ...]) -> None:
     """As docs/deployment.md says: kube-system uses most of the fourth, and a rolling update needs one more pod."""
     manifests = build(kubectl_command, K8S)
     least = {

@@ -91,7 +91,7 @@ def test_it_looks_searches_and_changes_a_file(openai_server: OpenAIServer, folde
     assert '"path":"src/area.py"' in written.replace(" ", "")
 
 
-def test_what_the_user_refuses_is_not_written_and_the_model_is_told_why(
+def test_a_call_that_the_user_refuses_does_not_run_and_the_model_gets_the_reason(
     openai_server: OpenAIServer, folder: Path
 ) -> None:
     openai_server.play(

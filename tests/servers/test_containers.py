@@ -27,7 +27,7 @@ async def test_the_makers_images_run(container_url: Callable[[str], str]) -> Non
         await transport.close()
 
 
-def test_what_a_killed_run_has_left_is_removed(container_url: Callable[[str], str]) -> None:
+def test_leftovers_of_a_killed_test_run_are_removed(container_url: Callable[[str], str]) -> None:
     """A container of a process that has ended is gone when the next run starts its first."""
     import docker
 

@@ -43,7 +43,7 @@ def test_a_server_has_the_version_that_its_name_says(any_server: Server, request
 
 
 @pytest.mark.parametrize("kind", repeat_on(*MATRIX))
-def test_what_was_acknowledged_is_there_after_a_kill(own_server: OwnServer, kind: str) -> None:
+def test_acknowledged_writes_survive_a_kill(own_server: OwnServer, kind: str) -> None:
     server = own_server(kind, append="always")
     with connect(server) as client:
         client.set("k", "v")

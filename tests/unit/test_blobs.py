@@ -52,7 +52,7 @@ def age(path: Path) -> None:
         os.utime(each, (time.time() - 86_400,) * 2)
 
 
-def test_what_is_written_is_read(blobs: BlobStore) -> None:
+def test_a_written_blob_is_read_back(blobs: BlobStore) -> None:
     folder = folder_of("weft", "a@b+c=1.2_3-4")
     url = blobs.write(folder, NAME, b"[1]")
     assert url == f"{blobs.url}/weft/a@b+c=1.2_3-4/{NAME}"
@@ -89,7 +89,7 @@ def test_a_sweep_erases_what_is_old_and_only_blobs_of_its_namespace(blobs: BlobS
     assert blobs.sweep("nobody", time.time()) == 0
 
 
-def test_what_is_written_again_is_young_again(blobs: BlobStore, tmp_path: Path) -> None:
+def test_a_repeated_write_resets_the_age_of_a_blob(blobs: BlobStore, tmp_path: Path) -> None:
     url = blobs.write("weft/t", NAME, b"1")
     age(tmp_path / "blobs")
     blobs.write("weft/t", NAME, b"1")
@@ -138,7 +138,7 @@ def test_many_writers_of_the_same_blob_leave_it_whole(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "weft" / "t").iterdir()] == [NAME]
 
 
-def test_what_a_dead_writer_has_left_is_swept(tmp_path: Path) -> None:
+def test_files_of_a_dead_writer_are_swept(tmp_path: Path) -> None:
     folder = tmp_path / "weft" / "t"
     folder.mkdir(parents=True)
     (folder / ".0123.part").write_text("half")
@@ -188,7 +188,7 @@ def test_a_reference_is_a_type_of_arguments_and_a_value_of_json() -> None:
         ({"WEFT_BLOB_URL": "s3://bucket/x/"}, "s3://bucket/x"),
     ],
 )
-def test_where_the_store_is(environ: dict[str, str], url: str) -> None:
+def test_the_store_is_at_the_configured_url(environ: dict[str, str], url: str) -> None:
     assert blob_url(environ) == url
     assert Settings.from_environment(environ).blob_url == (url or None)
     assert Results.from_environment(environ).blob_url == url

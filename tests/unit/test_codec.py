@@ -201,7 +201,7 @@ def test_many_containers_side_by_side_are_not_deep() -> None:
     assert decode(msgspec.msgpack.encode(value), MSGPACK) == value
 
 
-def test_of_equal_keys_the_last_wins() -> None:
+def test_the_last_of_equal_keys_wins() -> None:
     assert decode(b'{"a":1,"a":2}') == {"a": 2}
     assert decode(b"\x82\xa1a\x01\xa1a\x02", MSGPACK) == {"a": 2}
 

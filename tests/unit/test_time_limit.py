@@ -20,7 +20,7 @@ async def test_a_limit_that_passes_raises_timeout_error_and_leaves_no_cancellati
 
 
 @pytest.mark.parametrize("seconds", [None, 60.0])
-async def test_what_ends_in_time_ends_as_without_a_limit(seconds: float | None) -> None:
+async def test_a_block_that_ends_in_time_ends_as_without_a_limit(seconds: float | None) -> None:
     with TimeLimit(seconds) as limit:
         value = await asyncio.sleep(0, "done")
     assert (value, limit.passed) == ("done", False)

@@ -149,7 +149,7 @@ class EnginePromises:
             (functions.stop_iteration, "StopIteration"),
         ],
     )
-    async def test_whatever_is_raised_is_the_failure_of_its_call(
+    async def test_any_exception_fails_only_its_call(
         self, engine: RuntimeEngine, function: Callable[[], None], kind: str
     ) -> None:
         failed, good = await engine.agather(function, functools.partial(functions.add, 1), return_exceptions=True)

@@ -75,7 +75,7 @@ async def test_a_closed_runtime_leaves_nothing_and_may_be_used_again(valkey: Ser
     await runtime.close()
 
 
-async def test_what_a_killed_program_left_is_erased_a_day_later(own_valkey: Server) -> None:
+async def test_the_namespace_of_a_killed_program_is_erased_a_day_later(own_valkey: Server) -> None:
     transport: Transport = await connect(own_valkey.url)
     old, new = OWN_NAMESPACE_SILENT_MS + 1, OWN_NAMESPACE_SILENT_MS - 1
     for age, name in ((new, "weft-own-new"), (old, "weft-own-old"), (old, "weft-own-older")):

@@ -397,7 +397,7 @@ async def test_a_handler_that_fails_changes_no_state(runtime: Runtime) -> None:
     assert await bus.transport.call("XLEN", bus.keys.dead) == 0, "the caller has the error: it is no dead letter too"
 
 
-async def test_what_is_sent_before_the_start_waits_for_it(runtime: Runtime) -> None:
+async def test_messages_sent_before_the_start_wait_for_it(runtime: Runtime) -> None:
     await Echo.register(runtime, "echo", Echo)
     asked = asyncio.create_task(runtime.send_message(Ask("early"), AgentId("echo", "a")))
     await asyncio.sleep(0)

@@ -101,7 +101,7 @@ async def left_behind(make: Make) -> Runtime:
     return runtime
 
 
-async def test_what_keeps_a_runtime_from_being_idle_is_said_and_can_be_dropped(
+async def test_messages_that_keep_a_runtime_busy_are_named_and_can_be_dropped(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -247,7 +247,7 @@ async def test_a_stream_ends_however_the_task_does(
     assert (await events_of(task, StreamingMode.OUTPUT))[-1].type == last
 
 
-async def test_what_is_said_after_a_read_in_vain_is_read_before_the_end(
+async def test_output_written_after_an_empty_read_is_read_before_the_end(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task ends between a read that found nothing and the reader's look at the task's status."""

@@ -130,7 +130,7 @@ async def test_a_handler_that_kills_its_process_is_quarantined_and_convicts_nobo
 
 @pytest.mark.parametrize("harm", ["kill", "pause"])
 @pytest.mark.parametrize("service", ["agent-handler", "tool-handler"])
-async def test_what_a_dead_handler_held_continues(
+async def test_deliveries_of_a_killed_or_paused_handler_continue(
     service: str, harm: str, valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     work = 0.4

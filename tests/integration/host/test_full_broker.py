@@ -38,7 +38,7 @@ async def test_services_that_come_back_to_a_full_broker_do_its_work(
         await check_broker(redis, namespace, seconds=60.0)
 
 
-async def test_what_is_not_there_yet_cannot_be_made_on_a_full_broker(own_valkey: Server, namespace: str) -> None:
+async def test_a_namespace_cannot_be_created_on_a_full_broker(own_valkey: Server, namespace: str) -> None:
     transport = await connect(own_valkey.url)
     try:
         await transport.call("CONFIG", "SET", "maxmemory", "1mb")

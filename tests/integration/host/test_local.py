@@ -73,7 +73,7 @@ async def test_two_runs_of_one_app_know_nothing_of_each_other() -> None:
             assert (await (await client.submit("counter", 5, key="one")).result(timeout=60)).value() == 5
 
 
-async def test_what_tasks_do_is_recorded_where_that_is_wanted() -> None:
+async def test_steps_are_recorded_with_trajectory_enabled() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("worker", [1, 2])

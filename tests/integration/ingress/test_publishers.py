@@ -152,14 +152,14 @@ DENIED = (
 )
 
 
-async def test_what_the_documented_user_may_not_do(broker: Server, tmp_path: Path) -> None:
+async def test_the_documented_user_is_denied_other_commands(broker: Server, tmp_path: Path) -> None:
     async with tenants(broker, tmp_path / "fleet") as (_, shop, _):
         for command in DENIED:
             with pytest.raises(NoPermissionError):
                 await shop.execute_command(*command)
 
 
-async def test_what_one_publisher_does_to_its_stream_stops_nobody(broker: Server, tmp_path: Path) -> None:
+async def test_damage_to_one_publishers_stream_stops_no_other_publisher(broker: Server, tmp_path: Path) -> None:
     async with tenants(broker, tmp_path / "fleet") as (fleet, shop, desk):
         for _ in range(5):
             await desk.xadd("weft:tasks:desk", {"nonsense": "x"}, maxlen=1, approximate=False)

@@ -146,7 +146,7 @@ async def test_handing_over_in_circles_ends(desk: Desk) -> None:
     assert desk.server.counts().complete == 11
 
 
-async def test_who_has_a_key_remembers_what_another_has_answered(desk: Desk) -> None:
+async def test_an_instance_with_a_key_remembers_answers_of_its_handoffs(desk: Desk) -> None:
     desk.add("triage", instructions="Sort.", handoffs=["billing"])
     desk.add("billing", instructions="Bill.")
     desk.server.play(

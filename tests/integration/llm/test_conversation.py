@@ -543,7 +543,7 @@ async def test_a_recorded_conversation_is_replayed_by_other_tools_and_rules_with
 # ---- other ends --------------------------------------------------------------------------------------------
 
 
-async def test_what_the_model_will_not_answer_ends_the_task_in_one_line(desk: Desk) -> None:
+async def test_a_request_that_the_model_refuses_ends_the_task_with_one_line(desk: Desk) -> None:
     desk.add(api_key="sk-no-such-key")
     async with LocalApp(desk.app) as client:
         kind, message = await failure(client)

@@ -98,7 +98,7 @@ FINAL = [
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_what_will_not_pass_ends_at_once_with_one_line(openai_server: OpenAIServer, api: str) -> None:
+async def test_a_permanent_error_ends_the_task_at_once_with_one_line(openai_server: OpenAIServer, api: str) -> None:
     async with LocalApp(app_of(asker(openai_server, api))) as client:
         for asked_so_far, (rule, wanted, detail, remedy) in enumerate(FINAL, 1):
             openai_server.play(rule)

@@ -130,7 +130,7 @@ async def test_settings_reach_the_model_and_are_recorded(openai_server: OpenAISe
     assert {name: row.attributes.get(name) for name in wanted} == wanted
 
 
-async def test_what_was_put_off_has_a_row_with_its_error(openai_server: OpenAIServer) -> None:
+async def test_a_postponed_call_has_a_row_with_its_error(openai_server: OpenAIServer) -> None:
     openai_server.play(failing(503, "down", times=1), answer("Right."))
     async with (local := LocalApp(app_of(asker(openai_server)), trajectory=True)) as client:
         task = await client.submit("asker", "Say something")

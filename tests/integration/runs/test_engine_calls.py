@@ -195,7 +195,7 @@ async def test_the_engine_comes_from_the_conf_and_passes_on_to_agents_that_are_a
         await client.submit("chosen", 0, options=SubmitOptions(engine="mars"))
 
 
-async def test_what_a_function_may_know_of_its_step(client: Client) -> None:
+async def test_a_function_can_read_the_key_and_attempt_of_its_step(client: Client) -> None:
     context, mapped, called = await answer(
         client, "told", task_id="t-told", options=SubmitOptions(timeout_seconds=500.0)
     )

@@ -204,7 +204,7 @@ def approvals() -> App:
         ({"verdict": "edit", "value": None}, ["edit", None, ""]),
     ],
 )
-async def test_what_an_approval_says(answer: Json, approval: Json) -> None:
+async def test_an_answer_gives_a_verdict_and_a_value(answer: Json, approval: Json) -> None:
     async with LocalApp(approvals()) as client:
         task = await client.submit("asks", {})
         request = await asked(task)

@@ -117,7 +117,7 @@ async def test_progress_without_end_costs_the_call_nothing() -> None:
 
 
 @pytest.mark.parametrize("where", ["tool", "step", "model", "agent", "output", "send", "state", "error"])
-async def test_what_returns_64_mib_ends_itself(where: str) -> None:
+async def test_code_that_returns_64_mib_fails_alone(where: str) -> None:
     app = App("returns")
     huge = "x" * (64 * MIB)
 

@@ -36,7 +36,7 @@ async def test_runs_share_a_context_and_their_changes_come_back_in_order(local: 
         assert await value_of(client, "root") == ROOT_RESULT
 
 
-async def test_who_asks_need_not_have_used_the_context_before(local: LocalApp) -> None:
+async def test_a_caller_need_not_have_used_the_context_before(local: LocalApp) -> None:
     async with local as client:
         assert await value_of(client, "unaware") == {
             "log": ["1", "2"],

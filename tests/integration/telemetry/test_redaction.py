@@ -81,7 +81,7 @@ def lines(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("then", ["tool", "fail", "reject"])
-async def test_what_is_kept_has_no_secrets_and_what_runs_has_them(known: None, lines: Path, then: str) -> None:
+async def test_stored_data_has_no_secrets_and_running_code_has_them(known: None, lines: Path, then: str) -> None:
     seen.clear()
     local = LocalApp(app, trajectory=True)
     async with local as client:

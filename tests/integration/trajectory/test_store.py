@@ -151,7 +151,7 @@ async def test_writers_of_several_partitions_share_one_store(database: Database)
         await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_of_two_writers_of_a_partition_the_older_one_is_stopped(database: Database) -> None:
+async def test_the_older_of_two_writers_of_a_partition_is_stopped(database: Database) -> None:
     old, new = await asyncio.gather(TrajectoryStore.open(database.url), TrajectoryStore.open(database.url))
     try:
         taken_over = asyncio.Event()

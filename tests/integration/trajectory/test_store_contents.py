@@ -169,7 +169,7 @@ async def test_an_erased_task_takes_what_only_it_used(store: TrajectoryStore, da
     assert await counts(database) == dict.fromkeys(TABLES, 0)
 
 
-async def test_who_erases_takes_nothing_from_who_writes(database: Database) -> None:
+async def test_a_deletion_removes_nothing_that_a_concurrent_writer_needs(database: Database) -> None:
     stores = await asyncio.gather(*(TrajectoryStore.open(database.url) for _ in range(3)))
     history = [message(number) for number in range(40)]
 

@@ -122,7 +122,7 @@ async def test_steps_are_named_after_what_they_say() -> None:
     assert broker.left == [f"p{published}.0", f"c{requested}.0", f"p{published}.1", f"c{requested}.1"]
 
 
-async def test_what_left_in_an_earlier_attempt_leaves_once_and_is_recorded() -> None:
+async def test_a_message_sent_in_an_earlier_attempt_is_sent_once_and_recorded() -> None:
     async def handle(run: ActorRun) -> None:
         run.publish(TOPIC, MessageEnvelope())
         await run.request(ECHO, MessageEnvelope(), None)
@@ -211,7 +211,7 @@ async def test_a_request_takes_the_state_along_if_it_has_changed() -> None:
     assert broker.states == [b'{"log":[]}', b"", b'{"log":["changed"]}']
 
 
-async def test_of_two_requests_at_once_the_second_waits_until_the_broker_has_the_state() -> None:
+async def test_a_concurrent_request_waits_until_the_broker_has_the_state() -> None:
     """If the first one fails, the second one must not start a call back without the state."""
 
     async def handle(run: ActorRun) -> None:
@@ -250,7 +250,7 @@ async def test_an_object_admits_a_handler_while_all_others_wait() -> None:
     assert await second is first
 
 
-async def test_what_a_handler_published_before_it_failed_permanently_leaves() -> None:
+async def test_messages_published_before_a_permanent_failure_are_sent() -> None:
     async def handle(run: ActorRun) -> None:
         run.publish(TOPIC, MessageEnvelope())
         raise ValueError("no")
@@ -293,7 +293,7 @@ async def test_a_handler_that_ends_while_its_messages_are_written_loses_none() -
     assert len(result.sends) == 1
 
 
-async def test_what_a_task_of_the_handler_sends_after_its_end_is_not_part_of_the_run() -> None:
+async def test_messages_sent_after_the_end_of_a_handler_are_not_part_of_its_run() -> None:
     late: list[ActorRun | None] = []
     ended = asyncio.Event()
     tasks = []

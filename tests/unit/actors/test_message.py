@@ -118,7 +118,7 @@ def test_a_message_comes_back_as_it_was(message: object) -> None:
 @pytest.mark.parametrize(
     "message", [Either(Right(1)), Loose(Inner(1)), Outer(Deeper(1)), Loose((1, 2)), Measure(math.nan)]
 )
-def test_what_would_come_back_as_something_else_is_refused(message: object) -> None:
+def test_a_message_that_would_come_back_as_another_type_is_refused(message: object) -> None:
     with pytest.raises(SerializationError, match=type(message).__name__):
         content_of(message, SerializationRegistry())
 

@@ -106,7 +106,7 @@ async def test_the_documented_app_can_be_declared_checked_and_described() -> Non
     assert manifest.engine_functions["rank-all"].pool == "big"
 
 
-def test_what_is_declared_is_found_by_name_and_by_object() -> None:
+def test_declarations_are_found_by_name_and_by_object() -> None:
     app = App("test")
 
     @app.tool(name="find")

@@ -34,7 +34,7 @@ async def test_a_server(scheme: str) -> None:
     assert str(address) == "redis://host:7000/3"
 
 
-async def test_what_is_left_out() -> None:
+async def test_parts_that_an_address_leaves_out_get_defaults() -> None:
     connection = parse_address("redis://").pool().make_connection()
     assert (connection.host, connection.port, connection.db, connection.password) == ("localhost", 6379, 0, None)
 
@@ -133,7 +133,7 @@ async def test_a_credential_provider(name: str) -> None:
         ("u:1/s3cr@host", "write / as %2F"),
     ],
 )
-def test_what_is_refused(rest: str, told: str) -> None:
+def test_an_invalid_address_is_refused_without_showing_its_password(rest: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^WEFT_REDIS_URL: ") as refused:
         parse_address(f"redis://{rest}")
     assert told in str(refused.value)
@@ -147,7 +147,7 @@ def test_what_is_refused(rest: str, told: str) -> None:
         ("rediss://host?ssl_cert_reqs=no", "Invalid SSL Certificate Requirements Flag"),
     ],
 )
-async def test_what_is_refused_before_a_connect(url: str, told: str) -> None:
+async def test_an_unusable_address_is_refused_before_connecting(url: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         parse_address(url).check()
 

@@ -43,7 +43,7 @@ def test_names_carry_a_digest_of_the_source() -> None:
     assert "function submit(keys, args)" in body
 
 
-def test_what_settles_work_runs_without_memory_and_what_starts_it_does_not() -> None:
+def test_without_memory_work_is_settled_but_not_started() -> None:
     source = library().source.decode()
     for name, allowed in FUNCTIONS.items():
         line = next(line for line in source.splitlines() if f"callback = {name}" in line)

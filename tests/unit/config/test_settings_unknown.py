@@ -41,7 +41,7 @@ def test_variables_of_others_are_left_alone(variable: str) -> None:
     assert Settings.from_environment({variable: "x"}) == Settings.from_environment({})
 
 
-def test_one_that_is_set_to_nothing_counts_as_not_set() -> None:
+def test_a_blank_variable_counts_as_not_set() -> None:
     assert Settings.from_environment({"WEFT_COLOUR": " "}) == Settings.from_environment({})
 
 

@@ -106,7 +106,7 @@ def test_a_policy_that_cannot_work_is_refused_by_name(settings: dict[str, float]
         (3, failed(parked=True, retryable=False), Park()),
     ],
 )
-def test_what_follows_from_a_failed_attempt(attempt: int, failure: Failed, decision: Decision) -> None:
+def test_a_failed_attempt_is_retried_or_given_up(attempt: int, failure: Failed, decision: Decision) -> None:
     assert decide(attempt, STEADY, failure, no_chance) == decision
 
 

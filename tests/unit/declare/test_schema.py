@@ -71,7 +71,7 @@ def test_a_value_somewhat_over_the_limit_is_refused_with_its_size() -> None:
     ["x" * (MIB - 2), [1] * (MIB // 2 - 1), {"a": ["b", {"c": None}]}, Box(["x" * (MIB - 30)]), [Box(1)] * 1000],
     ids=["text", "numbers", "plain", "boxed", "boxes"],
 )
-def test_what_fits_is_written(value: object) -> None:
+def test_a_value_that_fits_is_written(value: object) -> None:
     data = encode(value, "result")
     plain = json.loads(json.dumps(value, default=dataclasses.asdict))
     assert codec.decode(data) == plain

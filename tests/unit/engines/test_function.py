@@ -56,7 +56,7 @@ def test_a_class_is_one_object_in_each_process() -> None:
     assert pickle.loads(pickle.dumps(function.function)) is function.function
 
 
-def test_where_a_function_may_run() -> None:
+def test_a_function_refuses_engines_that_cannot_run_it() -> None:
     job, train, add = (app.engine_functions[name] for name in ("job", "train", "add"))
     assert not any(add.refusal(engine) for engine in ("local", "ray", "spark"))
     assert not job.refusal("spark")

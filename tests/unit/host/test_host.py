@@ -146,7 +146,7 @@ async def test_a_part_that_cannot_stop_keeps_no_other_from_stopping() -> None:
     assert told.lines == ["stop b", "stop a", "close the connection"]
 
 
-async def test_what_joins_a_host_that_works_is_started_and_stopped_once() -> None:
+async def test_a_role_that_joins_a_running_host_starts_and_stops_once() -> None:
     told = Told()
     host = told.host()
     host.add_roles(Worker(told, "a"))

@@ -143,7 +143,7 @@ async def test_a_child_that_does_not_stop_is_killed_with_what_it_started() -> No
     await until(lambda: not is_alive(grandchild))
 
 
-async def test_what_a_killed_child_has_started_is_killed(tmp_path: Path) -> None:
+async def test_descendants_of_a_killed_child_are_killed(tmp_path: Path) -> None:
     output = Output()
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print('pid', p.pid, flush=True); p.wait()"
     supervisor = Supervisor([child("a", code)], output)

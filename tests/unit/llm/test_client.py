@@ -42,7 +42,7 @@ async def test_a_later_attempt_replaces_what_an_earlier_process_has_shown() -> N
     assert call.shown == [(2, "")]
 
 
-async def test_what_was_shown_is_taken_back_and_what_was_not_is_dropped() -> None:
+async def test_withdrawing_takes_back_shown_text_and_drops_the_rest() -> None:
     call = Call()
     every = pieces(call)
     every.add("x" * BATCH_CHARACTERS)

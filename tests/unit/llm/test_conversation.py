@@ -107,7 +107,7 @@ async def test_every_problem_is_reported_with_its_place() -> None:
     assert "output.written: Field required" in told
 
 
-async def test_what_is_told_of_a_wrong_answer_is_bounded() -> None:
+async def test_the_correction_of_a_wrong_answer_has_bounded_length() -> None:
     answers = [{"response": ["x" * 50] * 10_000}, {"response": [1]}]
     result, sent, _ = await conversation(lambda number: final(answers[number]), output=list[int])
     assert isinstance(result, Completed), result
@@ -139,7 +139,7 @@ async def test_a_call_that_is_wrong_twice_is_reported_with_what_there_is() -> No
     assert [parts[0].content for parts in sent[1:]] == ["there is no tool named 'find'; the tools are: none"] * 2
 
 
-async def test_what_was_decided_of_a_call_stays_with_its_answer() -> None:
+async def test_the_decision_about_a_call_stays_with_its_answer() -> None:
     """Another deploy offers no tools; the journaled answer calls an earlier tool, and its result is used."""
     answers: list[list[TextPart | ToolCallPart]] = [[ToolCallPart("look", {"at": "it"}, "1")], [TextPart("Done.")]]
     world = World(cold=True)

@@ -53,7 +53,9 @@ def http(status: int, category: Any = None, **more: Any) -> client.ModelHTTPErro
         (ConnectionResetError("reset"), "ModelUnreachable", None),
     ],
 )
-def test_what_may_pass_is_distinguished_from_the_rest(error: Exception, kind: str, after: float | None) -> None:
+def test_transient_errors_are_distinguished_from_permanent_ones(
+    error: Exception, kind: str, after: float | None
+) -> None:
     verdict = classify(error, ENDPOINT)
     assert isinstance(verdict, Transient)
     assert (verdict.type, verdict.after_seconds) == (kind, after)
@@ -72,7 +74,7 @@ def test_what_may_pass_is_distinguished_from_the_rest(error: Exception, kind: st
         (client.UserError("no such thing"), WrongModelSettings),
     ],
 )
-def test_what_will_not_pass_names_place_and_remedy(error: Exception, kind: type[ModelProblem]) -> None:
+def test_a_permanent_error_names_the_endpoint_and_the_remedy(error: Exception, kind: type[ModelProblem]) -> None:
     verdict = classify(error, ENDPOINT)
     assert type(verdict) is kind
     assert str(verdict).startswith("model 'gpt-x' of openai at http://127.0.0.1:1/v1: ")

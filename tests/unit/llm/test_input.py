@@ -28,7 +28,7 @@ PICTURE = {"kind": "image-url", "url": "http://localhost/a.png"}
         (False, "false"),
     ],
 )
-def test_what_is_asked_is_read_in_each_form(given: Any, prompt: Any) -> None:
+def test_the_prompt_is_read_in_each_form(given: Any, prompt: Any) -> None:
     assert read(given).prompt == prompt
 
 
@@ -46,7 +46,7 @@ def test_a_history_that_ends_with_a_question_needs_no_prompt() -> None:
     assert found.handed == ["triage"]
 
 
-def test_what_a_swarm_says_is_read() -> None:
+def test_the_info_of_a_swarm_is_read() -> None:
     found = read({"content": "seen", "info": {"team": ["a", "b"], "handoffs": "c", "max_steps": 3}})
     assert found.names("team") == ["a", "b"]
     assert found.names("handoffs") == []

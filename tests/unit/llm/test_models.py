@@ -19,7 +19,7 @@ def test_an_open_gate_lets_everyone_pass() -> None:
     assert Gate(Clock(), random.random).closed_for() is None
 
 
-def test_who_comes_to_a_closed_gate_comes_again_in_order_after_it_opens() -> None:
+def test_callers_of_a_closed_gate_return_in_order_after_it_opens() -> None:
     clock = Clock()
     gate = Gate(clock, random.Random(7).random)
     places = [gate.close(5.0), *(gate.closed_for() for _ in range(50))]

@@ -9,7 +9,7 @@ def test_without_a_count_the_estimate_stands() -> None:
     assert EstimateErrors().corrected("m", 20) == 20
 
 
-def test_what_was_added_to_a_small_request_is_added_to_all() -> None:
+def test_a_constant_error_of_small_requests_is_added_once() -> None:
     estimate_errors = EstimateErrors()
     estimate_errors.note("m", 20, 120)
     estimate_errors.note("m", 30, 60)

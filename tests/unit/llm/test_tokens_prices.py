@@ -33,7 +33,7 @@ def test_a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter(
     assert price_of({"*": ANY, "gpt-x-mini*": CHEAP, "gpt-x": DEAR}, *names) is price
 
 
-def test_what_the_table_does_not_know_has_no_price() -> None:
+def test_an_unknown_model_has_no_price() -> None:
     assert price_of({"gpt-*": CHEAP}, "claude", "anthropic:claude") is None
 
 

@@ -60,7 +60,7 @@ def test_a_name_that_models_accept_stays_unchanged() -> None:
     assert edge_names([("tool", "search-web_2")]) == {("tool", "search-web_2"): "search-web_2"}
 
 
-def test_what_models_refuse_is_replaced() -> None:
+def test_characters_that_models_refuse_are_replaced() -> None:
     assert edge_names([("tool", "files.read_file")]) == {("tool", "files.read_file"): "files_read_file"}
 
 
@@ -117,7 +117,7 @@ def test_arguments_of_an_own_tool_are_checked_by_its_types() -> None:
 
 
 @pytest.mark.parametrize("named", ["publish", "files.*"])
-def test_what_no_app_offers_is_named(named: str) -> None:
+def test_a_tool_that_no_app_offers_is_named(named: str) -> None:
     with pytest.raises(ToolsMissing, match=re.escape(f"agent 'a' names tool '{named}', which no app offers")):
         toolset(desk(), named)
 

@@ -67,7 +67,7 @@ def test_json_that_cannot_be_read_stays_unchanged() -> None:
         assert not contents.nodes
 
 
-def test_what_was_erased_meanwhile_is_empty() -> None:
+def test_missing_messages_are_restored_as_an_empty_list() -> None:
     data = ENCODER.encode({"messages": [1, 2], "n": 1})
     text, references = Contents().extract(data.decode(), data)
     assert msgspec.json.decode(Contents().restore(text, references)) == {"messages": [], "n": 1}

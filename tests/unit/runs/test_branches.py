@@ -315,9 +315,7 @@ async def test_a_message_says_which_task_it_starts() -> None:
 
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("awaited", [True, False])
-async def test_what_a_job_learns_is_merged_and_what_is_learnt_beside_it_is_not_its_own(
-    cold: bool, awaited: bool
-) -> None:
+async def test_the_context_of_a_job_is_merged_and_excludes_concurrent_changes(cold: bool, awaited: bool) -> None:
     seen: list[object] = []
 
     async def code(ctx: AgentContext, input: Any) -> object:

@@ -133,7 +133,7 @@ async def test_the_next_emit_hears_that_the_output_is_full() -> None:
         await waits
 
 
-async def test_of_reports_in_a_rush_the_latest_is_sent() -> None:
+async def test_only_the_latest_of_rapid_reports_is_sent() -> None:
     bus = SlowBus()
     calls = Calls(cast(EventBus, bus), Metrics(CollectorRegistry(), "tool-handler"), "tool")
     delivery = cast(Delivery, SimpleNamespace(stream="tool", entry=b"1-1"))

@@ -275,7 +275,7 @@ async def test_a_cancelled_task_of_the_code_leaves_its_operation(cold: bool) -> 
     assert sorted(name for _, _, name, _ in world.asked) == ["last", "quick", "slow"]
 
 
-async def test_what_was_cancelled_before_it_began_is_never_asked() -> None:
+async def test_a_call_cancelled_before_it_began_is_never_sent() -> None:
     async def program(library: Library) -> object:
         task = asyncio.create_task(library.tool("never"))
         await asyncio.sleep(0)

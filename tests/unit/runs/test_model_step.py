@@ -38,7 +38,7 @@ async def ask(ctx: AgentContext, model: Model, **more: Any) -> object:
     return await ctx.model("small", {"messages": ["hi"]}, model.answer, **more)
 
 
-async def test_what_the_function_is_told_and_what_is_kept() -> None:
+async def test_a_model_function_gets_its_call_and_its_outcome_is_recorded() -> None:
     model, world = Model(), World()
 
     async def code(ctx: AgentContext, _: object) -> object:
@@ -111,7 +111,7 @@ async def test_another_identity_parks_the_run() -> None:
     assert result.parked
 
 
-async def test_what_does_not_fit_just_now_is_an_error_that_the_code_may_wait_for() -> None:
+async def test_a_call_that_does_not_fit_now_raises_an_error_to_wait_for() -> None:
     class Busy(World):
         async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
             if self.turns == 1:
@@ -135,7 +135,7 @@ async def test_what_does_not_fit_just_now_is_an_error_that_the_code_may_wait_for
     assert len(model.requests) == 1
 
 
-async def test_what_can_never_fit_ends_the_task() -> None:
+async def test_a_call_that_can_never_fit_the_limit_ends_the_task() -> None:
     class Spent(World):
         async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
             raise errors.LimitExceeded("needs 9 tokens, max_tokens=5")
@@ -177,7 +177,7 @@ async def test_an_answer_that_cost_too_much_ends_the_task_and_is_on_record() -> 
     assert len(model.requests) == 1
 
 
-async def test_what_the_row_says_of_a_call_that_was_not_answered() -> None:
+async def test_the_row_of_an_unanswered_call_has_its_error() -> None:
     def refuse(request: object, call: ModelCall) -> object:
         call.row(error=("RateLimited", "try in 2 s"), input={"messages": "[redacted]"})
         return {"retry_after": 2}

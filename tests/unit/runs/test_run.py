@@ -345,7 +345,7 @@ async def test_the_context_knows_its_task() -> None:
     assert result.output == b'["t-1","r","agent-under-test",1,"s-1",{"tenant":"a"},"","t-1/r",false,null]'
 
 
-async def test_what_the_broker_journals_twice_is_taken_once() -> None:
+async def test_a_result_that_the_broker_journals_twice_is_taken_once() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.tool("a")
 

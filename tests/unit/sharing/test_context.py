@@ -86,7 +86,7 @@ def test_lists_that_both_append_to_are_put_together_in_the_order_of_the_branches
     assert top.conflicts == []
 
 
-def test_what_is_appended_is_kept_beside_any_other_change_of_the_list() -> None:
+def test_appended_items_survive_concurrent_changes_of_the_list() -> None:
     for appends_first in (True, False):
         top = session(found=["a", "b"])
         one, two = forks(top)
@@ -142,7 +142,7 @@ def test_counters_add_up() -> None:
     assert (top.count("tries"), top.counters) == (4, {"tries": 4})
 
 
-def test_of_scalars_the_later_branch_holds_and_the_conflict_is_recorded() -> None:
+def test_the_later_branch_wins_for_scalars_and_the_conflict_is_recorded() -> None:
     top = session(title="draft")
     one, two, three = forks(top, 3)
     one.put("title", "one")
@@ -165,7 +165,7 @@ def test_a_conflict_inside_an_object_names_its_place() -> None:
     assert (conflict.key, conflict.theirs) == ("plan.who", MISSING)
 
 
-def test_what_a_branch_did_not_change_is_left_alone() -> None:
+def test_values_that_a_branch_did_not_change_stay() -> None:
     top = session(title="draft", found=["0"])
     fork = top.fork()
     top.put("title", "changed here")
@@ -175,7 +175,7 @@ def test_what_a_branch_did_not_change_is_left_alone() -> None:
     assert (top.get("title"), top.get("found")) == ("changed here", ["0", "here"])
 
 
-def test_what_agents_say_of_themselves_is_merged_too() -> None:
+def test_agent_info_is_merged_too() -> None:
     top = session()
     one, two = forks(top)
     one.agent_info["writer"] = {"state": "busy"}
@@ -293,7 +293,7 @@ def test_an_invalid_amount_of_tokens_is_refused(usage: Any) -> None:
         session().add_token(usage)
 
 
-def test_what_is_no_name_no_number_and_no_context_is_refused() -> None:
+def test_invalid_keys_numbers_and_contexts_are_refused() -> None:
     top: Any = session()
     for wrong, named in (
         (lambda: top.put(3, "x"), "key: 3 is not a string"),
@@ -310,7 +310,7 @@ def test_what_is_no_name_no_number_and_no_context_is_refused() -> None:
     assert (top.counters, top.token_usage) == ({}, {})
 
 
-def test_what_was_put_into_a_list_later_is_found_by_the_snapshot() -> None:
+def test_a_snapshot_includes_later_changes_of_a_list() -> None:
     top = session(found=[])
     top.get("found").append(object())
     with pytest.raises(InvalidInput, match="values of the context"):

@@ -79,7 +79,7 @@ def test_tools_are_under_the_turn_of_their_agent_while_it_continues_and_else_und
     assert inner["parent_id"] == outer["context"]["span_id"]
 
 
-def test_what_was_said_is_in_spans_where_the_user_asks_for_it_and_without_its_secrets() -> None:
+def test_messages_are_in_spans_on_request_and_redacted() -> None:
     chat, *rest = spans_of(**{gen_ai.CAPTURE_CONTENT: "true"})
     attributes = chat["attributes"]
     assert json.loads(attributes["gen_ai.system_instructions"]) == [{"type": "text", "content": "be brief"}]

@@ -57,7 +57,7 @@ def test_every_metric_is_exposed_as_it_is_named() -> None:
     assert "_created" not in shown
 
 
-def test_what_was_measured_is_shown_while_it_is_fresh_and_the_partition_is_led() -> None:
+def test_a_measurement_is_shown_while_it_is_fresh_and_the_partition_is_led() -> None:
     now, leads = 0.0, True
     measured = PartitionMetrics(lambda: now)
     metrics = CollectorRegistry()

@@ -394,7 +394,7 @@ def test_the_candidate_pattern_finds_each_match_of_a_rule(text: str) -> None:
 
 @settings(max_examples=150)
 @given(text=TEXTS)
-def test_what_an_earlier_release_hid_stays_hidden(text: str) -> None:
+def test_secrets_that_an_earlier_release_redacted_stay_redacted(text: str) -> None:
     data = text.encode()
     shown = Redactor().text(text).encode()
     for secret in secrets_in(data):

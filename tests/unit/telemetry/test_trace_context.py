@@ -32,7 +32,7 @@ def test_a_traceparent_is_read_and_written() -> None:
         f"{VALID}\n",
     ],
 )
-def test_what_is_malformed_is_as_good_as_none(wrong: str) -> None:
+def test_a_malformed_traceparent_counts_as_none(wrong: str) -> None:
     assert trace_context.read(wrong) is None
     assert trace_context.stated(msgspec.json.encode({"traceparent": wrong, "tracestate": "a=1"})) == ("", "")
 

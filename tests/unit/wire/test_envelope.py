@@ -130,7 +130,7 @@ def test_a_mapping_is_read_like_a_list() -> None:
     assert parse(ENTRY, mapping).extensions == {"custom": "kept"}
 
 
-def test_of_equal_names_the_last_wins() -> None:
+def test_the_last_of_equal_names_wins() -> None:
     assert parse(ENTRY, [b"type", b"a", b"data", b"1", b"type", b"b", b"data", b"2"]).type == "b"
 
 
@@ -229,7 +229,7 @@ def test_structured_data_may_be_as_deep_as_binary_data() -> None:
                 parse(ENTRY, entry)
 
 
-def test_what_dapr_writes() -> None:
+def test_an_event_written_by_dapr_is_read() -> None:
     document = {
         "data": {"agent": "researcher", "input": "Redis Streams"},
         "datacontenttype": "application/json",

@@ -188,7 +188,7 @@ async def test_each_group_gets_every_message_and_its_processes_share_them(
         assert seen.empty()
 
 
-async def test_what_was_consumed_and_not_done_goes_to_another_process(
+async def test_a_consumed_message_without_done_goes_to_another_process(
     shared_server: Callable[[str], Server], namespace: str
 ) -> None:
     url = shared_server(VALKEY_9).url

@@ -130,7 +130,7 @@ async def test_higher_priorities_go_first() -> None:
         assert (await task.result(timeout=60)).value() == [2, 4, 5, 0, 3, 1]
 
 
-async def test_what_follows_from_a_higher_priority_goes_before_what_waits_with_a_lower_one() -> None:
+async def test_messages_that_follow_a_higher_priority_run_before_waiting_lower_ones() -> None:
     own = App("follow")
 
     @own.agent("follow")

@@ -359,9 +359,7 @@ async def test_no_process_is_left_when_the_app_ends(ledger: Ledger) -> None:
     assert len(ledger.lines("stopped")) == 1
 
 
-async def test_what_the_server_writes_to_its_stderr_is_logged_line_by_line(
-    ledger: Ledger, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_stderr_of_a_server_is_logged_line_by_line(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="runtime_core.tools.mcp.transport")
     async with running(command=DESK, cwd=str(ROOT), env=ledger.env):
         pass

@@ -109,7 +109,7 @@ async def test_a_call_that_may_not_be_repeated_ends_as_unknown_when_its_tool_han
                 os.kill(line["pid"], signal.SIGKILL)
 
 
-async def test_what_may_be_repeated_is_done_again_with_its_key_when_its_tool_handler_is_killed(
+async def test_a_repeatable_call_runs_again_with_its_key_after_a_kill_of_its_tool_handler(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     members, ledger = fleet(valkey, namespace, tmp_path, tool_handlers=1)
