@@ -43,7 +43,7 @@ def test_a_known_vulnerability_fails(
     assert "--ignore-vuln PYSEC-9" in (tmp_path / "asked").read_text()
 
 
-def test_no_network_fails_nothing_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_network_is_reported_and_fails_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(audit([tmp_path / "dev.txt"], says(tmp_path, "", 1), [])) == 0
     assert main([str(tmp_path / "no-such-program")]) == 0
     said = capsys.readouterr().out

@@ -62,7 +62,7 @@ def links_of(text: str) -> list[str]:
     return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in link]
 
 
-def test_the_page_of_events_is_what_the_code_says() -> None:
+def test_the_page_of_events_is_current() -> None:
     written = generate_events.PAGE.read_text(encoding="utf-8")
     assert written == generate_events.page(), "docs/events.md is stale: run `python -m docs.generate_events`"
 
@@ -108,13 +108,13 @@ def test_the_defaults_of_numbers_are_right() -> None:
     assert wrong == {}, "docs/operations.md shows other defaults than settings.py has"
 
 
-def test_the_page_of_metrics_is_what_the_code_says() -> None:
+def test_the_page_of_metrics_is_current() -> None:
     written = generate_metrics.PAGE.read_text(encoding="utf-8")
     assert written == generate_metrics.page(), "docs/metrics.md is stale: run `python -m docs.generate_metrics`"
     assert first_cells(written) == {metric.name for metric in names.ALL}
 
 
-def test_the_users_of_the_broker_are_what_the_code_says() -> None:
+def test_the_documented_users_of_the_broker_are_current() -> None:
     stale = "run `python -m docs.generate_acl`"
     assert generate_acl.PAGE.read_text(encoding="utf-8") == generate_acl.page(), f"docs/acl.md is stale: {stale}"
     kept = generate_acl.IN_THE_CLUSTER.read_text(encoding="utf-8")

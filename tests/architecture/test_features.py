@@ -54,7 +54,7 @@ def test_every_feature_names_a_test_that_exists() -> None:
     assert {row[0]: missing for row in rows if (missing := missing_in(row[-1], tests))} == {}
 
 
-def test_a_test_that_is_gone_is_found() -> None:
+def test_a_missing_test_is_found() -> None:
     tests = {"unit/test_a.py": {"test_w1_first", "test_second"}, "unit/test_b.py": {"test_third"}}
     here = "`unit/test_a.py`, `unit/test_a.py::test_second`, `unit/test_a.py::test_w1_…`, `test_third`, `test_w1_…`"
     gone = ["unit/test_c.py", "unit/test_b.py::test_second", "unit/test_b.py::test_w1_…", "test_thir", "test_w2_…"]

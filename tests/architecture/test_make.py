@@ -76,7 +76,7 @@ def test_help_lists_every_target(door: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["plain", "two words", 'it\'s "quoted"', "$HOME costs $5", "a;b|c & `d`", "#1 \\ *", "größe"]
 )
-def test_run_passes_topic_and_docs_as_they_were_typed(door: Path, value: str) -> None:
+def test_run_passes_topic_and_docs_unchanged(door: Path, value: str) -> None:
     told = json.loads(make(door, "run", f"TOPIC={value}", f"DOCS={value}"))
     assert told == ["-m", "examples.research_desk", "--docs", value, "--topic", value]
 

@@ -12,7 +12,7 @@ WAITING = "Waiting for runtime to become idle..."
 """Printed beside what the writer prints: which of them comes first is not said."""
 
 
-def test_the_example_prints_what_is_expected() -> None:
+def test_the_example_prints_the_expected_output() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.autogen_team"],
         cwd=ROOT,

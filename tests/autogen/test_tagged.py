@@ -88,7 +88,7 @@ Pair = namedtuple("Pair", "left right")  # without types: that is what is tested
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_a_value_comes_back_as_it_was(value: object) -> None:
+def test_a_value_survives_a_round_trip(value: object) -> None:
     for sent in (Anything(value), value):
         serializer = FaithfulSerializer(type(sent), TaggedJson())
         data = serializer.serialize(sent)
@@ -99,7 +99,7 @@ def test_a_value_comes_back_as_it_was(value: object) -> None:
     assert type(TaggedJson().read(TaggedJson().write(value))) is type(value)
 
 
-def test_an_image_comes_back_as_it_was() -> None:
+def test_an_image_survives_a_round_trip() -> None:
     picture = Image(Picture.new("RGB", (2, 2), "red"))
     sent = MultiModalMessage(content=["look", picture], source="s")
     back = TaggedJson().read(TaggedJson().write(sent))

@@ -151,7 +151,7 @@ async def test_conversations_survive_kills_and_pauses(
 
 
 @pytest.mark.parametrize("harm", ["killed", "paused"])
-async def test_a_process_is_harmed_in_the_middle_of_an_answer(
+async def test_an_answer_survives_a_kill_or_pause_of_its_process(
     harm: str, own_valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     tasks = [f"c-{number}" for number in range(2)]

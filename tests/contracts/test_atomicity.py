@@ -966,7 +966,7 @@ async def set_stage(broker: Broker, build: Case, namespace: str) -> tuple[Broker
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_an_error_leaves_everything_as_it_was(broker: Broker, namespace: str, name: str) -> None:
+async def test_an_error_changes_nothing(broker: Broker, namespace: str, name: str) -> None:
     numbers = count()
     place, act = await set_stage(broker, CASES[name], f"{namespace}.{next(numbers)}")
     names = {key[len(place.keys.base) :] for key in await place.snapshot()} | set(FIXED)

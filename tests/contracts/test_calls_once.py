@@ -66,7 +66,7 @@ async def test_a_mark_goes_with_the_result(broker: Broker, bus: EventBus, thread
     assert "charged" in (await broker.task("t"))["j:1"]
 
 
-async def test_a_call_that_failed_may_be_driven_again(
+async def test_a_failed_call_can_be_redriven(
     broker: Broker, bus: EventBus, other: EventBus, threads: ThreadPoolExecutor
 ) -> None:
     """Whoever redrives the letter asserts that the call had no effect."""

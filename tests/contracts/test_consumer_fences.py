@@ -170,7 +170,7 @@ async def test_nothing_is_read_under_a_name_that_counts_as_dead(broker: Broker) 
         assert await next_of(handler.began) == "t"
 
 
-async def test_a_consumer_with_work_in_hand_takes_no_quarantined_entry(broker: Broker) -> None:
+async def test_a_busy_consumer_takes_no_quarantined_entry(broker: Broker) -> None:
     async with consuming(broker) as (bus, handler):
         await broker.submit(bus, "innocent")
         assert await next_of(handler.began) == "innocent"

@@ -125,7 +125,7 @@ async def test_the_end_of_a_step_is_in_the_record(broker: Broker, bus: EventBus)
     assert row["error"]["type"] == "EngineUnavailable"
 
 
-async def test_a_gateway_that_comes_late_gets_what_waits(
+async def test_a_late_gateway_gets_the_waiting_steps(
     broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     await asked(broker, bus)

@@ -131,7 +131,7 @@ async def test_an_ended_task_that_keeps_its_journal_asks_nothing(broker: Broker,
     assert await broker.snapshot() == before
 
 
-async def test_a_turn_whose_run_is_elsewhere_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_whose_run_moved_is_not_retried(broker: Broker, bus: EventBus) -> None:
     """A task that was cancelled and reopened has another entry; another owner still holds the old one."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -141,7 +141,7 @@ async def test_a_turn_whose_run_is_elsewhere_is_not_tried_again(broker: Broker, 
     assert (await broker.task("t"))["cur"] == "99-1"
 
 
-async def test_a_call_that_was_answered_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
+async def test_an_answered_call_is_not_retried(broker: Broker, bus: EventBus) -> None:
     """A repair answered the step while an owner held its entry."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
@@ -153,7 +153,7 @@ async def test_a_call_that_was_answered_is_not_tried_again(broker: Broker, bus: 
     assert await broker.entries("tool") == []
 
 
-async def test_an_ended_task_that_keeps_its_journal_is_not_tried_again(broker: Broker, bus: EventBus) -> None:
+async def test_an_ended_task_that_keeps_its_journal_is_not_retried(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await pin(broker, "t")

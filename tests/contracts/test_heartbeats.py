@@ -109,7 +109,7 @@ async def test_names_of_one_process_differ(broker: Broker) -> None:
     assert len(names) == 5
 
 
-async def test_a_beat_tells_of_tasks_that_were_cancelled_since(broker: Broker, bus: EventBus) -> None:
+async def test_a_heartbeat_reports_tasks_cancelled_since_the_last_one(broker: Broker, bus: EventBus) -> None:
     """Running work learns from the heartbeat that it is cancelled."""
     await broker.submit(bus, "t")
     since, stopped, _ = await bus.beat(LEASE_MS, False, "")

@@ -209,7 +209,7 @@ async def test_a_message_that_finds_its_mailbox_full(broker: Broker, bus: EventB
     assert (told["task_id"], told["key"], told["error"]["type"]) == ("note", "e", "MailboxFull")
 
 
-async def test_each_end_of_a_task_that_was_opened_again_has_its_hooks(broker: Broker, bus: EventBus) -> None:
+async def test_each_end_of_a_reopened_task_has_its_hooks(broker: Broker, bus: EventBus) -> None:
     await declare(broker)
     await broker.submit(bus, "t", context=HOOKS)
     ends, tasks = [], set()
@@ -229,7 +229,7 @@ async def test_each_end_of_a_task_that_was_opened_again_has_its_hooks(broker: Br
     assert len(tasks) == 2
 
 
-async def test_the_hooks_are_told_the_last_attempt(broker: Broker, bus: EventBus) -> None:
+async def test_hooks_get_the_number_of_the_last_attempt(broker: Broker, bus: EventBus) -> None:
     await declare(broker)
     await broker.submit(bus, "t", context=HOOKS)
     await bus.retry(await broker.take(bus), 0, b"{}")

@@ -241,7 +241,7 @@ async def test_a_broker_that_cannot_be_measured_stops_no_other_chore(
     assert {family.name for family in measured.collect()} >= {"weft_timers_due", "weft_tasks_open"}
 
 
-async def test_the_broker_tells_of_itself(broker: Broker, bus: EventBus) -> None:
+async def test_the_broker_reports_its_own_metrics(broker: Broker, bus: EventBus) -> None:
     seen = await look(bus)
     assert seen.value(names.BROKER_MEMORY_LIMIT) == 0
     assert seen.value(names.BROKER_PING) > 0

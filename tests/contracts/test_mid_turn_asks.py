@@ -93,7 +93,7 @@ async def test_an_unknown_name_is_answered_at_once(broker: Broker, bus: EventBus
     )  # fmt: skip
 
 
-async def test_a_repeat_asks_nothing_twice_and_gets_what_is_there(broker: Broker, bus: EventBus) -> None:
+async def test_a_repeated_request_starts_nothing_and_gets_the_first_answer(broker: Broker, bus: EventBus) -> None:
     turn = await begun(broker, bus)
     await asks(bus, turn, agent("c1"), send("note", step="s1"))
     await asks(bus, turn, agent("c1"), send("note2", step="s1"))
@@ -332,7 +332,7 @@ async def test_others_wait_in_the_mailbox_while_a_turn_asks(broker: Broker, bus:
     assert (await broker.take(bus)).task == "other"
 
 
-async def test_the_end_of_the_task_frees_what_was_asked(broker: Broker, bus: EventBus) -> None:
+async def test_the_end_of_a_task_frees_its_requests(broker: Broker, bus: EventBus) -> None:
     turn = await begun(broker, bus)
     await asks(bus, turn, agent("c1", key="e"))
     asked = await broker.take(bus)

@@ -151,7 +151,7 @@ async def test_a_process_that_lost_the_turn_neither_begins_nor_ends_a_call(broke
     assert await other.settle_call(turn, "1", ANSWER) is None
 
 
-async def test_a_turn_that_is_tried_again_has_its_calls_to_itself(broker: Broker, bus: EventBus) -> None:
+async def test_a_retried_turn_does_not_share_its_calls(broker: Broker, bus: EventBus) -> None:
     """Of two deliveries of one turn, only the newer one begins, streams and settles calls."""
     await broker.submit(bus, "t")
     old = await broker.take(bus)
@@ -219,7 +219,7 @@ async def test_a_reservation_that_only_rounding_makes_too_large_is_granted(broke
     assert (await begun(bus, turn, "3", b'{"cost":[0.1,1]}')).granted["cost"] >= 0.1
 
 
-async def test_a_failed_task_that_is_driven_again_has_its_whole_limit(broker: Broker, bus: EventBus) -> None:
+async def test_a_redriven_task_has_its_whole_limit(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     turn = await broker.take(bus)
     await begun(bus, turn, "1", tokens(6, 6))

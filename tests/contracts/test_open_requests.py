@@ -147,7 +147,7 @@ async def test_an_answer_past_its_retention_is_an_error(pair: Pair) -> None:
     assert await complete(pair.here.bus, turn)
 
 
-async def test_a_task_that_is_gone_without_an_end_starts_again(pair: Pair) -> None:
+async def test_a_task_that_vanished_without_an_end_restarts(pair: Pair) -> None:
     """The dedupe entry says only that it was submitted."""
     await running(pair)
     await pair.there.broker.call("DEL", pair.there.bus.keys.task(THERE))

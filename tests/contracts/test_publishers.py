@@ -388,7 +388,7 @@ async def test_an_unknown_agents_refusal_names_no_others(world: World) -> None:
     assert await world.broker.status("globex.t") == "accepted"
 
 
-async def test_trusted_programs_are_told_which_agents_there_are(world: World) -> None:
+async def test_trusted_programs_learn_the_names_of_agents(world: World) -> None:
     await world.send("", "task.submit", submit("t", agent="nobody"))
     await world.admitted("")
     (letter,) = await world.letters()
@@ -490,7 +490,7 @@ async def test_a_command_that_waits_holds_up_its_own_stream_alone(
 
 
 @pytest.mark.parametrize("harm", ["deleted", "trimmed", "type", "group"])
-async def test_harm_to_one_stream_stops_nobody(world: World, harm: str) -> None:
+async def test_damage_to_one_stream_stops_no_other(world: World, harm: str) -> None:
     key = world.key("shop")
     await world.send("shop", "task.submit", submit("before"))
     async with admitting(world.broker, world.bus):
@@ -516,7 +516,7 @@ async def test_harm_to_one_stream_stops_nobody(world: World, harm: str) -> None:
     assert await world.broker.status("acme.after") == "accepted"
 
 
-async def test_a_stream_that_was_ended_by_its_last_id_is_made_again(world: World) -> None:
+async def test_a_stream_ended_by_its_last_id_is_recreated(world: World) -> None:
     async with admitting(world.broker, world.bus):
         await world.send("shop", "task.submit", submit("future"), entry=LAST_ID)
 
@@ -632,7 +632,7 @@ async def test_a_redriven_letter_goes_back_to_its_publishers_stream(world: World
     assert await world.settled("")
 
 
-async def test_a_letter_of_a_publisher_that_is_gone_is_not_redriven(world: World) -> None:
+async def test_a_letter_of_a_deleted_publisher_is_not_redriven(world: World) -> None:
     await world.send("shop", "task.submit", submit("t", agent="nobody"))
     await world.admitted("shop")
     await Publishers(world.bus).delete("shop")

@@ -37,7 +37,7 @@ async def test_redrive_of_an_ended_task_is_refused(broker: Broker, bus: EventBus
     assert await broker.snapshot() == before
 
 
-async def test_redrive_reopens_a_task_when_told(broker: Broker, bus: EventBus) -> None:
+async def test_redrive_reopens_a_task_on_request(broker: Broker, bus: EventBus) -> None:
     """The same run (so the same idempotency key) starts with its first attempt; then the task continues."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
@@ -98,7 +98,7 @@ async def test_the_completed_run_of_an_instance_is_not_reopened(broker: Broker, 
     assert await broker.snapshot() == before
 
 
-async def test_a_reopened_run_waits_for_the_call_that_is_driven_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_reopened_run_waits_for_its_redriven_call(broker: Broker, bus: EventBus) -> None:
     """Its turn comes before the result does: it waits for the same call and requests nothing twice."""
     found = await dead_call_of_an_instance(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
@@ -436,7 +436,7 @@ async def test_the_heartbeat_does_not_stop_a_reopened_task(broker: Broker, bus: 
     assert (await bus.beat(LEASE_MS, False, str(int(since) - 1000)))[1] == []
 
 
-async def test_a_call_of_a_run_that_continues_is_not_driven_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_of_a_run_that_continues_is_not_redriven(broker: Broker, bus: EventBus) -> None:
     """Its error is in the journal, and the run may act on it as soon as the other call has its result."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", wait="g1"), ask("2", wait="g1"))
@@ -479,7 +479,7 @@ async def test_a_result_that_a_reopened_run_does_not_wait_for_wakes_nobody(broke
     assert "j:1" in await broker.task("t")
 
 
-async def test_a_parked_run_is_woken_by_the_call_that_is_driven_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_redriven_call_wakes_its_parked_run(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))
     assert await bury(bus, await broker.take(bus, "tool"))

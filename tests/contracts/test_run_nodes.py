@@ -142,7 +142,7 @@ async def test_w16_of_many_who_take_a_node_one_wins(state: StateManager, broker:
     assert sorted(won) == [False] * 17 + [True]
 
 
-async def test_a_repeat_of_the_same_call_is_told_the_same(state: StateManager, bus: EventBus) -> None:
+async def test_a_repeated_call_gets_the_same_answer(state: StateManager, bus: EventBus) -> None:
     """A call whose reply was lost is sent again, and must learn that it won."""
     await state.create_node("n")
     for _ in range(2):
@@ -387,7 +387,9 @@ async def test_a_group_runs_with_its_first_member_or_finished_sub_group(
     assert group.status == "RUNNING"
 
 
-async def test_each_change_keeps_what_is_open(state: StateManager, broker: Broker, bus: EventBus) -> None:
+async def test_each_change_extends_the_life_of_an_open_node_or_group(
+    state: StateManager, broker: Broker, bus: EventBus
+) -> None:
     """A node or a group that has not ended lives a week from its last change."""
     await members(state, "g", "a", "b")
     node, group = broker.keys.node("a"), broker.keys.group("g")
@@ -594,7 +596,7 @@ async def test_a_wait_for_a_run_ends_with_its_task(state: StateManager, broker: 
     assert getattr(node, "status", None) == "FAILED"
 
 
-async def test_a_wait_that_looks_before_it_is_told_hears_how_the_run_ended(
+async def test_a_wait_that_checks_before_its_wake_up_sees_the_end_of_the_run(
     state: StateManager, broker: Broker, bus: EventBus
 ) -> None:
     """A wait is woken for other reasons too, and may find the run gone before it learns why."""
@@ -609,7 +611,7 @@ async def test_a_wait_that_looks_before_it_is_told_hears_how_the_run_ended(
     assert getattr(await wait, "status", None) == "FAILED"
 
 
-async def test_nobody_is_told_of_a_task_that_nobody_waits_for(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_that_nobody_waits_for_notifies_nobody(broker: Broker, bus: EventBus) -> None:
     """The ends of all other tasks add nothing to the stream."""
     await broker.submit(bus, "t")
     await complete(bus, await broker.take(bus))

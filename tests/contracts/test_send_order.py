@@ -38,7 +38,7 @@ async def test_sends_of_a_turn_that_waits_keep_their_order(broker: Broker, bus: 
     assert [run for run in seen if run != ("t", "r")] == [("n0", "r"), ("t", "r/1"), ("n2", "r")]
 
 
-async def test_a_send_to_itself_stands_behind_what_waits(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_to_itself_is_queued_behind_waiting_ones(broker: Broker, bus: EventBus) -> None:
     """The release comes last, so a message that an agent sends itself does not overtake waiting events."""
     await broker.submit(bus, "t", key="k")
     await broker.submit(bus, "waits", key="k")

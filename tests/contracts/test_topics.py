@@ -76,9 +76,7 @@ async def test_the_sender_does_not_hear_itself(broker: Broker, bus: EventBus) ->
     assert sorted(await heard(broker, bus)) == ["editor/k", "editor/other", "writer/other"]
 
 
-async def test_the_sender_does_not_hear_later_what_it_had_sent_before_it_subscribed(
-    broker: Broker, bus: EventBus
-) -> None:
+async def test_a_sender_gets_no_messages_from_before_its_subscription(broker: Broker, bus: EventBus) -> None:
     for message, key in (("m", "k"), ("m2", "other")):
         assert await bus.publish(message, "news", key, b"1", b"", "writer/k") == 0
     assert await bus.subscribe(NEWS)
@@ -142,16 +140,14 @@ async def test_a_message_that_nobody_hears_waits_for_an_agent_that_comes_later(b
     assert await heard(broker, bus) == []
 
 
-async def test_an_agent_that_was_there_does_not_get_what_it_had_not_subscribed_to(
-    broker: Broker, bus: EventBus
-) -> None:
+async def test_an_existing_agent_gets_no_messages_from_before_its_subscription(broker: Broker, bus: EventBus) -> None:
     await bus.note_agent("writer")
     await bus.publish("m", "news", "k", b"1")
     await bus.subscribe(NEWS)
     assert await heard(broker, bus) == []
 
 
-async def test_an_agent_gets_what_was_published_just_before_it_appeared(broker: Broker, bus: EventBus) -> None:
+async def test_a_new_agent_gets_messages_published_just_before_it_appeared(broker: Broker, bus: EventBus) -> None:
     """Ids that are ahead of the server's clock count on as they do within one millisecond."""
     fields = ("id", "first", "topic", "another", "key", "k", "d", "1", "x", "", "sender", "")
     await broker.call("XADD", broker.keys.undelivered, f"{(await bus.time_ms()) + 60_000}-0", *fields)
@@ -182,7 +178,7 @@ async def test_corrected_steps_of_the_clock_lose_and_add_no_message(broker: Brok
     assert await heard(broker, bus) == ["writer/before"]
 
 
-async def test_a_message_that_somebody_heard_is_not_kept(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_with_a_subscriber_is_not_kept(broker: Broker, bus: EventBus) -> None:
     await bus.subscribe(NEWS)
     await bus.publish("m", "news", "k", b"1")
     await broker.pass_time(5)

@@ -29,7 +29,7 @@ def test_packages_come_from_locks_with_hashes() -> None:
         assert "--hash=sha256:" in (ROOT / "requirements" / name).read_text(encoding="utf-8"), name
 
 
-def test_it_runs_as_nobody_in_particular_and_tells_its_health() -> None:
+def test_the_image_has_a_numeric_user_and_a_health_check() -> None:
     assert re.search(r"^USER (?!0)\d+:\d+$", DOCKERFILE, flags=re.MULTILINE), "Kubernetes needs a number"
     assert re.search(r"^HEALTHCHECK ", DOCKERFILE, flags=re.MULTILINE)
     assert "WEFT_DATA_DIR" not in DOCKERFILE, "a data folder that is set is a blob store that nobody shares"

@@ -33,7 +33,7 @@ def environ(models: OpenAIServer, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.timeout(300)
-def test_the_example_prints_what_it_should(openai_server: OpenAIServer) -> None:
+def test_the_example_prints_its_documented_output(openai_server: OpenAIServer) -> None:
     openai_server.play(script())
     done = subprocess.run(
         [sys.executable, "-m", "examples.pydantic_agent"],

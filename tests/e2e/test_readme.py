@@ -155,7 +155,7 @@ def test_the_test_of_the_first_app_passes(folder: Path, variables: dict[str, str
     assert said_by(f"python - <<'PROGRAM'\n{run}\nPROGRAM", folder, variables).strip() == "passed"
 
 
-def test_the_faces_of_other_systems_run_as_the_page_says(folder: Path, variables: dict[str, str]) -> None:
+def test_the_apis_of_other_systems_run_as_documented(folder: Path, variables: dict[str, str]) -> None:
     program = the("python", "asyncio.run(both")
     assert said_by(f"python - <<'PROGRAM'\n{program}\nPROGRAM", folder, variables) == the("text", "edited: streams")
 

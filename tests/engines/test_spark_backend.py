@@ -159,7 +159,7 @@ async def test_a_limit_ends_a_call_and_its_worker(backend: SparkBackend, tmp_pat
 # -- maps ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_map_keeps_the_order_and_tells_how_far_it_is(backend: SparkBackend) -> None:
+async def test_a_map_keeps_the_order_and_reports_progress(backend: SparkBackend) -> None:
     reports = Reports()
     outcome = await backend.run(mapped("doubled", "number", list(range(300))), reports)
     assert isinstance(outcome, Value)

@@ -10,7 +10,7 @@ from benchmarks.cost_ledger import Bounds, Costs, measure
 
 
 @pytest.mark.slow
-async def test_a_task_costs_what_its_bounds_say() -> None:
+async def test_the_cost_of_a_task_is_within_its_bounds() -> None:
     """`make ledger ARGS=agent_handler` lists the functions that a process calls."""
     found = Bounds.read().differences(await measure())
     assert not found, "\n".join(found)

@@ -44,7 +44,7 @@ def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
     return page(request.param)
 
 
-def test_the_files_are_what_the_code_makes() -> None:
+def test_the_generated_files_are_current() -> None:
     made = files()
     assert sorted(made) == PATHS
     stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]

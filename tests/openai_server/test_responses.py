@@ -114,7 +114,7 @@ async def test_structured_output_is_the_text_where_a_format_is_asked(
     assert json.loads(response.output_text) == {"city": "Bern"}
 
 
-async def test_refusals_and_incomplete_responses_are_said(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_refusals_and_incomplete_responses_are_returned(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(refusal("No.", when=When(user="bad")), answer("Ra", finish_reason="length"))
     refused = await client.responses.create(model=MODEL, input="bad")
     (message,) = refused.output

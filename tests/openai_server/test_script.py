@@ -78,7 +78,7 @@ def test_both_formats_say_the_same() -> None:
         (When(tool_results=1), When(tool_results=0)),
     ],
 )
-def test_a_rule_answers_what_is_as_it_says(matching: When, other: When) -> None:
+def test_a_rule_answers_matching_requests(matching: When, other: When) -> None:
     rules = (answer("a", when=other).but(name="other"), answer("b", when=matching).but(name="matching"))
     assert chosen(rules, [asked()]) == ["matching"]
     assert chosen(rules[:1], [asked()]) == [None]
@@ -115,12 +115,12 @@ def test_chance_follows_from_the_seed_and_the_request_not_from_the_order() -> No
     assert chosen([failing(500, probability=0.0), failing(503, probability=1.0)], questions[:1]) == ["1"]
 
 
-def test_turns_are_recognized_by_what_the_model_has_said() -> None:
+def test_turns_are_recognized_by_the_answers_of_the_model() -> None:
     rules = turns(calls(("weather", {})), calls(("weather", {})), answer("Rain."))
     assert chosen(rules, [asked(), asked(MESSAGES[:2])]) == ["2", "0"]
 
 
-def test_the_question_is_what_a_request_is_known_by() -> None:
+def test_a_request_is_identified_by_its_question() -> None:
     assert asked().digest == asked(temperature=1).digest
     others = [asked(model="gpt-other"), asked(MESSAGES[:-1]), asked(user="someone")]
     assert len({asked().digest, *(other.digest for other in others)}) == 4

@@ -59,7 +59,9 @@ async def test_a_text_is_answered_by_the_first_rule_that_matches(
     assert rome.usage.prompt_tokens_details.cached_tokens == 4
 
 
-async def test_a_request_that_no_rule_matches_is_told_so(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_a_request_without_a_matching_rule_gets_an_error(
+    openai_server: OpenAIServer, client: AsyncOpenAI
+) -> None:
     openai_server.play(answer("Sun.", when=When(model="other-*")))
     with pytest.raises(openai.BadRequestError, match="no rule of the script matches"):
         await client.chat.completions.create(model=MODEL, messages=said("Hello"))
@@ -165,7 +167,7 @@ async def test_a_rule_may_answer_a_few_times_in_each_conversation(
     assert found == {"[c-1]": [1, 1, "Bern"], "[c-2]": [1, 1, "Bern"]}
 
 
-async def test_refusals_and_finish_reasons_are_said(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_refusals_and_finish_reasons_are_returned(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(refusal("No.", when=When(user="bad")), answer("Ra", finish_reason="length"))
     refused = await client.chat.completions.create(model=MODEL, messages=said("bad"))
     short = await client.chat.completions.create(model=MODEL, messages=said("good"))

@@ -173,7 +173,7 @@ class EnginePromises:
                 await engine.execute(wrong, 1)
         assert functions.count_begun(folder) == 0
 
-    async def test_a_call_has_a_limit_and_others_do_not_feel_it(self, engine: RuntimeEngine, folder: str) -> None:
+    async def test_the_limit_of_a_call_does_not_affect_others(self, engine: RuntimeEngine, folder: str) -> None:
         calls = [
             EngineCall(functions.hold, (folder, "slow", "never"), timeout_seconds=3),
             EngineCall(functions.hold, (folder, "well")),

@@ -220,7 +220,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_program_without_a_guard_is_told_what_is_wrong(tmp_path: Path) -> None:
+async def test_a_program_without_a_main_guard_gets_a_clear_error(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED)
     done = await asyncio.to_thread(

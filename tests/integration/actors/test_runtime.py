@@ -374,7 +374,7 @@ async def test_agents_ask_many_others_at_once_and_publish(runtime: Runtime) -> N
     assert (await runtime.agent_save_state(AgentId("sink", "k"))) == {"notes": ["3 answers"]}
 
 
-async def test_agents_may_call_back_into_who_asked_them(runtime: Runtime) -> None:
+async def test_agents_may_call_back_into_their_callers(runtime: Runtime) -> None:
     await runtime.register_factory("ping", lambda: Ping("pong"))
     await runtime.register_factory("pong", lambda: Ping("ping"))
     runtime.start()

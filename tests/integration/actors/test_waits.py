@@ -129,7 +129,7 @@ async def test_messages_that_keep_a_runtime_busy_are_named_and_can_be_dropped(
     await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
 
 
-async def test_a_type_whose_mailbox_was_dropped_begins_anew(make: Make) -> None:
+async def test_a_type_whose_mailbox_was_dropped_starts_empty(make: Make) -> None:
     gone, runtime = make(), make()
     await Echo.register(gone, "echo", Echo)
     for text in ("one", "two"):

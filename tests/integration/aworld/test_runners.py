@@ -112,7 +112,7 @@ async def test_no_more_tasks_than_allowed_are_under_way() -> None:
     assert 1 <= most <= 2
 
 
-async def test_a_caller_that_has_gone_takes_its_tasks_with_it() -> None:
+async def test_cancelling_a_caller_cancels_its_tasks() -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
 
     async def busy(ctx: AgentContext, text: str) -> str:
@@ -232,7 +232,7 @@ async def test_two_apps_that_declare_the_same_runner_may_be_joined() -> None:
 # ---- the weaknesses that other runtimes have -----------------------------------------------------------------
 
 
-async def test_w1_what_a_runner_emits_arrives_in_order() -> None:
+async def test_w1_the_output_of_a_runner_arrives_in_order() -> None:
     class Emits(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
             for number in range(8):
@@ -243,7 +243,7 @@ async def test_w1_what_a_runner_emits_arrives_in_order() -> None:
     assert [event.data.get("value") for event in events[:-1]] == list(range(8))
 
 
-async def test_w3_a_task_is_tried_again_as_often_as_it_says() -> None:
+async def test_w3_a_task_is_retried_as_often_as_configured() -> None:
     calls: list[str] = []
 
     class Flaky:
@@ -264,7 +264,7 @@ async def test_w3_a_task_is_tried_again_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("status", ["cancelled", "interrupted"])
-async def test_a_runner_may_end_its_task_as_cancelled_and_is_not_tried_again(status: str) -> None:
+async def test_a_runner_that_cancels_its_task_is_not_retried(status: str) -> None:
     tries: list[str] = []
 
     class Stops(Runner):
@@ -278,7 +278,7 @@ async def test_a_runner_may_end_its_task_as_cancelled_and_is_not_tried_again(sta
     assert task.task_status == "cancelled"
 
 
-async def test_w3_a_runner_that_reports_a_failure_is_tried_again_too() -> None:
+async def test_w3_a_runner_that_reports_a_failure_is_retried_too() -> None:
     class Second(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
             tried = self.ctx.state.setdefault("tried", [])
@@ -802,7 +802,7 @@ async def test_an_object_that_cannot_be_copied_raises_a_clear_error() -> None:
     assert "cannot be copied for a run" in response.msg
 
 
-async def test_a_finished_agent_is_not_asked_again() -> None:
+async def test_a_finished_agent_is_not_called_again() -> None:
     class Once:
         finished = False
 

@@ -146,7 +146,7 @@ async def test_local_is_the_default_engine() -> None:
 
 @pytest.mark.parametrize(("engine", "package"), [("ray", "ray"), ("spark", "pyspark")])
 @pytest.mark.parametrize("given", ["engine", "conf"])
-async def test_a_cluster_that_is_not_installed_is_told_in_one_line(
+async def test_a_missing_cluster_library_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, engine: str, package: str, given: str
 ) -> None:
     monkeypatch.setattr(ray_target, "find_spec", lambda _: None)

@@ -246,7 +246,7 @@ async def test_a_consumer_works_through_a_network_that_breaks(valkey: Server, na
         await broker.idle()
 
 
-async def test_a_stop_ends_what_buries_an_entry(valkey: Server, namespace: str) -> None:
+async def test_a_stop_ends_the_writing_of_a_dead_letter(valkey: Server, namespace: str) -> None:
     """The entry stays: whoever adopts it makes it a dead letter."""
     async with partition(valkey.url, namespace) as (broker, _), client(valkey.url) as transport:
         begun = asyncio.Event()

@@ -76,7 +76,9 @@ async def ask_everywhere(client: Client) -> None:
         assert found == {key for key in KEYS if place("counter", key) == bus.keys.partition}
 
 
-async def test_an_instance_lives_in_one_partition_whoever_asks(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_an_instance_lives_in_one_partition_for_every_caller(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
     assert len({place("counter", key) for key in KEYS}) == PARTITIONS
     async with (
         Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),
@@ -131,7 +133,7 @@ async def test_a_call_back_through_another_partition_is_nested(valkey: Server, n
             assert (await found.result(timeout=60)).value() == asked
 
 
-async def test_cancel_reaches_what_was_asked_elsewhere(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_cancel_reaches_requests_in_other_partitions(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with (
         Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),
         Client.connect(valkey.url, namespace=namespace, partitions=PARTITIONS) as client,

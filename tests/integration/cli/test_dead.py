@@ -40,7 +40,7 @@ def test_dead_letters_are_listed_counted_and_shown_whole(weft: Weft) -> None:
     assert f"dead     {listed[0]['letter_id']}" in weft("task", "show", "dead-2").out
 
 
-def test_a_letter_that_was_cut_is_not_driven_again(weft: Weft, desk: Desk) -> None:
+def test_a_truncated_letter_is_not_redriven(weft: Weft, desk: Desk) -> None:
     data = b'{"agent": "echo", "input": "' + b"x" * (2 * 1024 * 1024) + b'"}'
     with closing(desk.redis()) as server:
         server.xadd("weft:tasks", {"type": "weft.task.submit", "id": "oversized", "data": data})
@@ -60,7 +60,7 @@ def test_a_letter_that_was_cut_is_not_driven_again(weft: Weft, desk: Desk) -> No
     assert weft("dead", "drop", letter["letter_id"]).status == 0
 
 
-def test_a_dead_letter_is_mended_and_driven_again(weft: Weft) -> None:
+def test_a_dead_letter_is_fixed_and_redriven(weft: Weft) -> None:
     weft("submit", "caller", "wrong", "--task-id", "mend-1")
     (letter,) = letters_of(weft, "mend-1")
     refused = weft("dead", "redrive", letter)
@@ -112,7 +112,7 @@ def test_an_invalid_letter_id_is_reported(letter: str, weft: Weft) -> None:
     assert "is not the id of a dead letter, as in 1731240000000-0" in ended.err
 
 
-def test_a_rejected_event_is_mended_and_submitted_again(weft: Weft, desk: Desk) -> None:
+def test_a_rejected_event_is_fixed_and_resubmitted(weft: Weft, desk: Desk) -> None:
     with closing(desk.redis()) as server:
         server.xadd("weft:tasks", {"type": "weft.task.submit", "id": "bad-1", "data": '{"agent":"nobody","input":"x"}'})
         structured = {

@@ -111,9 +111,7 @@ def test_up_without_an_app_says_how_to_name_one(
     assert not (tmp_path / ".weft").exists()
 
 
-def test_a_namespace_that_nobody_made_is_not_made_by_looking(
-    weft: Weft, desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_does_not_create_a_missing_namespace(weft: Weft, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_NAMESPACE", "mistyped")
     ended = weft("task", "list")
     assert ended.status == 1
@@ -122,7 +120,7 @@ def test_a_namespace_that_nobody_made_is_not_made_by_looking(
         assert list(server.scan_iter("mistyped*")) == []
 
 
-def test_up_tells_what_runs_in_lines(desk: Desk) -> None:
+def test_up_lists_its_services(desk: Desk) -> None:
     text = desk.log.read_text()
     assert text.startswith("Weft is starting\n")
     for service in ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder"):

@@ -39,7 +39,7 @@ def test_tasks_that_only_the_store_has_are_listed_and_shown(weft: Weft, desk: De
     assert (view["status"], view["input"], view["output"]) == ("completed", "kept", "kept")
 
 
-def test_show_tells_times_input_output_and_runs(weft: Weft) -> None:
+def test_show_prints_times_input_output_and_runs(weft: Weft) -> None:
     weft("submit", "caller", "right", "--task-id", "show-1")
     view = shown_with(weft, "show-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
     assert view["output"] == "done right"
@@ -200,7 +200,7 @@ def test_delete_asks_at_a_terminal(weft: Weft, monkeypatch: pytest.MonkeyPatch) 
     assert weft("task", "show", "ask-del-1").status == 1
 
 
-def test_a_task_that_was_opened_again_is_not_shown_as_it_had_ended(weft: Weft) -> None:
+def test_a_reopened_task_is_not_shown_as_ended(weft: Weft) -> None:
     weft("submit", "caller", "wrong", "--task-id", "again-1")
     (letter,) = letters_of(weft, "again-1")
     shown_with(weft, "again-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])

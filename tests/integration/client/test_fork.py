@@ -66,7 +66,7 @@ async def ended(local: LocalApp, client: Client, agent: str, input: object, task
     await local.recorded(task_id)
 
 
-async def test_a_fork_takes_what_came_before_its_step_and_continues_live() -> None:
+async def test_a_fork_reuses_results_before_its_step_and_continues_live() -> None:
     calls: Counter[str] = Counter()
     local = LocalApp(desk(calls), trajectory=True)
     async with local as client:
@@ -135,7 +135,7 @@ async def test_a_fork_of_an_ended_task_finds_its_results_on_the_record_stream_wi
     assert calls["rank"] == 1
 
 
-async def test_a_fork_of_a_task_that_waits_takes_its_journal_and_what_is_said_of_it() -> None:
+async def test_a_fork_of_a_waiting_task_copies_its_journal_and_metadata() -> None:
     calls: Counter[str] = Counter()
     async with LocalApp(desk(calls)) as client:
         data = b'{"agent":"asking","input":null,"session_id":"s-1","metadata":{"n":1}}'

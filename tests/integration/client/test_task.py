@@ -96,7 +96,7 @@ async def test_a_tree_of_runs_and_calls_is_summed(client: Client) -> None:
     assert response.value() == response.usage, "the agent has seen the same sums"
 
 
-async def test_rows_of_the_trajectory_say_what_was_used() -> None:
+async def test_rows_of_the_trajectory_have_the_usage() -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         task = await client.submit("worker", ["once"])
@@ -201,7 +201,7 @@ def test_the_table_of_modes_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("row", "mode", "shown"), cells())
-def test_each_mode_shows_what_the_table_says(
+def test_each_mode_shows_the_documented_events(
     seen: dict[str, list[StreamEvent]], row: str, mode: str, shown: bool
 ) -> None:
     events = [event for event in seen[mode] if SHOWN[row] in (event.text, event.type)]

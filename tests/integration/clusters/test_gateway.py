@@ -195,7 +195,7 @@ async def test_an_engine_that_is_being_started_is_not_away(valkey: Server, names
         assert (await here.result(task)).value() == 8
 
 
-async def test_a_step_of_spark_that_is_lost_is_driven_again_once_and_then_reported(
+async def test_a_lost_spark_step_is_retried_once_and_then_reported(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     async with world(valkey, namespace, tmp_path, engine="spark") as here:

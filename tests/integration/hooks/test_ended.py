@@ -285,7 +285,7 @@ async def test_end_hooks_can_only_observe_and_their_failures_are_reported() -> N
     assert 'weft_hook_failures_total{point="task_failed",service="local"} 1.0' in local.metrics.exposition().decode()
 
 
-async def test_a_task_that_is_driven_again_and_fails_again_has_two_ends() -> None:
+async def test_a_redriven_task_that_fails_again_has_two_ends() -> None:
     desk, seen = App("desk"), []
 
     @desk.hook("error", always=True)

@@ -105,7 +105,7 @@ async def test_the_points_of_a_task_fire_in_order_around_it_and_around_each_agen
     ]
 
 
-async def test_a_failed_task_tells_its_hooks_the_error_once_after_the_last_attempt() -> None:
+async def test_hooks_of_a_failed_task_get_the_error_once_after_the_last_attempt() -> None:
     app, seen = App("fails"), []
     points = ("agent_stopped", "post_task_call", "task_failed", "session_failed", "task_completed", "session_finished")
     for point in points:

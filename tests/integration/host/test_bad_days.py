@@ -286,7 +286,7 @@ async def test_a_broker_that_was_killed_comes_back_and_nothing_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_a_connection_that_is_gone_for_ten_seconds(
+async def test_an_outage_of_ten_seconds_is_survived(
     how: str, own_valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     async with Proxy(own_valkey.url) as proxy:

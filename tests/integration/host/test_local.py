@@ -99,7 +99,7 @@ async def test_a_store_that_was_named_outlives_the_app(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_without_being_asked_nothing_is_recorded_and_that_is_said() -> None:
+async def test_recording_is_off_by_default_and_the_error_says_so() -> None:
     local = LocalApp(app)
     async with local:
         with pytest.raises(ConfigurationError, match="trajectory=True"):

@@ -163,7 +163,7 @@ async def test_a_replyto_inside_the_namespace_is_refused(sender: Sender, address
     await until(kept, 60, "a dead letter for the field replyto")
 
 
-async def test_unknown_attributes_are_kept_and_harm_nothing(sender: Sender) -> None:
+async def test_unknown_attributes_are_kept_without_harm(sender: Sender) -> None:
     fields: dict[str, bytes | str] = {"type": SUBMIT, "data": body(), "shop": "7", "weather": "fair"}
     [_, (type, _)] = await sender.answers(await sender.send(fields), 2)
     assert type == "weft.task.completed"
@@ -184,7 +184,7 @@ async def test_a_repeated_id_answers_with_the_first_ones_state(sender: Sender) -
     assert (type, data["field"]) == ("weft.task.rejected", "id")
 
 
-async def test_foreign_entries_on_a_work_stream_are_kept_and_harm_nothing(sender: Sender) -> None:
+async def test_foreign_entries_on_a_work_stream_are_kept_without_harm(sender: Sender) -> None:
     for stream in ("agent", "tool"):
         await sender.redis.xadd(f"{sender.namespace}:{{0}}:{stream}", {"hello": "world"})
         await sender.redis.xadd(f"{sender.namespace}:{{0}}:{stream}", {"h": b"\xff\n\xff", "d": "{"})

@@ -165,7 +165,7 @@ async def test_an_instance_with_a_key_remembers_answers_of_its_handoffs(desk: De
 
 
 @pytest.mark.parametrize("as_task", [True, False], ids=["by a task", "as an agent"])
-async def test_a_workflow_gives_each_agent_what_the_one_before_said(desk: Desk, as_task: bool) -> None:
+async def test_each_agent_of_a_workflow_gets_the_output_of_the_previous_one(desk: Desk, as_task: bool) -> None:
     desk.add("planner", instructions="Plan.", output=list[str])
     desk.add("fact", instructions="Facts.")
     desk.add("style", instructions="Style.")

@@ -155,7 +155,7 @@ async def test_a_conversation_without_an_end_stops_at_max_turns(desk: Desk) -> N
     assert desk.server.counts().complete == 4
 
 
-async def test_an_empty_answer_is_asked_for_again(desk: Desk) -> None:
+async def test_an_empty_answer_is_requested_again(desk: Desk) -> None:
     desk.add()
     desk.server.play(turns(answer(" "), answer("Here.")))
     async with LocalApp(desk.app) as client:
@@ -332,7 +332,7 @@ async def test_an_agent_may_remember_nothing(desk: Desk) -> None:
             assert messages_sent(desk) == 1
 
 
-async def test_hooks_see_what_is_left_out_and_may_refuse_it(desk: Desk) -> None:
+async def test_hooks_see_the_compaction_of_a_conversation_and_may_refuse_it(desk: Desk) -> None:
     desk.add(memory=KeepRecent(max_tokens=60, keep_first=0), window=KeepRecent(max_tokens=40, keep_first=0))
     desk.server.play(answer("Noted."))
     seen: list[tuple[str, str, int]] = []
@@ -552,7 +552,7 @@ async def test_a_request_that_the_model_refuses_ends_the_task_with_one_line(desk
     assert "sk-no-such-key" not in message
 
 
-async def test_a_refusal_ends_the_task_with_what_the_model_said(desk: Desk) -> None:
+async def test_a_refusal_ends_the_task_with_the_text_of_the_model(desk: Desk) -> None:
     desk.add()
     desk.server.play(refusal("I must not."))
     async with LocalApp(desk.app) as client:

@@ -190,7 +190,7 @@ async def test_a_stalled_stream_is_not_an_answer(openai_server: OpenAIServer, ap
     assert openai_server.ledger()[0].left
 
 
-async def test_a_call_that_takes_too_long_is_made_again(openai_server: OpenAIServer) -> None:
+async def test_a_call_that_takes_too_long_is_retried(openai_server: OpenAIServer) -> None:
     openai_server.play(gated(answer("Late."), "for ever", headers=False).but(times=1), answer("Right."))
     agent = asker(openai_server, stream=False, call_seconds=1.0, retry=RetryPolicy(attempts=50, base_seconds=0.01))
     async with LocalApp(app_of(agent)) as client:

@@ -205,7 +205,7 @@ async def test_a_function_can_read_the_key_and_attempt_of_its_step(client: Clien
     assert Model.made <= 1
 
 
-async def test_a_map_tells_the_task_how_far_it_is(client: Client) -> None:
+async def test_a_map_reports_progress_to_the_task(client: Client) -> None:
     task = await client.submit("maps", 20, stream=StreamingMode.CHUNK)
     events = [event async for event in task.stream(mode=StreamingMode.CHUNK)]
     assert (await task.result(timeout=WAIT)).value() == list(range(20))

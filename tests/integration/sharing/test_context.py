@@ -47,7 +47,7 @@ async def test_a_caller_need_not_have_used_the_context_before(local: LocalApp) -
         }
 
 
-async def test_a_coroutine_hands_on_what_it_does_not_use_itself(local: LocalApp) -> None:
+async def test_a_coroutine_passes_on_values_that_it_does_not_use(local: LocalApp) -> None:
     async with local as client:
         found = await value_of(client, "delegating")
         assert isinstance(found, dict)

@@ -233,7 +233,7 @@ async def test_without_tracing_nothing_is_loaded_or_added(
 
 
 @pytest.mark.slow
-async def test_a_collector_that_is_gone_costs_one_line_and_no_task(
+async def test_an_unreachable_collector_costs_one_log_line_and_no_task(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "go"

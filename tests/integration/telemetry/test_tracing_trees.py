@@ -72,7 +72,7 @@ async def test_a_task_is_one_tree_over_partitions(valkey: Server, namespace: str
             await collected(receiver, trace_of(namespace, "spread"), is_right)
 
 
-async def test_a_task_that_was_opened_again_is_one_tree_still(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_reopened_task_is_still_one_tree(valkey: Server, namespace: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     with OtlpReceiver() as receiver:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}

@@ -108,7 +108,7 @@ class Deeper(Inner):
         {"a": [1]},
     ],
 )
-def test_a_message_comes_back_as_it_was(message: object) -> None:
+def test_a_message_survives_a_round_trip(message: object) -> None:
     writer, reader = SerializationRegistry(), SerializationRegistry()
     back = message_of(content_of(message, writer), reader)
     assert back == message
@@ -196,7 +196,7 @@ class Awkward(Exception):
 
 
 @pytest.mark.parametrize("error", [ValueError("text"), ValueError(), KeyError("k"), Awkward(3, why="so")])
-def test_an_error_is_made_again_of_its_class(error: Exception) -> None:
+def test_an_error_is_recreated_with_its_class(error: Exception) -> None:
     sent = Failures().name(error), text_of(error)
     back = Failures().error(*sent)
     assert type(back) is type(error)

@@ -559,7 +559,7 @@ def _includes_no_app(app: App) -> None:
         (_includes_no_app, r"cannot include 'other': give an App"),
     ],
 )
-def test_wrong_declarations_are_refused_in_one_line_that_says_where(
+def test_wrong_declarations_are_refused_in_one_line_with_their_place(
     declare: Callable[[App], None], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as refused:

@@ -45,7 +45,7 @@ async def test_an_ipv6_address() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-async def test_tls_is_checked_unless_it_is_said_otherwise(scheme: str) -> None:
+async def test_tls_certificates_are_checked_by_default(scheme: str) -> None:
     connection = parse_address(f"{scheme}://host").pool().make_connection()
     assert type(connection) is SSLConnection
     assert connection.check_hostname

@@ -155,7 +155,7 @@ async def test_many_that_ask_at_once_get_one_server(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
-def test_the_server_is_gone_with_a_killed_process() -> None:
+def test_the_server_ends_with_a_killed_process() -> None:
     process = program(KEEPS_A_SERVER + "sys.stdin.read()")
     with process:
         pid, path = server_of(process)
@@ -164,7 +164,7 @@ def test_the_server_is_gone_with_a_killed_process() -> None:
     wait_until_gone(pid, path)
 
 
-def test_the_server_is_gone_with_a_process_that_ends() -> None:
+def test_the_server_ends_with_its_process() -> None:
     with program(KEEPS_A_SERVER) as process:
         pid, path = server_of(process)
     assert process.returncode == 0
@@ -188,7 +188,7 @@ async def test_other_users_of_the_machine_cannot_connect() -> None:
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
 
 
-async def test_a_server_that_cannot_start_says_why_and_is_tried_again(
+async def test_a_server_that_cannot_start_reports_why_and_is_retried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(private_server, "_server", None)

@@ -49,7 +49,7 @@ def test_a_call_gives_its_value() -> None:
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 ))  # fmt: skip
-def test_any_value_comes_back_as_it_was(sent: object) -> None:
+def test_any_value_survives_a_round_trip(sent: object) -> None:
     assert value(called("echo", value=sent)) == sent
 
 
@@ -168,7 +168,7 @@ def test_a_reference_reads_nothing_outside_the_blob_store(tmp_path: Path) -> Non
     assert "this process has none" in error.message
 
 
-def test_a_reference_that_is_gone_or_changed_says_so(tmp_path: Path) -> None:
+def test_a_missing_or_changed_reference_is_reported(tmp_path: Path) -> None:
     results = Results(tmp_path.as_uri(), inline_bytes=10)
     sent = value(called("large", results, count=50))
     [blob] = (tmp_path / "weft" / "t-1").iterdir()

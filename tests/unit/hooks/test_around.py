@@ -185,7 +185,7 @@ async def test_a_hook_that_was_removed_meanwhile_counts_as_one_that_fails(guard:
         assert isinstance(result, Completed)
 
 
-async def test_hooks_of_a_failure_are_told_of_each_delivery_that_fails_permanently() -> None:
+async def test_failure_hooks_get_each_permanently_failed_delivery() -> None:
     """A redriven run may fail at a place that other steps have taken, and must find its own steps."""
     told: list[str] = []
     world = HookedWorld()

@@ -231,7 +231,7 @@ def test_gateways_run_where_they_are_asked_for_or_their_cluster_is_named(
         assert Settings.from_environment(spec.env).ray_address == environ.get("WEFT_RAY_ADDRESS")
 
 
-def test_the_banner_tells_where_the_engines_are_and_no_token() -> None:
+def test_the_banner_names_the_engines_without_tokens() -> None:
     environ = {"WEFT_RAY_ADDRESS": "head:6379", "WEFT_SPARK_REMOTE": "sc://s:1/;token=secret"}
     assert "  engines  ray (head:6379), spark (sc://s:1/)" in told_by(environ)
     assert "  engines  spark (a local one)" in told_by({}, spark=True)

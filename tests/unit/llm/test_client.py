@@ -36,7 +36,7 @@ async def test_small_pieces_are_put_together_and_nothing_is_lost() -> None:
     assert call.shown[1:] == [(1, "x" * 50)]
 
 
-async def test_a_later_attempt_replaces_what_an_earlier_process_has_shown() -> None:
+async def test_a_later_attempt_replaces_the_output_of_an_earlier_process() -> None:
     call = Call(attempt=2)
     pieces(call).close()
     assert call.shown == [(2, "")]

@@ -131,7 +131,7 @@ async def test_an_answer_that_stays_empty_ends_the_conversation() -> None:
     assert len(sent) == 2
 
 
-async def test_a_call_that_is_wrong_twice_is_reported_with_what_there_is() -> None:
+async def test_an_invalid_call_is_reported_after_the_second_attempt() -> None:
     answers: list[list[TextPart | ToolCallPart]]
     answers = [[ToolCallPart("find", "{", "1")], [ToolCallPart("find", {}, "2")], [TextPart("Sorry.")]]
     result, sent, _ = await conversation(lambda number: answers[number], tool_retries=2)

@@ -81,7 +81,7 @@ def test_a_permanent_error_names_the_endpoint_and_the_remedy(error: Exception, k
     assert str(verdict).endswith(kind.remedy)
 
 
-def test_an_error_of_somebody_else_passes() -> None:
+def test_a_foreign_error_passes_through() -> None:
     assert classify(ZeroDivisionError("theirs"), ENDPOINT) is None
 
 

@@ -277,7 +277,7 @@ async def test_a_job_is_cancelled_in_the_middle_of_its_own_work() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a future", "another end", "two at once"])
-async def test_wrong_use_is_said(wrong: str) -> None:
+async def test_wrong_usage_is_reported(wrong: str) -> None:
     async def code(ctx: AgentContext, input: Any) -> object:
         if wrong == "a future":
             ctx.background(asyncio.get_running_loop().create_future())

@@ -25,7 +25,7 @@ def test_a_name_cannot_pass_for_another_partition() -> None:
         assert parts[2] == f"?{name}"
 
 
-def test_a_message_takes_along_what_is_said_of_all_the_work_and_not_what_is_the_senders_own() -> None:
+def test_a_message_carries_the_context_of_the_work_without_the_senders_own() -> None:
     context = (
         b'{"session_id":"s","metadata":{"n":1},"tenant":"t","hooks":{"task_failed":["alert"]},"traceparent":"00-1",'
         b'"deadline":1.5,"topic":"news","sender":"a/b","~chain":"0:t|r"}'

@@ -123,7 +123,7 @@ async def test_the_task_may_choose_the_engine(conf: str, kind: str) -> None:
         (lambda ctx: ctx.engine("ray").call("add", left="x" * 2**20), InvalidInput, "over the limit of 1,048,576"),
     ],
 )
-async def test_anything_that_cannot_run_there_is_said_before_anything_is_sent(
+async def test_an_engine_refuses_an_unsupported_function_before_sending_it(
     use: Callable[[AgentContext], Awaitable[object]], kind: type[Exception], message: str
 ) -> None:
     async def code(ctx: AgentContext, _: object) -> object:

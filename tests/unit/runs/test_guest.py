@@ -474,7 +474,7 @@ async def test_other_arguments_at_the_same_place_park_the_run() -> None:
     assert result.parked
 
 
-async def test_code_that_ends_without_what_it_had_asked_parks_the_run() -> None:
+async def test_code_that_ends_without_a_requested_step_parks_the_run() -> None:
     async def before(library: Library) -> object:
         return await library.tool("old")
 

@@ -6,7 +6,7 @@ from runtime_core.consumer.effects import FAILED, JOURNAL_PREFIX
 from runtime_core.runs.journal import Journal, pack, payload_of, status_of, time_of
 
 
-def test_a_value_is_read_as_it_was_packed() -> None:
+def test_a_packed_value_is_read_unchanged() -> None:
     value = pack("0badf00d", FAILED, 1_700_000_000_123, b'{"a":1}')
     assert value == b'0badf00dE1700000000123{"a":1}'
     assert len(value) - len(payload_of(value)) == JOURNAL_PREFIX

@@ -59,7 +59,7 @@ async def test_a_model_function_gets_its_call_and_its_outcome_is_recorded() -> N
 
 @pytest.mark.parametrize("crash_at", range(1, 6))
 @pytest.mark.parametrize("crash_before", [True, False])
-async def test_a_call_that_was_answered_is_not_made_again(crash_at: int, crash_before: bool) -> None:
+async def test_an_answered_call_is_not_repeated(crash_at: int, crash_before: bool) -> None:
     """Wherever the process dies: a journaled answer is not requested again, and counts once."""
     model, world = Model(), World(crash_at=crash_at, crash_before=crash_before)
 

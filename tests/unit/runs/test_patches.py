@@ -167,7 +167,7 @@ async def jobs(ctx: AgentContext, input: Any) -> list[object]:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_a_job_does_not_count_what_runs_beside_it(cold: bool) -> None:
+async def test_a_job_does_not_count_concurrent_work(cold: bool) -> None:
     world = World(cold=cold, unanswered=frozenset({"2.1"}))
     with pytest.raises(AssertionError, match="nothing is left to answer"):
         await world.play(jobs)

@@ -127,7 +127,7 @@ def test_the_names_are_those_of_the_conventions_package() -> None:
     assert {name for name in ours if not name.startswith("weft.")} <= known
 
 
-def test_a_request_says_what_was_set_and_where_it_goes() -> None:
+def test_a_request_has_its_settings_and_endpoint_as_attributes() -> None:
     attributes = gen_ai.request_attributes(
         provider="google-vertex",
         model="g",
@@ -167,7 +167,7 @@ def test_a_url_that_cannot_be_read_says_nothing(url: str, found: dict[str, objec
         ({"usage": {"input_tokens": 0, "reasoning_tokens": 0}}, {"gen_ai.usage.input_tokens": 0}),
     ],
 )
-def test_a_result_that_says_little_gives_few_attributes(result: dict[str, Any], made: dict[str, object]) -> None:
+def test_a_sparse_result_gives_few_attributes(result: dict[str, Any], made: dict[str, object]) -> None:
     assert gen_ai.response_attributes(result) == made
 
 

@@ -95,7 +95,7 @@ def test_the_log_says_where_spans_go_without_a_password(environ: dict[str, str],
     assert tracing._place(environ) == place
 
 
-def test_a_collector_that_takes_nothing_is_told_of_now_and_then_with_its_reason(
+def test_an_unreachable_collector_is_logged_repeatedly_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -199,7 +199,7 @@ def test_a_sampler_that_keeps_nothing_costs_no_task_its_trace() -> None:
     assert run(CONSOLE, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_off") == []
 
 
-def test_a_trace_that_somebody_does_not_keep_is_kept_by_nobody() -> None:
+def test_a_trace_unsampled_by_its_caller_is_unsampled_everywhere() -> None:
     unkept = CONSOLE.replace('"INTERNAL", {}, make', '"INTERNAL", {}, parent="00-%032x-%016x-00" % (1, 2), make')
     assert run(unkept, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_on") == []
 
@@ -230,7 +230,7 @@ def lines() -> Iterator[io.StringIO]:
     root.handlers, root.level = handlers, level
 
 
-def test_a_line_says_which_delivery_is_in_hand_also_in_a_thread(lines: io.StringIO) -> None:
+def test_a_log_line_names_its_delivery_also_in_a_thread(lines: io.StringIO) -> None:
     import contextvars
 
     delivery = Delivery(0, "tool", b"1-0")
@@ -266,7 +266,7 @@ def test_a_line_of_text_ends_with_its_task() -> None:
         HANDLED.reset(token)
 
 
-def test_an_engine_function_is_told_the_span_of_its_step() -> None:
+def test_an_engine_function_gets_the_span_of_its_step() -> None:
     from runtime_core.engines.function import EngineContext
 
     assert EngineContext.of(Step(task="t", run="r/1", traceparent=TRACEPARENT)).traceparent == TRACEPARENT

@@ -314,7 +314,9 @@ async def test_a_plain_tool_over_its_limit_is_abandoned_and_counted_until_it_end
     assert (abandoned.running, abandoned.total) == (0, 1)
 
 
-async def test_a_cancelled_call_tells_the_plain_tool(threads: ThreadPoolExecutor, abandoned: AbandonedThreads) -> None:
+async def test_a_plain_tool_learns_that_its_call_was_cancelled(
+    threads: ThreadPoolExecutor, abandoned: AbandonedThreads
+) -> None:
     began = threading.Event()
     release = threading.Event()
 

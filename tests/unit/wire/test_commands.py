@@ -445,7 +445,7 @@ def test_the_commands_in_the_documentation_are_valid() -> None:
     assert types == set(readers)
 
 
-def test_the_facts_in_the_documentation_are_what_is_built() -> None:
+def test_the_documented_facts_match_the_manifests() -> None:
     """Every example has the members that its builder writes, and no other."""
     built: dict[str, set[str]] = {}
     for fact, type, _ in FACTS.values():

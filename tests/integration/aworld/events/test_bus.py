@@ -104,7 +104,7 @@ async def test_a_repeated_publication_reaches_nobody_twice(make: Make) -> None:
         await bus.done(taken.id)
 
 
-async def test_a_handler_is_tried_again_and_then_the_next_message_follows(make: Make) -> None:
+async def test_a_handler_is_retried_before_the_next_message(make: Make) -> None:
     bus = await make()
     seen: asyncio.Queue[object] = asyncio.Queue()
 

@@ -162,7 +162,7 @@ async def test_an_agent_is_asked_and_its_answer_ends_the_task() -> None:
     assert response.value() == 6
 
 
-async def test_a_tool_is_called_and_its_result_goes_to_who_asked() -> None:
+async def test_the_result_of_a_tool_goes_to_the_caller() -> None:
     response = await run([ToolMessage(receiver="double", payload={"number": 4})])
     assert response.value() == 8
     several = [{"tool": "double", "arguments": {"number": number}} for number in (1, 2, 3)]
@@ -298,7 +298,7 @@ async def test_transformers_change_a_message_and_registrations_can_be_taken_back
         assert (await (await client.submit("transformed", 4)).result(timeout=60)).value() == 10
 
 
-async def test_agents_that_are_asked_see_what_context_messages_have_said() -> None:
+async def test_called_agents_see_the_context_messages() -> None:
     own = App("context")
 
     @own.agent("reader")

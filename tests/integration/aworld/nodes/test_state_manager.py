@@ -172,7 +172,7 @@ async def test_waits_outlive_the_death_of_the_broker(own_server: OwnServer, name
         assert kept.results == [HandleResult("x", result=1)]
 
 
-async def test_a_wait_hears_what_happened_while_the_broker_was_away(own_server: OwnServer, namespace: str) -> None:
+async def test_a_wait_sees_changes_made_during_an_outage(own_server: OwnServer, namespace: str) -> None:
     """A broker that comes back empty ends the wait with an error; the wait does not hang."""
     server = own_server(append=None)
     async with Client.connect(server.url, namespace=namespace) as client, StateManager(client) as state:

@@ -132,7 +132,7 @@ async def test_every_kind_of_tool_works_with_hooks_around_it() -> None:
     assert sorted(tools) == ["any.changed", "any.dynamic", "any.elsewhere"]
 
 
-async def test_a_fork_takes_over_what_the_model_has_said_until_there() -> None:
+async def test_a_fork_reuses_the_model_answers_before_its_step() -> None:
     async with (local := LocalApp(sample(), trajectory=True)) as client:
         task = await client.submit("any", "Go on.")
         async for event in task.stream():
@@ -149,7 +149,7 @@ async def test_a_fork_takes_over_what_the_model_has_said_until_there() -> None:
     assert asked == [3], "the first request is not made again"
 
 
-async def test_a_hook_may_change_what_the_model_is_asked() -> None:
+async def test_a_hook_may_change_a_model_request() -> None:
     async def echo(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         yield str(messages[-1].parts[-1].content)  # type: ignore[union-attr]  # a prompt
 

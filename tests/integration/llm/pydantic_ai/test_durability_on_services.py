@@ -100,7 +100,7 @@ async def test_kills_between_and_in_the_middle_of_operations_repeat_no_answer(
     assert len(set(lines(path))) == 3
 
 
-async def test_a_tool_that_may_not_be_repeated_tells_the_model_that_its_end_is_unknown(
+async def test_the_model_learns_that_the_outcome_of_an_unrepeatable_tool_is_unknown(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     path = tmp_path / "effects"
@@ -119,7 +119,7 @@ async def test_a_tool_that_may_not_be_repeated_tells_the_model_that_its_end_is_u
     assert lines(path) == ["once x"]
 
 
-async def test_structured_output_is_asked_for_again_until_it_is_valid(
+async def test_structured_output_is_requested_until_it_is_valid(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     """The schema and the agent's own validator reject answers; a rate limit and an outage meanwhile cost no answer."""

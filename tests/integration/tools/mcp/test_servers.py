@@ -96,7 +96,7 @@ async def seen(check: Callable[[], object], what: str) -> None:
     await until(now, SECONDS, what)
 
 
-async def test_an_agent_calls_a_tool_and_gets_what_the_server_gives(way: MCPSettings, ledger: Ledger) -> None:
+async def test_an_agent_gets_the_result_of_a_tool_of_the_server(way: MCPSettings, ledger: Ledger) -> None:
     async with running(**way) as (client, _):
         assert await used(client, "desk.echo", text="Grüße 🌍 \u2028", times=2) == {"text": "Grüße 🌍 \u2028" * 2}
         assert await used(client, "desk.say", text="nur Text") == "nur Text"
@@ -106,7 +106,7 @@ async def test_an_agent_calls_a_tool_and_gets_what_the_server_gives(way: MCPSett
     assert len(ledger.lines("started")) == 1
 
 
-async def test_the_server_is_told_the_key_the_task_and_the_attempt(either: MCPSettings, ledger: Ledger) -> None:
+async def test_the_server_gets_the_key_the_task_and_the_attempt(either: MCPSettings, ledger: Ledger) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with running(**either) as (client, _):
         task = await client.submit(
@@ -138,7 +138,7 @@ async def test_cancelling_the_task_cancels_the_request_at_the_server(way: MCPSet
     assert len(ledger.lines("started")) == 1
 
 
-async def test_a_call_over_its_limit_is_cancelled_there_and_tried_again(either: MCPSettings, ledger: Ledger) -> None:
+async def test_a_call_over_its_limit_is_cancelled_and_retried(either: MCPSettings, ledger: Ledger) -> None:
     settings: dict[str, Any] = {**either, "timeout_seconds": 1.0, "retry": RetryPolicy(attempts=2, base_seconds=0.05)}
     async with running(**settings) as (client, _):
         failed = await used(client, "desk.slow", name="n", seconds=600)
@@ -248,7 +248,9 @@ async def test_one_connection_that_fails_disturbs_no_call_on_another(ledger: Led
     assert ledger.lines("cancelled") == []
 
 
-async def test_a_lost_reply_is_asked_for_again_with_the_key_or_ends_as_unknown(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_call_with_a_lost_reply_is_repeated_with_its_key_or_ends_as_unknown(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     with ListeningServer(tmp_path, ledger.env) as server:
         async with Proxy(server.url) as proxy, running(url=f"{proxy.url}/mcp") as (client, _):
             lost = proxy.lose_reply(b'"name":"pay"')

@@ -44,7 +44,7 @@ def test_the_last_lines_of_a_driver_are_redacted_before_they_are_shortened() -> 
     assert half not in said[0]
 
 
-def test_a_driver_tells_the_start_of_a_long_log_line() -> None:
+def test_a_driver_logs_the_start_of_a_long_line() -> None:
     stream = io.StringIO()
     logger = logging.Logger("any")
     logger.addHandler(LineHandler(stream))

@@ -12,7 +12,7 @@ def guards() -> RepeatedCalls:
     return RepeatedCalls("agent 'a'")
 
 
-def test_the_same_call_again_and_again_is_told_and_then_ended() -> None:
+def test_a_model_that_repeats_a_call_is_warned_and_then_stopped() -> None:
     counted = guards()
     told = [counted.called("search", {"query": "a", "limit": 1}) for _ in range(FAIL_AT - 1)]
     assert [bool(each) for each in told] == [number >= WARN_AT for number in range(1, FAIL_AT)]
