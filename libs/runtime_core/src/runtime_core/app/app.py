@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from runtime_core.app.registry import DeclaredSubscriber, Functions
+from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Functions
 from runtime_core.declare.declaration import NAME, Place, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
@@ -14,7 +14,6 @@ from runtime_core.engines.local import engine_name
 from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook
-from runtime_core.hooks.table import AppHookTable
 from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
 from runtime_core.tools.tool import StepTool, Tool, ToolSettings, is_pattern
 

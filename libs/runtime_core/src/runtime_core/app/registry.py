@@ -11,12 +11,16 @@ from runtime_core.codec import quoted
 from runtime_core.declare.declaration import Place, shown
 from runtime_core.engines.function import EngineFunction
 from runtime_core.errors import ConfigurationError
+from runtime_core.hooks.declared import HookTable
 from runtime_core.llm.models import OpenModels
 from runtime_core.runs.definition import AgentDefinition
 from runtime_core.runs.engine_calls import OwnEngines
 from runtime_core.tools.tool import Tool
 
 if TYPE_CHECKING:
+    from runtime_core.declare.declaration import RetryPolicy
+    from runtime_core.hooks.around import RunHooks
+    from runtime_core.runs.run import Run
     from runtime_core.tools.mcp.server import MCPServer
 
 
@@ -179,3 +183,33 @@ class Functions:
     def engine_function(self, named: object, /) -> EngineFunction | None:
         """Find an engine function by name, with or without version, or by function or class. Raises as `find`."""
         return self.engine_functions.find(named)
+
+
+class AppHookTable(HookTable):
+    """An app's hooks as its runs use them; `runs.ports.AppHooks` documents the methods.
+
+    The imports are inside the methods: a process that only declares an app need not load them.
+    """
+
+    def of_ends_agent(self, app: str) -> AgentDefinition:
+        """Return the agent that runs the hooks of tasks that ended without completing."""
+        from runtime_core.hooks.ended import TaskEnded
+
+        return TaskEnded(app)
+
+    def ended_task(self, input: bytes) -> str:
+        """Return the id of the task that this input of that agent describes."""
+        from runtime_core.hooks.ended import ended_task
+
+        return ended_task(input)
+
+    def of_run(
+        self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
+    ) -> RunHooks:
+        """Return the hooks of one run: those that its task names and those that always run."""
+        from runtime_core.hooks.around import RunHooks
+        from runtime_core.hooks.ended import HooksOfEnd
+
+        kind = HooksOfEnd if of_end else RunHooks
+        named = run.meta.get("hooks", {})
+        return kind(run, self, named, retry=retry, entry=entry, failed=failed)
