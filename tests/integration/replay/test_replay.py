@@ -189,7 +189,11 @@ async def test_a_diverging_replay_reports_both_steps() -> None:
     found = await replay(trajectory, "t-1", desk(calls, order="otherwise"))
     assert found.run.status == "diverged"
     (diverged,) = found.divergences
-    assert str(diverged).startswith("step 1 of run r: the record has tool search")
+    assert diverged.line.endswith(" in research")
+    assert str(diverged) == (
+        f'step 1 of run r ({diverged.line}): the record has ctx.tool("search", query="redis"), '
+        'but the code requests ctx.tool("search", query="redis?")'
+    )
     assert (diverged.run, diverged.step) == ("r", "1")
     assert "redis" in diverged.recorded
     assert "redis?" in diverged.asked

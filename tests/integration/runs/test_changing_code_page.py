@@ -7,9 +7,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from runtime_core.config.settings import Settings
 from runtime_core.host.app_services import build_task_host
+from runtime_core.host.local import LocalApp
 from tests.servers.process import Server
 from weft import AgentContext, App, Client
 
@@ -83,3 +87,16 @@ async def test_the_releases_of_the_page_finish_each_others_tasks(
             assert await result_of(client, "newer") == NEW
             await client.submit("report", "tea", task_id="latest")
             assert await result_of(client, "latest") == NEW
+
+
+async def test_the_check_of_the_page_finds_the_difference(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'trajectory.db'}"
+    local = LocalApp(release("before"), trajectory=url)
+    async with local as client:
+        await (await client.submit("report", "tea", task_id="t-1")).result(timeout=60)
+        await local.recorded("t-1")
+    names: dict[str, Any] = {"App": App}
+    exec(snippet("check").replace('"weft"', '"local"'), names)  # our own page
+    await names["check_recorded_tasks"](release("after"), url)
+    with pytest.raises(AssertionError, match=r'ctx.tool\("search", query="tea"\); now ctx.tool\("search_archive"'):
+        await names["check_recorded_tasks"](release("later"), url)

@@ -1,4 +1,4 @@
-"""Recorded tasks: read, replay and export them."""
+"""Recorded tasks: read, replay, check and export them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.replay.replay import replay
+    from runtime_core.replay.replay import Check, Difference, check, replay
     from runtime_core.trajectory.export import (
         export_items_jsonl,
         export_items_parquet,
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from runtime_core.trajectory.tree import render
 
 __all__ = [
+    "Check",
+    "Difference",
     "TaskTrajectory",
     "TrajectoryStore",
+    "check",
     "export_items_jsonl",
     "export_items_parquet",
     "export_jsonl",
@@ -32,8 +35,11 @@ __all__ = [
 ]
 
 _PLACES = {
+    "Check": "runtime_core.replay.replay",
+    "Difference": "runtime_core.replay.replay",
     "TaskTrajectory": "runtime_core.trajectory.reading",
     "TrajectoryStore": "runtime_core.trajectory.store",
+    "check": "runtime_core.replay.replay",
     "export_items_jsonl": "runtime_core.trajectory.export",
     "export_items_parquet": "runtime_core.trajectory.export",
     "export_jsonl": "runtime_core.trajectory.export",

@@ -28,6 +28,7 @@ COMMANDS = {
     "submit": "Start a task and wait for its answer.",
     "task": "List, show, fork, cancel, answer and delete tasks.",
     "trajectory": "Show and export the recorded steps of tasks.",
+    "replay": "Check new code against recorded tasks.",
     "schedule": "Start tasks at a set time, or repeatedly.",
     "publisher": "Register untrusted publishers, each with its own ingress stream.",
     "tenant": "Set the weights and limits of tenants.",
@@ -38,7 +39,7 @@ COMMANDS = {
     "acl": "Print ACL rules for the broker's users.",
 }
 """Each one is in the module of the same name."""
-GROUPS = ("task", "trajectory", "schedule", "publisher", "tenant", "dead", "agents")
+GROUPS = ("task", "trajectory", "replay", "schedule", "publisher", "tenant", "dead", "agents")
 """The commands that have subcommands."""
 
 HELP = """Run durable agents, and inspect and operate them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +18,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.declared import STEP, named_before
 from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
-from runtime_core.record.step import DIGEST, STEPS, Step, place
+from runtime_core.record.step import ATTEMPTS, DIGEST, STEPS, Step, place
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, pack, payload_of, status_of, time_of
 from runtime_core.runs.step import canonical
 from runtime_core.telemetry.secret_search import HIDDEN
@@ -88,6 +88,8 @@ class RecordedRun:
     """Empty while the run is open."""
     output: bytes = b""
     error: dict[str, str] | None = None
+    attempts: Mapping[str, int] | None = None
+    """What `ctx.attempt` has returned, by the number of the step before it; None if that is not recorded."""
     steps: dict[str, RecordedStep] = field(default_factory=dict)
 
     def before(self, step: str | None) -> list[RecordedStep]:
@@ -146,6 +148,8 @@ def _run(runs: dict[str, RecordedRun], run: str) -> RecordedRun:
 def _fill(run: RecordedRun, row: Step) -> None:
     run.agent, run.key, run.attempt, run.status = row.name, row.key, row.attempt, row.status
     run.input, run.output, run.started_ms = bytes(row.input), bytes(row.output), int(row.started)
+    if (read := row.attributes.get(ATTEMPTS)) is not None:
+        run.attempts = {place: int(attempt) for place, _, attempt in (text.partition("=") for text in read)}
     run.error = None if row.error is None else {"type": row.error.type, "message": row.error.message}
 
 

@@ -16,6 +16,9 @@ from runtime_core.errors import InvalidInput
 FORMAT = 1
 """The version of the manifest's format."""
 
+END_AGENTS = "weft.task-ended."
+"""The name of an agent that runs the hooks of ended tasks begins with this."""
+
 Schema = dict[str, object]
 
 
@@ -102,7 +105,7 @@ class Manifest(msgspec.Struct):
 
 def agent_of_ends(app: str) -> str:
     """Return the name of the agent that runs an app's hooks of ended tasks."""
-    return f"weft.task-ended.{app}"
+    return END_AGENTS + app
 
 
 def end_hooks(manifest: Manifest) -> dict[str, str]:

@@ -92,6 +92,12 @@ DIGEST = "weft.digest"
 """The attribute with a step's digest, if that is not derived from its name and input."""
 
 
+ATTEMPTS = "weft.attempts"
+"""The attribute with what `ctx.attempt` has returned in a run of several attempts, as a list of `place=attempt`.
+
+A place is the number of the step before it."""
+
+
 INCOMPLETE = "weft.messages.incomplete"
 """The attribute (true) of a step that was read without its first messages, because the store has lost them."""
 

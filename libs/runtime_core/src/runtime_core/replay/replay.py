@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
 
 from runtime_core.app.app import App
@@ -13,13 +15,15 @@ from runtime_core.aworld.events.handlers import HandlerTable
 from runtime_core.aworld.events.manager import EventManager
 from runtime_core.aworld.events.message import Message, events_of
 from runtime_core.client.client import Client
-from runtime_core.client.fork import ForkPlan, RecordedRun, from_record, runs_of
+from runtime_core.client.fork import ForkPlan, RecordedRun, RecordedStep, from_record, runs_of
 from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Completed, Failed
+from runtime_core.declare.manifest import END_AGENTS
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import RunHooks, failed_entry
 from runtime_core.hooks.declared import STEP
 from runtime_core.ids import ROOT_RUN
+from runtime_core.record.step import Step, as_call
 from runtime_core.replay.run import DivergedStep, ReplayRun
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.ports import Meta
@@ -207,9 +211,17 @@ def _ignored(point: str) -> None:
 
 
 async def _replay_run(trajectory: TaskTrajectory, app: App, recorded: RecordedRun, until: str | None) -> RunReplay:
+    run = _replay_of(trajectory, app, recorded, until)
+    if run is None:
+        return RunReplay(run=recorded.id, agent=recorded.agent, status="unknown")
+    return await _replayed(run)
+
+
+def _replay_of(trajectory: TaskTrajectory, app: App, recorded: RecordedRun, until: str | None) -> ReplayRun | None:
+    """Return a run with the code of the app; None if the app has no such agent."""
     definition = app.agents.get(recorded.agent)
     if definition is None:
-        return RunReplay(run=recorded.id, agent=recorded.agent, status="unknown")
+        return None
     session = trajectory.end.session if trajectory.end is not None else ""
     run = ReplayRun(
         recorded,
@@ -223,6 +235,11 @@ async def _replay_run(trajectory: TaskTrajectory, app: App, recorded: RecordedRu
         run.hooks = RunHooks(
             run, app.hooks, {}, retry=definition.retry, entry=lambda: failed_entry(recorded.steps), failed=_ignored
         )
+    return run
+
+
+async def _replayed(run: ReplayRun) -> RunReplay:
+    recorded = run.recorded
     try:
         result = await run.advance()
         state = run.state.value()
@@ -251,6 +268,153 @@ async def _replay_run(trajectory: TaskTrajectory, app: App, recorded: RecordedRu
         messages=run.messages,
         emitted=run.emitted,
     )
+
+
+RUN_SECONDS = 10.0
+"""How long the code of one run may take in a check. A replay waits for nothing."""
+_UNRECORDED_STATE = "the state of an agent with a key is not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which a recorded task and the code of an app differ."""
+
+    task: str
+    agent: str
+    run: str
+    step: str
+    """Empty if the run as a whole differs."""
+    recorded: str
+    """What the task has done, in words: `ctx.tool("search", query="x")`."""
+    now: str
+    """What the code does now."""
+    line: str = ""
+    """The line of the code, as `app.py:12 in report`; empty if that is not known."""
+
+    def __str__(self) -> str:
+        step = f"step {self.step} of " if self.step else ""
+        line = f" ({self.line})" if self.line else ""
+        return f"task {self.task}: {step}run {self.run} of agent {self.agent!r}{line}: {self.recorded}; now {self.now}"
+
+
+@dataclass(slots=True)
+class Check:
+    """The result of `check`."""
+
+    tasks: int = 0
+    runs: int = 0
+    """The runs that were replayed."""
+    differences: list[Difference] = field(default_factory=list)
+    """At most one per task."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Runs that could not be compared, by reason."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        lines = [str(difference) for difference in self.differences]
+        lines += [f"{count} runs were not compared: {reason}" for reason, count in self.skipped.items()]
+        return "\n".join([*lines, f"{self.tasks} tasks, {self.runs} runs, {len(self.differences)} differ"])
+
+
+async def check(
+    source: TrajectoryStore,
+    app: App,
+    *,
+    namespace: str = "weft",
+    since: datetime | timedelta | None = None,
+    agent: str | None = None,
+    limit: int | None = None,
+) -> Check:
+    """Run the code of an app on recorded tasks, and report where it would request other steps than they did.
+
+    It calls no tool, agent or model. A changed result of a run is no difference, since no running task has it yet.
+
+    Args:
+        since: Only tasks that ended at or after this time (with a time zone), or that long ago; None: all.
+        agent: Only tasks of this agent.
+        limit: At most this many tasks; None: all.
+    """
+    found = Check()
+    after = datetime.now(UTC) - since if isinstance(since, timedelta) else since
+    async for trajectory in _ended_tasks(source, namespace, after, agent):
+        if limit is not None and found.tasks >= limit:
+            break
+        found.tasks += 1
+        if trajectory.steps and any(step.fork is not None for step in trajectory.steps):
+            trajectory = await source.task(namespace, trajectory.task) or trajectory  # with the steps that it inherited
+        difference = await _first_difference(trajectory, app, found)
+        if difference is not None:
+            found.differences.append(difference)
+    return found
+
+
+async def _ended_tasks(
+    source: TrajectoryStore, namespace: str, since: datetime | None, agent: str | None
+) -> AsyncIterator[TaskTrajectory]:
+    task, end, steps = "", None, list[Step]()
+    async for stored in source.steps(namespace, since=since, agent=agent):
+        if stored.task != task:
+            if end is not None:
+                yield TaskTrajectory(namespace, task, end, steps)
+            task, end, steps = stored.task, stored.end, []
+        steps.append(stored.step)
+    if end is not None:
+        yield TaskTrajectory(namespace, task, end, steps)
+
+
+async def _first_difference(trajectory: TaskTrajectory, app: App, found: Check) -> Difference | None:
+    for recorded in runs_of(trajectory).values():
+        if not recorded.agent or recorded.agent.startswith(END_AGENTS):
+            continue
+        run = _replay_of(trajectory, app, recorded, None)
+        if run is None:
+            found.skipped[f"this app has no agent {recorded.agent!r}"] += 1
+            continue
+        found.runs += 1
+        try:
+            async with asyncio.timeout(RUN_SECONDS):
+                replayed = await _replayed(run)
+        except TimeoutError:
+            replayed = None
+        what = _difference(run, replayed)
+        if what is None:
+            continue
+        if recorded.key and run.state.used:
+            found.skipped[_UNRECORDED_STATE] += 1
+            continue
+        return Difference(trajectory.task, recorded.agent, recorded.id, *what)
+    return None
+
+
+def _difference(run: ReplayRun, replayed: RunReplay | None) -> tuple[str, str, str, str] | None:
+    """Return the step, the recorded side, the side of the code, and its line; None if they do not differ."""
+    if replayed is None:
+        return "", f"it {run.recorded.status}", f"it does not end within {RUN_SECONDS:g} s of a replay", ""
+    if (at := run.diverged_at) is not None:
+        return at.step, at.recorded, at.asked, at.line
+    if run.recorded.status != "completed":
+        return None  # what it requested last may have no result
+    if (at := run.unrecorded) is not None:
+        return at.step, "it ended without another step", at.asked, at.line
+    if replayed.error is not None:
+        error = f"{replayed.error['type']}: {replayed.error['message']}"
+        return "", "it completed", f"it fails with {quoted(error, 200)}", ""
+    left = next((step for step in run.recorded.before(None) if _is_left(step, run)), None)
+    if left is None:
+        return None
+    return left.id, as_call(left.kind, left.name, left.key, left.request), "it ends without this step", ""
+
+
+_COMPARED = ("tool", "agent", "engine", "ray", "spark", "human", "timer", "step", "model", "send", "publish")
+
+
+def _is_left(step: RecordedStep, run: ReplayRun) -> bool:
+    """Return whether the code has not requested a recorded step. How far a job gets depends on timing."""
+    in_job = any(step.id.startswith(f"{job.id}.") for job in run.jobs)
+    return step.kind in _COMPARED and step.id not in run.asked and not in_job
 
 
 async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str | None) -> Replayed:

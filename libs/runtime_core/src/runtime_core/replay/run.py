@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_core import codec
 from runtime_core.aworld.events.message import Message, message_id
 from runtime_core.bus.commits import CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Effect, Failed, JournaledStep
+from runtime_core.consumer.failure import place_in_code
 from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt
-from runtime_core.runs.calls import Call
+from runtime_core.record.step import as_call
+from runtime_core.runs.calls import Call, RequestStep
 from runtime_core.runs.journal import from_json, pack
 from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
 from runtime_core.runs.run import Run
@@ -37,9 +39,12 @@ class DivergedStep:
     """The recorded step."""
     asked: str
     """The step that the code requests."""
+    line: str = ""
+    """The line of the user's code, as `app.py:12 in report`; empty if that is not known."""
 
     def __str__(self) -> str:
-        return f"step {self.step} of run {self.run}: the record has {self.recorded}, but the code requests {self.asked}"
+        where = f"step {self.step} of run {self.run}{f' ({self.line})' if self.line else ''}"
+        return f"{where}: the record has {self.recorded}, but the code requests {self.asked}"
 
 
 class _NoBroker:
@@ -122,6 +127,10 @@ class ReplayRun(Run):
         self.recorded = recorded
         self.until = until
         self.stopped_at: str | None = None
+        self.unrecorded: DivergedStep | None = None
+        """The step without a recorded result at which it stopped."""
+        self.asked: set[str] = set()
+        """The steps that the code has requested."""
         self.diverged_at: DivergedStep | None = None
         self.emitted: list[Any] = []
         """Values of `ctx.emit`, in order. Any: JSON."""
@@ -136,8 +145,11 @@ class ReplayRun(Run):
             raise self._stop(step)
         if self._by_question is not None and step.id not in self.journal.values:
             self._answer(step, self._by_question)
+        self.asked.add(step.id)
         value = self.journal.values.get(step.id)
         if value is None:
+            if self.recorded.status and isinstance(step, RequestStep) and self._in_job():
+                return None  # the run ended before the step did: the job waits until the run ends
             raise self._stop(step)
         there = self.recorded.steps.get(step.id)
         if self._by_question is None and there is not None and not _fits(step, there):
@@ -156,8 +168,18 @@ class ReplayRun(Run):
         return bool(self.recorded.status) or super().passed(branch)
 
     def read_attempt(self) -> int:
-        """Return the recorded run's last attempt: its record does not say which attempt took which step."""
-        return self.attempt
+        """Return `ctx.attempt` as the recorded run saw it; its last attempt if its record does not say."""
+        branch, read = self.flow.here, self.recorded.attempts
+        if branch is None or read is None:
+            return self.attempt
+        earlier = (read.get(f"{branch.prefix}{count}") for count in range(branch.count, -1, -1))
+        return next((attempt for attempt in earlier if attempt is not None), 1)
+
+    def _in_job(self) -> bool:
+        branch = self.flow.here
+        while branch is not None and not branch.beside:
+            branch = branch.parent
+        return branch is not None
 
     def _answer(self, step: Step[Any], questions: Mapping[str, deque[RecordedStep]]) -> None:  # Any: see find
         for digest in (step.digest, any_digest(step.kind, step.name)):
@@ -170,11 +192,14 @@ class ReplayRun(Run):
     def _stop(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: see find
         if self.stopped_at is None and self.diverged_at is None:
             self.stopped_at = step.id
+            if step.id != self.until:
+                self.unrecorded = DivergedStep(self.run_id, step.id, "", _asked(step), _line())
         why = f"step {step.id} of run {self.run_id} ({_asked(step)}) has no recorded result, or the replay ends there"
         return self.flow.end(Failed("ReplayStopped", why, retryable=False), why)
 
     def _diverge(self, step: Step[Any], there: RecordedStep) -> asyncio.CancelledError:  # Any: see find
-        diverged = DivergedStep(self.run_id, step.id, _shown(there.kind, there.name, there.request), _asked(step))
+        recorded = as_call(there.kind, there.name, there.key, there.request)
+        diverged = DivergedStep(self.run_id, step.id, recorded, _asked(step), _line())
         if self.stopped_at is None and self.diverged_at is None:
             self.diverged_at = diverged
         return self.flow.end(Failed("Divergence", str(diverged), retryable=False), str(diverged))
@@ -206,9 +231,8 @@ def _fits(step: Step[Any], there: RecordedStep) -> bool:  # Any: steps of all re
 
 
 def _asked(step: Step[Any]) -> str:  # Any: steps of all result types
-    return _shown(step.kind, step.name, step.data)
+    return as_call(step.kind, step.name, step.key, step.data)
 
 
-def _shown(kind: str, name: str, data: bytes) -> str:
-    shown = codec.quoted(from_json(data), 120) if data else ""
-    return f"{kind} {name} {shown}".strip()
+def _line() -> str:
+    return place_in_code(sys._getframe(1))[0]

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -27,7 +27,7 @@ from runtime_core.consumer.effects import (
 )
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import BusError, Fenced, InvalidInput, JournalMoved, LimitExceeded, WeftError
-from runtime_core.record.step import Step, StepError
+from runtime_core.record.step import ATTEMPTS, Step, StepError
 from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import DeclaredApp
@@ -41,6 +41,7 @@ RUN_MAX_BYTES = 8 * RUN_BYTES
 """The most unanswered bytes of a run in calls that cannot wait, such as `ModelCall.stream`."""
 PROCESS_BYTES = 32 * RUN_BYTES
 """The most unanswered bytes of all runs of a process before `ctx.emit` waits."""
+NO_ATTEMPTS: Mapping[str, int] = {}
 _AGAIN = "a"
 _JOURNALED = "j"
 _WITHDRAW = "w"
@@ -117,14 +118,18 @@ def answer_parts(delivery: Delivery) -> list[Argument]:
     return ["l", delivery.trace] if delivery.trace else []
 
 
-def row_of_run(delivery: Delivery, status: str, started: float, ended: float, owner: str) -> Step:
-    """Return the row of an agent's run for the trajectory."""
+def row_of_run(
+    delivery: Delivery, status: str, started: float, ended: float, owner: str, attempts: Mapping[str, int] = NO_ATTEMPTS
+) -> Step:
+    """Return the row of an agent's run for the trajectory. `attempts`: what `ctx.attempt` has returned, by place."""
     row = Step(delivery.run, "agent", delivery.name, status, started, ended)
     row.attempt = delivery.attempt
     row.key = delivery.key
     row.owner = owner
     if delivery.kind == "start" and delivery.data:
         row.input = msgspec.Raw(delivery.data)
+    if attempts and (delivery.attempt > 1 or max(attempts.values()) > 1):
+        row.attributes = {ATTEMPTS: [f"{place}={attempt}" for place, attempt in attempts.items()]}
     if delivery.errors:
         row.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
     return row

@@ -148,6 +148,8 @@ class Run:
         self.jobs: list[Job] = []
         """The jobs of `ctx.background`, in the order of the program."""
         self.steps_taken = 0
+        self.attempts_read: dict[str, int] = {}
+        """What `ctx.attempt` has returned, by place."""
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
         self.overrides = dict(stored.overrides)
         """The instance's state from each of these steps on, since a nested run changed it; see `later_state`."""
@@ -418,7 +420,7 @@ class Run:
             later = self.journal.next_digest(place.prefix, place.count)
             place = place.parent
         attempt = attempt_in_digest(later) if later else max(self.attempt, branch.attempt_read)
-        branch.attempt_read = attempt
+        branch.attempt_read = self.attempts_read[f"{branch.prefix}{branch.count}"] = attempt
         return attempt
 
     def patched(self, branch: Branch, name: str) -> bool:

@@ -375,7 +375,7 @@ class TurnHandler:
             mode, body, state = "w", result.working_state or b"", b""
         else:
             mode, body, state = "c", result.answer or result.output, result.state or b""
-            row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner)
+            row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner, warm.run.attempts_read)
             row.input, row.output = msgspec.Raw(warm.input), msgspec.Raw(result.output)
             steps = [row, *steps]
         record = ENCODER.encode(steps) if steps else b""
@@ -431,7 +431,7 @@ class TurnHandler:
         decision = await schedule_retry(self._bus, self._metrics, delivery, definition.retry, failed, error)
         if decision is None:
             return "retried"
-        row = row_of_run(delivery, "failed", warm.started_ms, now, self._bus.owner)
+        row = row_of_run(delivery, "failed", warm.started_ms, now, self._bus.owner, warm.run.attempts_read)
         row.input = msgspec.Raw(warm.input)
         row.error = error
         if failed.rejected:

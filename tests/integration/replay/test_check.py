@@ -1,0 +1,291 @@
+"""`check` runs new code on recorded tasks, and names the first difference of each in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.errors import InvalidInput
+from runtime_core.host.local import LocalApp
+from runtime_core.replay.replay import Check, check
+from runtime_core.trajectory.store import TrajectoryStore
+from tests.service_forks import SOURCES
+from weft import AgentContext, App
+
+Code = Callable[[AgentContext, str], Awaitable[object]]
+
+
+def desk(code: Code, name: str = "desk") -> App:
+    """Return an app with this agent, a second agent and some tools."""
+    app = App("desk")
+
+    @app.tool
+    async def search(query: str) -> str:
+        return f"found {query}"
+
+    @app.tool
+    async def rank(items: list[str]) -> list[str]:
+        return items
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, text: str) -> str:
+        return str(await ctx.step(str.upper, text, name="upper"))
+
+    app.agent(name, retry=RetryPolicy(attempts=3, base_seconds=0.001))(code)  # type: ignore[type-var]  # is checked there
+    return app
+
+
+async def before(ctx: AgentContext, topic: str) -> object:
+    found = await ctx.tool("search", query=topic)
+    await ctx.emit(found)
+    written = await ctx.agent("writer", found)
+    await ctx.sleep(0.001)
+    return written
+
+
+@asynccontextmanager
+async def recorded(app: App, folder: Path, *tasks: tuple[str, str, str]) -> AsyncIterator[TrajectoryStore]:
+    """Run tasks (id, agent, key) and open their record."""
+    url = f"sqlite:///{folder / 'trajectory.db'}"
+    local = LocalApp(app, trajectory=url)
+    async with local as client:
+        for task, agent, key in tasks:
+            handle = await client.submit(agent, "tea", task_id=task, key=key)
+            await handle.result(timeout=60)
+            await local.recorded(task)
+    store = await TrajectoryStore.open(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def checked(old: Code, new: Code, folder: Path, *, key: str = "", **more: Any) -> Check:
+    async with recorded(desk(old), folder, ("t-1", "desk", key)) as store:
+        return await check(store, desk(new), namespace="local", **more)
+
+
+def only(found: Check) -> tuple[str, str, str]:
+    """Return step, recorded side and new side of the only difference."""
+    (difference,) = found.differences
+    assert (difference.task, difference.agent, difference.run) == ("t-1", "desk", "r")
+    return difference.step, difference.recorded, difference.now
+
+
+async def test_the_same_code_does_not_differ(tmp_path: Path) -> None:
+    found = await checked(before, before, tmp_path)
+    assert (found.ok, found.tasks, found.runs) == (True, 1, 2), str(found)
+
+
+async def test_another_result_is_no_difference(tmp_path: Path) -> None:
+    async def after(ctx: AgentContext, topic: str) -> object:
+        return {"text": await before(ctx, topic), "version": 2}
+
+    assert (await checked(before, after, tmp_path)).ok
+
+
+async def test_other_arguments_are_named(tmp_path: Path) -> None:
+    async def after(ctx: AgentContext, topic: str) -> object:
+        return await ctx.tool("search", query=f"{topic}!")
+
+    found = await checked(before, after, tmp_path)
+    assert only(found) == ("1", 'ctx.tool("search", query="tea")', 'ctx.tool("search", query="tea!")')
+    assert found.differences[0].line.startswith("test_check.py:")
+    assert str(found).endswith("1 tasks, 2 runs, 1 differ") or "1 differ" in str(found)
+
+
+async def test_another_agent_is_named(tmp_path: Path) -> None:
+    async def after(ctx: AgentContext, topic: str) -> object:
+        await ctx.emit(await ctx.tool("search", query=topic))
+        return await ctx.tool("rank", items=[topic])
+
+    step, was, now = only(await checked(before, after, tmp_path))
+    assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', 'ctx.tool("rank", items=["tea"])')
+
+
+async def test_a_further_step_and_a_missing_one_are_named(tmp_path: Path) -> None:
+    async def more(ctx: AgentContext, topic: str) -> object:
+        await before(ctx, topic)
+        return await ctx.tool("rank", items=[])
+
+    async def less(ctx: AgentContext, topic: str) -> object:
+        return await ctx.tool("search", query=topic)
+
+    (tmp_path / "a").mkdir()
+    step, was, now = only(await checked(before, more, tmp_path / "a"))
+    assert (was, now) == ("it ended without another step", 'ctx.tool("rank", items=[])')
+    (tmp_path / "b").mkdir()
+    step, was, now = only(await checked(before, less, tmp_path / "b"))
+    assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', "it ends without this step")
+
+
+async def test_an_error_of_the_new_code_is_named(tmp_path: Path) -> None:
+    async def after(ctx: AgentContext, topic: str) -> object:
+        found = await ctx.tool("search", query=topic)
+        return found["text"]
+
+    step, was, now = only(await checked(before, after, tmp_path))
+    assert (step, was) == ("", "it completed")
+    assert now.startswith('it fails with "TypeError: ')
+
+
+async def test_patched_code_does_not_differ_from_tasks_of_before_and_after(tmp_path: Path) -> None:
+    async def after(ctx: AgentContext, topic: str) -> object:
+        if ctx.patched("first"):
+            await ctx.tool("rank", items=[topic])
+        written = await before(ctx, topic)
+        if ctx.patched("last"):
+            await ctx.tool("rank", items=[topic])
+        return written
+
+    (tmp_path / "a").mkdir()
+    assert (await checked(before, after, tmp_path / "a")).ok
+    (tmp_path / "b").mkdir()
+    assert (await checked(after, after, tmp_path / "b")).ok
+    (tmp_path / "c").mkdir()
+    step, was, now = only(await checked(after, before, tmp_path / "c"))
+    assert (step, was, now) == ("1", 'ctx.tool("rank", items=["tea"])', 'ctx.tool("search", query="tea")')
+
+
+async def test_a_run_of_several_attempts_replays_as_it_went(tmp_path: Path) -> None:
+    """Each place sees the attempt that went on from it, in calls of others, too."""
+
+    async def retried(ctx: AgentContext, topic: str) -> object:
+        first = ctx.attempt
+        await ctx.tool("search", query=f"{topic} {first}")
+        if ctx.attempt == 1:
+            raise RuntimeError("the first attempt fails after a call")
+        second = ctx.attempt
+        await ctx.tool("search", query=f"{topic} {second}")
+        return [first, await ctx.step(str, ctx.attempt, name="third")]
+
+    found = await checked(retried, retried, tmp_path)
+    assert found.ok, str(found)
+
+
+async def test_a_job_that_the_end_has_stopped_is_no_difference(tmp_path: Path) -> None:
+    async def jobs(ctx: AgentContext, topic: str) -> object:
+        async def watch() -> None:
+            while True:
+                await ctx.sleep(3600)
+
+        ctx.background(watch(), at_end="cancel")
+        return await ctx.tool("search", query=topic)
+
+    found = await checked(jobs, jobs, tmp_path)
+    assert found.ok, str(found)
+
+
+async def test_state_that_is_not_recorded_is_no_difference(tmp_path: Path) -> None:
+    async def counts(ctx: AgentContext, topic: str) -> object:
+        ctx.state["n"] = ctx.state.get("n", 0) + 1
+        return await ctx.tool("search", query=f"{topic} {ctx.state['n']}")
+
+    tasks = [(f"t-{number}", "desk", "k") for number in range(2)]
+    async with recorded(desk(counts), tmp_path, *tasks) as store:
+        found = await check(store, desk(counts), namespace="local")
+    assert found.ok
+    assert found.skipped == {"the state of an agent with a key is not recorded": 1}
+    assert "1 runs were not compared: the state of an agent with a key is not recorded" in str(found)
+
+
+async def test_an_agent_that_the_app_lacks_is_named(tmp_path: Path) -> None:
+    async with recorded(desk(before, "old-desk"), tmp_path, ("t-1", "old-desk", "")) as store:
+        found = await check(store, desk(before), namespace="local")
+    assert found.skipped == {"this app has no agent 'old-desk'": 1}
+    assert found.runs == 1
+
+
+async def test_tasks_are_selected(tmp_path: Path) -> None:
+    async with recorded(desk(before), tmp_path, ("a", "desk", ""), ("b", "desk", ""), ("c", "writer", "")) as store:
+
+        async def count(**more: Any) -> int:
+            return (await check(store, desk(before), namespace="local", **more)).tasks
+
+        assert await count() == 3
+        assert await count(agent="writer") == 1
+        assert await count(limit=2) == 2
+        assert await count(since=timedelta(hours=1)) == 3
+        assert await count(since=datetime.now(UTC) + timedelta(hours=1)) == 0
+        with pytest.raises(InvalidInput, match="time zone"):
+            await count(since=datetime(2026, 1, 1))  # that is what is refused
+
+
+async def test_a_thousand_tasks_are_checked_in_seconds(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'trajectory.db'}"
+    local = LocalApp(desk(before), trajectory=url)
+    async with local as client:
+        handles = [await client.submit("desk", f"tea {number}", task_id=f"t-{number}") for number in range(1_000)]
+        await asyncio.gather(*(handle.result(timeout=120) for handle in handles))
+        await asyncio.gather(*(local.recorded(f"t-{number}", timeout=60) for number in range(1_000)))
+    store = await TrajectoryStore.open(url)
+    try:
+        began = time.process_time()
+        found = await check(store, desk(before), namespace="local")
+        took = time.process_time() - began
+    finally:
+        await store.close()
+    assert (found.ok, found.tasks, found.runs) == (True, 1_000, 2_000)
+    assert took < 10, f"{took:.1f} s"
+    print(f"{took:.2f} s")
+
+
+APP = """
+from weft import AgentContext, App
+
+app = App("desk")
+
+@app.tool
+async def search(query: str) -> str:
+    return query
+
+@app.agent("desk")
+async def desk(ctx: AgentContext, topic: str) -> object:
+    return await ctx.tool("search", query={query})
+"""
+
+
+async def test_the_command_names_the_difference_and_fails(tmp_path: Path) -> None:
+    async with recorded(desk(before), tmp_path, ("t-1", "desk", "")):
+        pass
+    (tmp_path / "new_desk.py").write_text(APP.format(query="topic.upper()"))
+
+    def weft(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "runtime_core.cli.main", "replay", "check", *arguments],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((SOURCES, str(tmp_path))),
+                "WEFT_NAMESPACE": "local",
+                "WEFT_TRAJECTORY_URL": f"sqlite:///{tmp_path / 'trajectory.db'}",
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    ended = weft("--app", "new_desk:app", "--since", "7d")
+    assert ended.returncode == 1, ended.stderr
+    first, *_ = ended.stdout.splitlines()
+    assert first.startswith("task t-1: step 1 of run r of agent 'desk' (new_desk.py:")
+    assert first.endswith(' in desk): ctx.tool("search", query="tea"); now ctx.tool("search", query="TEA")')
+    found = json.loads(weft("--app", "new_desk:app", "--json").stdout)
+    assert (found["ok"], found["tasks"]) == (False, 1)
+    assert found["differences"][0]["now"] == 'ctx.tool("search", query="TEA")'
+    wrong = weft("--app", "new_desk:app", "--since", "soon")
+    assert wrong.returncode == 2
+    assert "neither a span, as in 7d or 12h, nor a time" in wrong.stderr
+    assert "--app package.module:app" in weft().stderr
