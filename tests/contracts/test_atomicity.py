@@ -298,6 +298,13 @@ async def a_turn_that_only_asks_a_tool(stage: Stage) -> Act:
 
 
 @case
+async def a_turn_that_asks_a_human(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t", replyto="elsewhere")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, nap("1", 1000), question("2"))
+
+
+@case
 async def a_turn_that_asks_a_tool_and_has_rows(stage: Stage) -> Act:
     await stage.broker.submit(stage.bus, "t")
     turn = await stage.broker.take(stage.bus)
