@@ -1036,6 +1036,24 @@ async def test_a_timer_that_cannot_fire_does_not_hold_up_others(broker: Broker, 
     await broker.idle()
 
 
+@pytest.mark.parametrize("waits", ["retry", "nap"])
+async def test_a_timer_whose_stream_is_damaged_fires_later(broker: Broker, bus: EventBus, waits: str) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await (bus.retry(turn, 1000, b"{}") if waits == "retry" else suspend(bus, turn, nap("1", 1000)))
+    stream = broker.keys.stream("agent")
+    aside = stream + "-aside"
+    await broker.call("RENAME", stream, aside)
+    await broker.call("SET", stream, "of the wrong type")
+    await broker.pass_time(2000)
+    await bus.promote()
+    await broker.call("RENAME", aside, stream)
+    await broker.pass_time(61_000)
+    await bus.promote()
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
 async def test_a_damaged_task_does_not_hold_up_its_mailbox(broker: Broker, bus: EventBus) -> None:
     for task in ("first", "damaged", "third"):
         await broker.submit(bus, task, key="k")

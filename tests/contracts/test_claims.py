@@ -232,6 +232,19 @@ async def test_a_refusal_that_comes_late_does_not_lift_a_newer_one(pair: Pair) -
     assert (await pair.here.bus.submit(new)).started
 
 
+async def test_a_submit_gives_up_only_its_own_claim(pair: Pair) -> None:
+    """It was paused, and the ids have been claimed again since."""
+    new, bus = Submit(task_at(0), 1).make(), pair.here.bus
+    for field in ("task_id", "id"):
+        [old] = await bus.claim(new, 1, [field])
+        await bus.unclaim(new, field, old)
+        [newer] = await bus.claim(new, 1, [field])
+        assert newer != old
+        before = await pair.here.broker.snapshot()
+        await bus.unclaim(new, field, old)
+        assert await pair.here.broker.snapshot() == before
+
+
 async def test_an_overloaded_submit_keeps_its_claim(pair: Pair) -> None:
     """It is sent again, and then reaches its target."""
     submit = Submit(task_at(0), 1)
