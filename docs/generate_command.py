@@ -21,7 +21,7 @@ _HEAD = """\
 | 0 | success |
 | 1 | the command or the task failed; one line on standard error gives the reason and the remedy |
 | 2 | wrong usage; one line on standard error names the command whose `--help` explains it |
-| 130 | interrupted by Ctrl-C; a submitted task goes on |
+| 130 | interrupted by Ctrl-C; a submitted task continues |
 | 141 | the reader of the output has exited, as in `weft task list \\| head -1` |
 
 `--json` prints one JSON document; `weft submit --stream --json` and `weft trajectory export` print JSON lines. Times

@@ -26,7 +26,7 @@ Make = Callable[[], Runtime]
 @pytest.fixture
 async def make(valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     """Runtimes of one namespace that speak of waits soon."""
-    for module, name in ((host, "LOOK_SECONDS"), (watch, "WAIT_SECONDS"), (watch, "FIRST_LOOK_SECONDS")):
+    for module, name in ((host, "LOOK_SECONDS"), (watch, "WAIT_SECONDS"), (watch, "FIRST_CHECK_SECONDS")):
         monkeypatch.setattr(module, name, 0.05)
     monkeypatch.setattr(waits, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("runtime_core.actors.runtime.WAIT_SECONDS", 0.05)
@@ -169,6 +169,6 @@ async def test_the_command_lists_and_drops_types(
     await asyncio.to_thread(main, ["doctor", "--json"])
     checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["waits"] == {
-        "check": "waits", "ok": True, "message": "no message to an agent of a runtime waits for long"
+        "check": "waits", "ok": True, "message": "no message to an agent of a runtime has waited long"
     }  # fmt: skip
     await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)

@@ -8,7 +8,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "actors/watch.py",
         "bounded_looks",
-        " and looks < LOOKS_MAX:",
+        " and checks < CHECKS_MAX:",
         ":",
         "thousands of long handlers do not fill the connection with questions",
         "unit/actors:watch",

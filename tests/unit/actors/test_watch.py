@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from runtime_core.actors import watch
-from runtime_core.actors.watch import LOOKS_MAX, Watch
+from runtime_core.actors.watch import CHECKS_MAX, Watch
 
 
 class LongHandler:
@@ -38,11 +38,11 @@ async def test_one_look_reads_a_bounded_number_of_mailboxes_and_the_next_one_con
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch, "WAIT_SECONDS", 1000.0)
-    handlers = [LongHandler() for _ in range(LOOKS_MAX + 5)]
+    handlers = [LongHandler() for _ in range(CHECKS_MAX + 5)]
     host = EmptyMailboxes()
     actors = SimpleNamespace(running=lambda: handlers)
     requests = SimpleNamespace(older_than=lambda seconds: [])
     looking = Watch(cast("Any", host), cast("Any", actors), cast("Any", requests))
-    for asked in (LOOKS_MAX, LOOKS_MAX + 5, LOOKS_MAX + 5):
-        await looking.look()
+    for asked in (CHECKS_MAX, CHECKS_MAX + 5, CHECKS_MAX + 5):
+        await looking.check()
         assert host.asked == asked

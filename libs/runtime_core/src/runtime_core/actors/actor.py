@@ -78,7 +78,7 @@ class Actors:
         self.tokens: dict[str, Any] = {}
         """Cancellation tokens of callers in this process, by `task|run`. Any: another library's class."""
         self.published_tokens: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        """Tokens given with published messages, by message id, while somebody holds them."""
+        """Tokens given with published messages, by message id, while a program holds them."""
         self._runs: dict[str, set[ActorRun]] = {}
         self.stopping = False
         """Whether this process stops running the agents."""
@@ -454,7 +454,7 @@ class ActorRun(Run):
     def _undo(self, instance: Instance) -> None:
         """Discard the changes of a failed handler: the next one begins with the state on the broker.
 
-        With concurrent handlers nobody knows whose changes they were, so the object stays as it is.
+        With concurrent handlers the changes cannot be told apart, so the object stays as it is.
         """
         if instance.keeps_state and not self.actor.interleave:
             instance.known = None

@@ -140,7 +140,7 @@ class ActorHost:
             await client.open()
             self._opened = True
             bus = client.buses[0]
-            self._periodic = [Periodic("watch what waits", LOOK_SECONDS, self._look, _ignore)]
+            self._periodic = [Periodic("check waiting messages", LOOK_SECONDS, self._look, _ignore)]
             if self.own:
                 await self._note_own(bus)  # first, so that a later program finds what a killed one left
                 self._periodic.append(Periodic("note the namespace", NOTE_SECONDS, partial(self._note_own, bus)))
@@ -317,4 +317,4 @@ class ActorHost:
 
 def _ignore(error: Exception) -> None:
     """Say nothing: a broker that does not answer is in the log already."""
-    logger.debug("could not look at what waits: %s", error)
+    logger.debug("could not check for waiting messages: %s", error)

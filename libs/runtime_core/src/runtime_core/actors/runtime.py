@@ -170,7 +170,7 @@ class Runtime:
             if not self._ignore_unhandled and self._unhandled is not None:
                 break
             if time.monotonic() >= said_at:
-                said_at = math.inf if await self._watch.say_what_is_left() else time.monotonic() + WAIT_SECONDS
+                said_at = math.inf if await self._watch.log_waiting() else time.monotonic() + WAIT_SECONDS
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, IDLE_LOOK_LONGEST_SECONDS)
         await self.stop()
@@ -246,7 +246,7 @@ class Runtime:
             raise error
 
     async def _look(self) -> None:
-        await self._watch.look()
+        await self._watch.check()
 
     async def broker(self) -> Sequence[EventBus]:
         """Return the partitions of the broker, for tools that use it directly."""

@@ -228,7 +228,7 @@ class SerializationRegistry:
 
 
 def _is_protobuf(cls: object) -> bool:
-    """Checked without importing protobuf: whoever has such a message has imported it."""
+    """Checked without importing protobuf: a program with such a message has imported it."""
     if "google.protobuf.message" not in sys.modules or not isinstance(cls, type):
         return False
     base: type = importlib.import_module("google.protobuf.message").Message

@@ -1,4 +1,4 @@
-"""Says once that a message has waited for long, for whom and why: such a wait may never end."""
+"""Logs once that a message has waited long, for whom and why: such a wait may never end."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from runtime_core.maintenance.waits import find_waits, first_waiting, processes_
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
-"""How long a message may wait before a line in the log says so."""
-FIRST_LOOK_SECONDS = 1.0
-"""How long a handler runs before its agent's mailbox is looked at."""
-LOOKS_MAX = 100
-"""How many mailboxes one look reads: thousands of long handlers must not fill the connection with questions."""
+"""How long a message may wait before it is logged."""
+FIRST_CHECK_SECONDS = 1.0
+"""How long a handler runs before its agent's mailbox is checked."""
+CHECKS_MAX = 100
+"""How many mailboxes one check reads: thousands of long handlers must not fill the connection with requests."""
 SHOWN = 10
 
 
 class Watch:
-    """Looks at the long handlers and the open requests of this process."""
+    """Checks the long handlers and the open requests of this process."""
 
     def __init__(self, host: ActorHost, actors: Actors, requests: Requests) -> None:
         self._host = host
         self._actors = actors
         self._requests = requests
         self._seen: WeakKeyDictionary[ActorRun, tuple[float, str]] = WeakKeyDictionary()
-        """For each long handler: the time of the next look, and who was the first in its mailbox."""
+        """For each long handler: the time of the next check, and the first message in its mailbox."""
         self._due: dict[str, float] = {}
-        """Recipient → the time of the next look at who runs it."""
+        """Recipient → the time when the next check for its processes is due."""
 
-    async def look(self) -> None:
-        """Look at what has waited for long enough. The host calls it every second."""
+    async def check(self) -> None:
+        """Check handlers and requests that have waited long enough. The host calls this every second."""
         now = time.monotonic()
-        looks = 0
+        checks = 0
         for run in self._actors.running():
-            due, before = self._seen.get(run, (run.began_at + FIRST_LOOK_SECONDS, ""))
-            if now >= due and not run.actor.interleave and looks < LOOKS_MAX:
-                looks += 1
-                await self._look_at_mailbox(run, before, now)
+            due, before = self._seen.get(run, (run.began_at + FIRST_CHECK_SECONDS, ""))
+            if now >= due and not run.actor.interleave and checks < CHECKS_MAX:
+                checks += 1
+                await self._check_mailbox(run, before, now)
         for recipient in {agent_name(each.type) for each in self._requests.older_than(WAIT_SECONDS)}:
             if now >= self._due.get(recipient, 0.0):
-                await self._look_at_recipient(recipient, now)
+                await self._check_recipient(recipient, now)
 
-    async def _look_at_mailbox(self, run: ActorRun, before: str, now: float) -> None:
+    async def _check_mailbox(self, run: ActorRun, before: str, now: float) -> None:
         bus, _ = await self._host.place(run.actor.name, run.key)
         instance = f"{run.actor.name}/{run.key}"
         first = await first_waiting(bus, instance)
@@ -64,7 +64,7 @@ class Watch:
                 wait,
             )
 
-    async def _look_at_recipient(self, name: str, now: float) -> None:
+    async def _check_recipient(self, name: str, now: float) -> None:
         self._due[name] = now + WAIT_SECONDS
         for bus in await self._host.buses():
             if await processes_of(bus, f"agent:{pool_of(name)}"):
@@ -76,8 +76,8 @@ class Watch:
             self._host.namespace,
         )
 
-    async def say_what_is_left(self) -> bool:
-        """Say which messages of the namespace wait. Returns False if none does."""
+    async def log_waiting(self) -> bool:
+        """Log which messages of the namespace wait. Return False if none does."""
         found = [wait for bus in await self._host.buses() for wait in await find_waits(bus)]
         for wait in found[:SHOWN]:
             logger.warning("stop_when_idle waits for the namespace %r: %s", self._host.namespace, wait)

@@ -72,7 +72,7 @@ class Listeners:
         return self._interactive or self._task.outputs is not None
 
     async def take(self, event: StreamEvent) -> None:
-        """Pass an event on. A question is asked while the task goes on."""
+        """Pass an event on. Questions are asked while the task continues."""
         if self._task.outputs is not None:
             taken = self._task.outputs.add_output(event)
             if inspect.isawaitable(taken):
@@ -100,7 +100,7 @@ class Listeners:
 async def hint(events: Callable[[], AsyncGenerator[StreamEvent]]) -> None:
     """Warn about each question of a task that nobody listens to. `events` opens the stream of the task's output.
 
-    If the stream breaks, there is no hint, and the task goes on.
+    If the stream breaks, there is no hint, and the task continues.
     """
     await asyncio.sleep(HINT_SECONDS)
     try:
@@ -163,7 +163,7 @@ def _value(line: str, event: StreamEvent, verdict: bool) -> object:
 
 
 async def _line(prompt: str) -> str | None:
-    """Show a prompt and return the next line of standard input; None at its end. The loop goes on meanwhile."""
+    """Show a prompt and return the next line of standard input; None at its end. The loop continues meanwhile."""
     loop, over = asyncio.get_running_loop(), threading.Event()
     found: asyncio.Future[str | None] = loop.create_future()
 

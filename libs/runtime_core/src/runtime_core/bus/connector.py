@@ -314,7 +314,7 @@ class Connector:
             await sentinel.aclose()
 
     async def _learn(self) -> None:
-        """Learn a Cluster's servers while one replies: when it is gone, another one tells where its slots are."""
+        """Learn a Cluster's servers while one replies: after its failure, another one knows where its slots are."""
         try:
             await self._look_up()
         except OSError as error:
@@ -327,7 +327,7 @@ class Connector:
                 )
 
     async def _look_up(self) -> Place:
-        """Ask the Cluster where the slot is. Return any known server if nobody knows the slot yet."""
+        """Ask the Cluster where the slot is. Return any known server if none knows the slot yet."""
         from redis.asyncio.cluster import ClusterNode, NodesManager
         from redis.exceptions import RedisClusterException, RedisError
 
@@ -343,7 +343,7 @@ class Connector:
             return found.host, int(found.port)
         except (RedisError, RedisClusterException, LookupError) as error:
             raise ConnectionRefusedError(
-                f"no server of the Cluster says where slot {self._slot} is: {error}"
+                f"no server of the Cluster knows where slot {self._slot} is: {error}"
             ) from error
         finally:
             await manager.aclose()

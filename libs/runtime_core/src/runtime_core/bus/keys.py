@@ -13,9 +13,9 @@ GROUPS = {
 NAMESPACE_FORMAT = 1
 """The format that this release writes. It reads this format and the one before."""
 OWN_NAMESPACE = "weft-own-"
-"""The namespace of a program that names none begins with this."""
+"""The prefix of private namespaces, for programs that name none."""
 OWN_NAMESPACES = "weft-own:{0}"
-"""These namespaces by the time (ms) of their programs' last note: a sorted set, in the Cluster slot of partition 0."""
+"""Private namespaces by the time (ms) of their programs' last note: a sorted set, in partition 0's Cluster slot."""
 STATE_MANAGER = "state-manager"
 TRAJECTORY_RECORDER = "trajectory-recorder"
 

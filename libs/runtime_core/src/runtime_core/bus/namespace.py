@@ -17,7 +17,7 @@ from runtime_core.errors import BusLost, BusUnavailable, ConfigurationError, Ser
 logger = logging.getLogger(__name__)
 
 OWN_NAMESPACE_SILENT_MS = 24 * 3600 * 1000
-"""After this time without a note, the program of a namespace of its own is gone."""
+"""After this time without a note, the program of a private namespace counts as ended."""
 ERASED_AT_ONCE = 1000
 
 CONNECT_SECONDS = 5.0
@@ -105,7 +105,7 @@ def _checked(namespace: str, partitions: int, stored: list[bytes]) -> list[Keys]
 
 
 async def note_own(transport: Transport, namespace: str, now_ms: int) -> None:
-    """Note that the program of a namespace of its own lives, and erase the namespaces of those that are gone."""
+    """Note that the program of a private namespace is alive, and erase the namespaces of programs that have ended."""
     await transport.call("ZADD", OWN_NAMESPACES, now_ms, namespace)
     gone = await transport.call("ZRANGEBYSCORE", OWN_NAMESPACES, "-inf", f"({now_ms - OWN_NAMESPACE_SILENT_MS}")
     if gone:
@@ -113,7 +113,7 @@ async def note_own(transport: Transport, namespace: str, now_ms: int) -> None:
 
 
 async def erase_own(transport: Transport, *namespaces: str) -> None:
-    """Erase programs' own namespaces with all their keys. Scans the database once, however many they are."""
+    """Erase private namespaces with all their keys. Scans the database once, however many they are."""
     erased = {name.encode() for name in namespaces}
     cursor: bytes = b"0"
     while True:

@@ -27,7 +27,7 @@ TRIM_EVERY = 1000
 
 
 class Answer(NamedTuple):
-    """A reply that somebody waits for."""
+    """A reply that a caller waits for."""
 
     value: bytes
     """The data of a task's final event, or the journal value of a step."""

@@ -53,7 +53,7 @@ async def drop(
     """Forget agent types that no process runs.
 
     Removes their subscriptions and mailboxes, and cancels the tasks whose messages wait for them. The
-    states of their agents stay. A type that is registered again starts anew.
+    states of their agents stay. A type that is registered again starts with an empty mailbox.
 
     \b
     Examples:

@@ -384,7 +384,7 @@ async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         )
         yield Finding("waits", not wait.unserved, str(wait), remedy)
     if not found:
-        yield Finding("waits", True, "no message to an agent of a runtime waits for long")
+        yield Finding("waits", True, "no message to an agent of a runtime has waited long")
 
 
 async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:

@@ -144,7 +144,7 @@ class EndedPart(NamedTuple):
 class EndedTasks:
     """Tasks that were cancelled or failed: their queued work does not start. Bounded by count and age.
 
-    A task that goes on, but of which a part has ended, is stored as `task|`. Times are the broker's, in epoch
+    A part that has ended of a task that continues is stored as `task|`. Times are the broker's, in epoch
     milliseconds.
     """
 

@@ -234,7 +234,7 @@ class WorkerPool:
         try:
             await asyncio.wait((answering,), timeout=timeout_seconds)
         finally:
-            # Whoever gives up here discards the worker. Its thread then ends with an error that nobody retrieves.
+            # A caller that gives up here discards the worker. Its thread then ends with an error that nobody retrieves.
             answering.add_done_callback(_hear)
         if not answering.done():
             raise Failure("TimeoutError", f"it was not done within {timeout_seconds:g} s; its process was ended")
