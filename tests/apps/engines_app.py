@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from runtime_core.app.app import App
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.engines.function import EngineContext
+from runtime_core.engines.results import Reference
 from runtime_core.errors import EngineError, Reject, Retry
 from runtime_core.runs.context import AgentContext
 from tests.apps.fleet_app import note
@@ -139,6 +140,41 @@ async def maps(ctx: AgentContext, input: None) -> list[object]:
         return_exceptions=True,
     )
     return [_shown(one) for one in found]
+
+
+@app.engine_function
+def measured(text: str, times: int = 1, beside: str = "") -> int:
+    return len(text) * times + len(beside)
+
+
+@app.engine_function
+def referred(text: Reference) -> int:
+    return text.bytes
+
+
+@app.engine_function
+def counted(spark: Any, names: list[str]) -> int:
+    """A Spark job over rows from its arguments."""
+    found: int = spark.createDataFrame([[name] for name in names], "name string").count()
+    return found
+
+
+LARGE_INPUTS = [2_100_000, 2_100_002, [700_010, 700_011], [1_500_001, 1_500_002]]
+"""What `large_inputs` returns, on any engine."""
+
+
+@app.agent("large_inputs")
+async def large_inputs(ctx: AgentContext, named: str) -> list[object]:
+    """Arguments and items that no event could carry; on Spark, also those of a job."""
+    engine = ctx.engine(named)
+    beside, text = "y" * 700_000, "x" * 1_400_000
+    found = await ctx.gather(
+        engine.call(measured, text=text, beside=beside),
+        engine.call(referred, text=text + beside),
+        engine.map(measured, ["a" * 700_010, "a" * 700_011]),
+        engine.map(measured, ["a", "bb"], beside="z" * 1_500_000),
+    )
+    return [*found, await engine.call(counted, names=["n" * 8] * 200_000)] if named == "spark" else list(found)
 
 
 def _shown(found: object) -> object:

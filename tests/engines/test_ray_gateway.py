@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps.engines_app import LARGE_INPUTS
 from tests.engine_backends.world import World, world
 from tests.engines.ray_cluster import RayCluster
 from tests.engines.spans import are_one_tree
@@ -35,6 +36,9 @@ async def go_and_run_on(here: World) -> None:
     assert failed == "ValueError: item 1: 3 is odd (2 of 3 failed)"
     assert (large[0], "weft.reference" in large[1], "weft.reference" in large[2]) == ("x", True, True)
     assert unknown.startswith("UnknownName: ")
+
+    inputs = await here.client.submit("large_inputs", "ray")
+    assert (await here.result(inputs)).value() == LARGE_INPUTS
 
     cancelled, held = await here.held("cancelled"), await here.held("held")
     await cancelled.cancel()

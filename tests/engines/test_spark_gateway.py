@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps.engines_app import LARGE_INPUTS
 from tests.engine_backends.world import World, world
 from tests.engines.conftest import SparkServer
 from tests.engines.spans import are_one_tree
@@ -36,6 +37,9 @@ async def go_and_outlive(here: World) -> None:
     assert (await here.result(job)).value() == 7
     assert (await here.result(function)).value() == 8
     assert "arguments.number" in str((await here.result(wrong)).error)
+
+    inputs = await here.client.submit("large_inputs", "spark")
+    assert (await here.result(inputs)).value() == [*LARGE_INPUTS, 200_000]
 
     cancelled, held = await here.held("cancelled", "spark"), await here.held("held", "spark")
     await cancelled.cancel()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps.engines_app import LARGE_INPUTS
 from tests.engine_backends.files import SLOW
 from tests.engine_backends.folder import INLINE, alive
 from tests.engine_backends.gateway import SPANS
@@ -76,6 +77,12 @@ async def test_a_map_gives_what_its_items_give(valkey: Server, namespace: str, t
         # Each item by reference where it is large.
         assert (large[0], "weft.reference" in large[1], "weft.reference" in large[2]) == ("x", True, True)
         assert unknown == "UnknownName: there is no engine function 'nobody_has_it'"
+
+
+async def test_large_inputs_go_by_reference(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with world(valkey, namespace, tmp_path) as here:
+        task = await here.client.submit("large_inputs", "ray")
+        assert (await here.result(task)).value() == LARGE_INPUTS
 
 
 async def test_the_cancel_of_a_task_stops_its_step_on_the_engine_and_no_other(

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from runtime_core.host.local import LocalApp
+from runtime_core.replay.replay import replay_code
+from runtime_core.runs.engine_calls import INPUTS_STEP
+from tests.apps import engines_app
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of
@@ -169,6 +172,29 @@ async def test_with_a_blob_store_large_results_are_references(
     assert found["tool"] == 100_000
     assert found["where"].startswith(f"{tmp_path.as_uri()}/weft/t-large/")
     assert len(list((tmp_path / "weft" / "t-large").iterdir())) == 1
+
+
+async def test_large_inputs_go_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_BLOB_URL", tmp_path.as_uri())
+    local = LocalApp(engines_app.app, trajectory=True)
+    async with local as client:
+        assert await answer(client, "large_inputs", "local", task_id="t-in") == engines_app.LARGE_INPUTS
+        recorded = await local.recorded("t-in")
+    stored = [row for row in recorded.steps if row.name == INPUTS_STEP]
+    assert len(stored) == 4
+    assert all(len(row.output) < 1000 for row in stored)
+    assert all(len(row.input) < 300_000 for row in recorded.steps)
+    replayed = await replay_code(recorded, engines_app.app, None)
+    assert replayed.runs["r"].status == "completed"
+
+
+async def test_large_inputs_need_a_blob_store() -> None:
+    async with LocalApp(engines_app.app) as client:
+        response = await (await client.submit("large_inputs", "local")).result(timeout=WAIT)
+    assert response.error is not None
+    assert response.error["type"] == "InvalidInput"
+    assert response.error["message"].startswith("arguments: are 2,100,004 bytes of JSON, over the limit of 1,048,576")
+    assert "set WEFT_BLOB_URL" in response.error["message"]
 
 
 async def test_each_error_is_one_of_its_step(client: Client) -> None:

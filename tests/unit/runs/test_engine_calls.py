@@ -120,7 +120,6 @@ async def test_the_task_may_choose_the_engine(conf: str, kind: str) -> None:
         (lambda ctx: ctx.engine("ray").map("add", [1], in_flight=-1), InvalidInput, "-1 is not a whole number from 0"),
         (lambda ctx: ctx.engine("ray").map("add", [1], left=1, right=1), InvalidInput, "leave none for the items"),
         (lambda ctx: ctx.engine("ray").map("add", [object()]), InvalidInput, "cannot be written as JSON"),
-        (lambda ctx: ctx.engine("ray").call("add", left="x" * 2**20), InvalidInput, "over the limit of 1,048,576"),
     ],
 )
 async def test_an_engine_refuses_an_unsupported_function_before_sending_it(

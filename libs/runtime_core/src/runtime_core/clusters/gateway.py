@@ -89,7 +89,8 @@ class Gateway:
         """Where it may be imported from."""
         self.connected_at = time.time()
         """The time when the engine was last connected or this gateway started, in seconds since 1970."""
-        self._results = Results.from_environment(environ)
+        self.results = Results.from_environment(environ)
+        """Where large results and inputs are."""
         self._following: asyncio.Task[None] | None = None
         for end in names.STEP_ENDS:
             metrics.engine_steps[engine.name, end].inc(0)  # shown from the start, so that a first loss is an increase
@@ -113,7 +114,7 @@ class Gateway:
     def kept(self, value: bytes, task: str) -> Outcome:
         """Return a result (JSON) that was assembled here, or a Reference to it if it is large. Blocks."""
         try:
-            return Value(self._results.kept(value, task))
+            return Value(self.results.kept(value, task))
         except (InvalidInput, ConfigurationError, OSError) as error:
             return Error("invalid", type(error).__name__, str(error), retryable=False)
 
@@ -198,7 +199,7 @@ class StepHandler:
         context = _CONTEXT.decode(delivery.context) if delivery.context else _Context()
         mapped: MapRequest | None = None
         try:
-            mapped = MapRequest.from_json(delivery.data) if delivery.key == MAP else None
+            mapped = await self._map_request(delivery) if delivery.key == MAP else None
             work = self._work(delivery, function, mapped, context)
         except InvalidInput as error:
             refused = Error("invalid", "InvalidInput", str(error), retryable=False)
@@ -223,6 +224,13 @@ class StepHandler:
         await self._calls.complete(delivery, outcome.data, started)
         self._ended(delivery, work.key)
         return "completed"
+
+    async def _map_request(self, delivery: Delivery) -> MapRequest:
+        """Return the map of a step, with its items. Raises InvalidInput."""
+        mapped = MapRequest.from_json(delivery.data)
+        if not mapped.is_large:
+            return mapped
+        return await asyncio.to_thread(mapped.loaded, self._gateway.results.blob_url)
 
     def _may_be_going_down(self, delivery: Delivery) -> bool:
         """Return whether the engine lost an earlier attempt on this connection within STEADY_SECONDS.
@@ -254,7 +262,7 @@ class StepHandler:
         if mapped is None:
             return work
         over = function.item_argument(mapped.over, mapped.arguments.keys())
-        call = Mapped(registered, over, msgspec.json.encode(mapped.items), mapped.in_flight)
+        call = Mapped(registered, over, msgspec.json.encode(mapped.listed), mapped.in_flight)
         return msgspec.structs.replace(work, call=call)
 
     def _key(self, delivery: Delivery) -> str:

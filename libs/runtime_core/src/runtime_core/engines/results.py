@@ -207,9 +207,22 @@ class Results(msgspec.Struct, frozen=True):
         if len(data) <= self.limit:
             return data
         self._check(len(data))
+        return msgspec.json.encode(self._stored(data, task))
+
+    def referenced(self, data: bytes, task: str, field: str) -> Reference:
+        """Store the JSON and return a Reference to it. Raises InvalidInput(`field`), ConfigurationError and OSError."""
+        if len(data) > self.max_bytes:
+            raise InvalidInput(
+                field,
+                f"is {len(data):,} bytes of JSON, over the limit of {self.max_bytes:,}: raise WEFT_RESULT_MAX_BYTES, "
+                "or send less",
+            )
+        return self._stored(data, task)
+
+    def _stored(self, data: bytes, task: str) -> Reference:
         digest = hashlib.sha256(data).hexdigest()
         url = self.store().write(folder_of(self.namespace, task), f"{digest}.json", data)
-        return msgspec.json.encode(Reference(url, len(data), "json", f"sha256:{digest}"))
+        return Reference(url, len(data), "json", f"sha256:{digest}")
 
     def store(self) -> BlobStore:
         """Return the blob store. Raises ConfigurationError if there is none."""
@@ -251,7 +264,8 @@ MOST_IN_FLIGHT = 100_000
 class MapRequest(msgspec.Struct, frozen=True):
     """The data of a map's call."""
 
-    items: list[msgspec.Raw]
+    items: list[msgspec.Raw] | Reference
+    """A Reference to a list that is too large for an event: see `loaded`."""
     over: str = ""
     """The argument that takes the item; empty: the first that `arguments` does not give."""
     arguments: dict[str, msgspec.Raw] = {}
@@ -268,6 +282,23 @@ class MapRequest(msgspec.Struct, frozen=True):
             return msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:
             raise InvalidInput("arguments", f"are not a map: {error}") from None
+
+    @property
+    def is_large(self) -> bool:
+        return isinstance(self.items, Reference)
+
+    @property
+    def listed(self) -> list[msgspec.Raw]:
+        """The items of a map that was loaded."""
+        assert isinstance(self.items, list)
+        return self.items
+
+    def loaded(self, store: str | None) -> MapRequest:
+        """Return the map with its items, read from the blob store at this URL. Blocks. Raises InvalidInput."""
+        if not isinstance(self.items, Reference):
+            return self
+        items = msgspec.json.decode(self.items.read(store), type=list[msgspec.Raw])
+        return msgspec.structs.replace(self, items=items)
 
 
 class _ItemError(msgspec.Struct):

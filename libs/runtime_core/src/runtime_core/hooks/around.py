@@ -11,8 +11,9 @@ from runtime_core.declare.hook_points import HookPoint
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.hooks.declared import settle
-from runtime_core.hooks.pipeline import Guarded, Moment, Pipeline
+from runtime_core.hooks.pipeline import Moment, Pipeline
 from runtime_core.ids import ROOT_RUN
+from runtime_core.runs.branches import Compound
 from runtime_core.runs.calls import Approval, ApprovalQuestion, Emit, approval_of, call, question, read_result
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import from_json
@@ -129,11 +130,11 @@ class RunHooks:
 
     def tool(
         self, branch: Branch, name: str, data: bytes, pool: str, reader: Reader | None = None
-    ) -> Guarded[Any] | None:  # Any: the tool's own result
+    ) -> Compound[Any] | None:  # Any: the tool's own result
         selection = self._pipeline.selection
         if not selection.callbacks and not any(map(selection.at, _AROUND_TOOL)):
             return None
-        return Guarded(self._run, branch, f"tool {name}", self._tool(name, data, pool, reader))
+        return Compound(self._run, branch, f"tool {name}", self._tool(name, data, pool, reader))
 
     async def _tool(self, name: str, data: bytes, pool: str, reader: Reader | None) -> object:
         run = self._run
@@ -160,10 +161,10 @@ class RunHooks:
         function: Callable[..., object],
         identity: object,
         reserve: Reserve | None,
-    ) -> Guarded[Any] | None:  # Any: the model's JSON
+    ) -> Compound[Any] | None:  # Any: the model's JSON
         if not any(map(self._pipeline.selection.at, _AROUND_MODEL)):
             return None
-        return Guarded(self._run, branch, f"model {name}", self._model(name, request, function, identity, reserve))
+        return Compound(self._run, branch, f"model {name}", self._model(name, request, function, identity, reserve))
 
     async def _model(
         self, name: str, request: object, function: Callable[..., object], identity: object, reserve: Reserve | None
@@ -177,10 +178,10 @@ class RunHooks:
         result = await ModelStep(run, here, name, request, function, identity=identity, reserve=reserve)
         return await self._fire(HookPoint.AFTER_LLM_CALL, name, result, input=changed)
 
-    def emit(self, branch: Branch, data: bytes, name: str) -> Guarded[None] | None:
+    def emit(self, branch: Branch, data: bytes, name: str) -> Compound[None] | None:
         if not self._pipeline.selection.at(HookPoint.OUTPUT_PROCESS):
             return None
-        return Guarded(self._run, branch, name, self._emit(data, name))
+        return Compound(self._run, branch, name, self._emit(data, name))
 
     async def _emit(self, data: bytes, name: str) -> None:
         run = self._run
@@ -189,10 +190,10 @@ class RunHooks:
 
     def human(
         self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None
-    ) -> Guarded[Any] | None:  # Any: the human's JSON
+    ) -> Compound[Any] | None:  # Any: the human's JSON
         if not any(map(self._pipeline.selection.at, _AROUND_HUMAN)):
             return None
-        return Guarded(self._run, branch, "human", self._human(prompt, data, timeout_ms, default))
+        return Compound(self._run, branch, "human", self._human(prompt, data, timeout_ms, default))
 
     async def _human(self, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None) -> object:
         run = self._run
@@ -203,10 +204,10 @@ class RunHooks:
 
     def approve(
         self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None
-    ) -> Guarded[Approval] | None:
+    ) -> Compound[Approval] | None:
         if not any(map(self._pipeline.selection.at, _AROUND_HUMAN)):
             return None
-        return Guarded(self._run, branch, "approve", self._approve(prompt, data, timeout_ms, default))
+        return Compound(self._run, branch, "approve", self._approve(prompt, data, timeout_ms, default))
 
     async def _approve(self, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None) -> Approval:
         run = self._run
@@ -234,9 +235,9 @@ class RunHooks:
     def listens(self, point: HookPoint) -> bool:
         return bool(self._pipeline.selection.at(point))
 
-    def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes) -> Guarded[Any]:  # Any: JSON
+    def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes) -> Compound[Any]:  # Any: JSON
         """Return a step that runs the hooks of a point named by the agent's code."""
-        return Guarded(self._run, branch, f"hook {point}", self._fire(point, name, from_json(payload)))
+        return Compound(self._run, branch, f"hook {point}", self._fire(point, name, from_json(payload)))
 
     async def _fire(
         self, point: HookPoint, name: str, payload: Any, *, input: object = None, objects: bool = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime_core import codec
 from runtime_core.declare.hook_points import HookPoint
@@ -25,7 +25,6 @@ from runtime_core.hooks.declared import (
     recorded_verdict,
 )
 from runtime_core.ids import idempotency_key
-from runtime_core.runs.branches import Gather
 from runtime_core.runs.calls import ApprovalQuestion
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.step import LocalStep, call_function
@@ -33,7 +32,6 @@ from runtime_core.runs.step import LocalStep, call_function
 if TYPE_CHECKING:
     from runtime_core.hooks.declared import HookTable
     from runtime_core.runs.run import Run
-    from runtime_core.runs.scheduler import Branch
 
 
 logger = logging.getLogger(__name__)
@@ -267,27 +265,3 @@ def _failure(what: str, error: StepError) -> HookFailed:
 
 async def _no_body() -> object:
     raise AssertionError("the step has no body yet")
-
-
-T = TypeVar("T")
-
-
-class Guarded(Generic[T]):
-    """A call such as `ctx.tool` with hooks around it. Await or gather it like a step.
-
-    It takes one place `k` in the program; its own steps are `k.0.1`, `k.0.2`, …
-    """
-
-    __slots__ = ("_label", "_work")
-
-    def __init__(self, run: Run, branch: Branch, label: str, work: Coroutine[Any, Any, T]) -> None:
-        self._label = label
-        self._work = Gather(run, branch, [work], False)
-
-    def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
-        results = yield from self._work.__await__()
-        result: T = results[0]
-        return result
-
-    def __repr__(self) -> str:
-        return f"<guarded step {self._work.id}: {self._label}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Coroutine, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from runtime_core.errors import JobCancelled, Outcome
 from runtime_core.runs.calls import Outgoing, RequestStep, room
@@ -16,6 +16,7 @@ from runtime_core.runs.step import LocalStep, Step, result_of
 if TYPE_CHECKING:
     from runtime_core.runs.run import Run
 
+T = TypeVar("T")
 AtEnd = Literal["join", "cancel"]
 
 
@@ -150,6 +151,27 @@ class Gather:
             if helper.context is not None:
                 join(self.run, branch, helper)
         return task.result()
+
+
+class Compound(Generic[T]):
+    """One action of several steps, such as `ctx.tool` with hooks around it. Await or gather it like a step.
+
+    It takes one place `k` in the program; its own steps are `k.0.1`, `k.0.2`, …
+    """
+
+    __slots__ = ("_label", "_work")
+
+    def __init__(self, run: Run, branch: Branch, label: str, work: Coroutine[Any, Any, T]) -> None:
+        self._label = label
+        self._work = Gather(run, branch, [work], False)
+
+    def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
+        results = yield from self._work.__await__()
+        result: T = results[0]
+        return result
+
+    def __repr__(self) -> str:
+        return f"<steps {self._work.id}: {self._label}>"
 
 
 def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see Gather

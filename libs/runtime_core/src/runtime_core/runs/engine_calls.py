@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.consumer.failure import class_name, error_text
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import LocalEngine
 from runtime_core.engines.protocol import Error, Outcome, Value
 from runtime_core.engines.protocol import Step as EngineStep
 from runtime_core.engines.results import (
+    DEFAULT_INLINE_BYTES,
+    DEFAULT_MAX_BYTES,
     MAP,
     MOST_IN_FLIGHT,
     MapRequest,
@@ -30,8 +34,9 @@ from runtime_core.engines.results import (
     with_references,
 )
 from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig, RuntimeEngine
-from runtime_core.errors import EngineError, InvalidInput, Reject
+from runtime_core.errors import EngineError, InvalidInput, LocalStepError, Reject
 from runtime_core.errors import Outcome as RaisedOutcome
+from runtime_core.runs.branches import Compound
 from runtime_core.runs.calls import RequestStep, call
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.ports import LocalFunction
@@ -46,6 +51,15 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 PROGRESS_SECONDS = 0.5
+INPUTS_STEP = "weft.inputs"
+"""The name of the step that stores the inputs. Its result has their references."""
+MAX_INPUT_BYTES = DEFAULT_MAX_BYTES
+"""The most bytes of JSON that one compute step takes."""
+
+ITEMS = ""
+"""The part with the items of a map: no argument has this name."""
+Parts = Mapping[str, msgspec.Raw]
+"""The arguments of a step by name, or the items of a map and the arguments that they share, as JSON."""
 
 
 class Engine:
@@ -62,16 +76,24 @@ class Engine:
         """`local`, `ray`, `spark` or `package.module:Class`."""
         return self._engine
 
-    def call(self, function: object, /, **arguments: object) -> RequestStep[Any] | LocalStep:  # Any: its own JSON
+    def call(self, function: object, /, **arguments: object) -> RequestStep[Any] | LocalStep | LargeInput:
         """Call a registered engine function, given itself or its name (`"rank"`, `"rank@2"`).
 
         Raises EngineError when awaited. A large result is a `Reference`, which other calls accept as an argument.
+        Arguments of more than 1 MiB go by reference, too.
         """
         branch, known, name, pool = self._found("call", function)
-        data = encode(arguments, f"arguments of engine function {name!r}")
-        if known is None or not self._here:
-            return call(self._run, branch, self._engine, name, data=data, pool=pool, step_class=_Call)
-        return LocalCall(self._run, branch, known, data, engine=self._engine)
+        data = encode(arguments, f"arguments of engine function {name!r}", limit=MAX_INPUT_BYTES)
+
+        def send(branch: Branch, data: bytes) -> RequestStep[Any] | LocalStep:
+            if known is None or not self._here:
+                return call(self._run, branch, self._engine, name, data=data, pool=pool, step_class=_Call)
+            return LocalCall(self._run, branch, known, data, engine=self._engine)
+
+        if len(data) <= MAX_DATA_BYTES:
+            return send(branch, data)
+        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return LargeInput(self._run, branch, name, parts, lambda branch, sent: send(branch, msgspec.json.encode(sent)))
 
     def map(
         self,
@@ -82,13 +104,13 @@ class Engine:
         in_flight: int = 0,
         return_exceptions: bool = False,
         **common: object,
-    ) -> RequestStep[Any] | LocalStep:  # Any: a list of the function's own JSON
+    ) -> RequestStep[Any] | LocalStep | LargeInput:
         """Call the function with each of `items`, as one step. Returns a list of the results in the same order.
 
         All calls share the arguments `common`; an item becomes the first of the other arguments. At most `in_flight`
         calls run at once; 0: as many as the engine takes. After the last call, the first error in order is raised as
         EngineError; with `return_exceptions` each failed item has an EngineError as its result. The task's stream gets
-        the progress.
+        the progress. Items and arguments of more than 1 MiB go by reference.
         """
         branch, known, name, pool = self._found("map", function)
         if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 0 <= in_flight <= MOST_IN_FLIGHT:
@@ -96,20 +118,28 @@ class Engine:
         if isinstance(items, str | bytes) or not isinstance(items, Iterable):
             raise InvalidInput("items", f"a {type(items).__name__} has no items to map over: pass a list")
         over = "" if known is None else known.item_argument("", common)
-        listed = list(items)
-        data = encode(
-            {
-                "over": over,
-                "items": listed,
-                "arguments": common,
-                "in_flight": in_flight,
-                "return_exceptions": bool(return_exceptions),
-            },
-            f"items of engine function {name!r}",
-        )
-        if known is None or not self._here:
-            return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, step_class=_Map)
-        return LocalMap(self._run, branch, known, data, engine=self._engine)
+        request: dict[str, object] = {
+            "over": over,
+            "items": list(items),
+            "arguments": common,
+            "in_flight": in_flight,
+            "return_exceptions": bool(return_exceptions),
+        }
+        data = encode(request, f"items of engine function {name!r}", limit=MAX_INPUT_BYTES)
+
+        def send(branch: Branch, data: bytes) -> RequestStep[Any] | LocalStep:
+            if known is None or not self._here:
+                return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, step_class=_Map)
+            return LocalMap(self._run, branch, known, data, engine=self._engine)
+
+        def send_parts(branch: Branch, sent: dict[str, Any]) -> RequestStep[Any] | LocalStep:  # Any: JSON
+            return send(branch, msgspec.json.encode({**request, "items": sent.pop(ITEMS), "arguments": sent}))
+
+        if len(data) <= MAX_DATA_BYTES:
+            return send(branch, data)
+        whole = MapRequest.from_json(data)
+        parts = {ITEMS: msgspec.Raw(msgspec.json.encode(whole.items)), **whole.arguments}
+        return LargeInput(self._run, branch, name, parts, send_parts)
 
     @property
     def _here(self) -> bool:
@@ -129,6 +159,79 @@ class Engine:
         if known is not None and (refusal := known.refusal(self._engine)):
             raise InvalidInput("engine", refusal)
         return branch, known, *name_and_pool(run, "engine function", known, function)
+
+
+class LargeInput:
+    """A compute step with a large input: one step stores the input, and the next one sends the references.
+
+    Await or gather it like a step.
+    """
+
+    __slots__ = ("_compound",)
+
+    def __init__(
+        self,
+        run: Run,
+        branch: Branch,
+        name: str,
+        parts: Parts,
+        send: Callable[[Branch, dict[str, Any]], Awaitable[Any]],  # Any: JSON, and the function's own result
+    ) -> None:
+        """`send` makes the step of the function `name`, given its branch and the parts: references for large ones."""
+        self._compound = Compound(run, branch, f"large input of {name}", _sent(run, name, parts, send))
+
+    def __await__(self) -> Generator[Any, None, Any]:  # Any: asyncio's protocol, and the function's own result
+        return self._compound.__await__()
+
+    def __repr__(self) -> str:
+        return repr(self._compound)
+
+
+async def _sent(
+    run: Run,
+    name: str,
+    parts: Parts,
+    send: Callable[[Branch, dict[str, Any]], Awaitable[Any]],  # Any: as in LargeInput
+) -> Any:
+    what = f"inputs of {name}"
+    # A replay checks the content by its digest, whatever store it went to.
+    digests = {part: hashlib.sha256(data).hexdigest() for part, data in parts.items()}
+    body = partial(asyncio.to_thread, stored, parts, run.results, run.task_id)
+    described = msgspec.json.encode({"function": name, "sha256": digests})
+    try:
+        found = await LocalStep(run, run.flow.branch_here(what), "step", INPUTS_STEP, body, described)
+    except LocalStepError as error:
+        raise EngineError(error.type, error.message) from error
+    return await send(run.flow.branch_here(what), {**parts, **found})
+
+
+def stored(parts: Parts, results: Results, task: str) -> dict[str, Any]:  # Any: JSON
+    """Store the largest parts until the others fit in an event. Return the references by part.
+
+    Blocks. Raises InvalidInput (`arguments`, `arguments.…`) and OSError.
+    """
+    left = sum(map(len, parts.values()))
+    if not results.blob_url:
+        raise InvalidInput(
+            "arguments",
+            f"are {left:,} bytes of JSON, over the limit of {MAX_DATA_BYTES:,} for values, and there is no blob store: "
+            "set WEFT_BLOB_URL, or send less",
+        )
+    found: dict[str, Any] = {}  # Any: JSON
+    for name, data in sorted(parts.items(), key=lambda part: -len(part[1])):
+        # The values of references inside an argument's blob would not be read.
+        if left <= DEFAULT_INLINE_BYTES or (name != ITEMS and has_references(bytes(data))):
+            continue
+        field = "items" if name == ITEMS else f"arguments.{name}"
+        found[name] = results.referenced(bytes(data), task, field).to_value()
+        left -= len(data)
+    if left > MAX_DATA_BYTES:
+        raise InvalidInput(
+            "arguments",
+            f"with references inside are {left:,} bytes of JSON, over the limit of {MAX_DATA_BYTES:,}: pass each "
+            "reference as an argument of its own",
+        )
+    return found
 
 
 class _Call(RequestStep[Any]):  # Any: the function's own JSON
@@ -205,12 +308,14 @@ class LocalMap(LocalCall):
 
     async def compute(self) -> object:
         request = MapRequest.from_json(self.data)
+        if request.is_large:
+            request = await asyncio.to_thread(request.loaded, self.run.results.blob_url)
         compute = self.backend
         most = compute.workers if compute is not None else os.cpu_count() or 1
-        workers = min(request.in_flight or most, most, len(request.items))
-        outcomes: list[Outcome | None] = [None] * len(request.items)
-        progress = _Progress(self, len(request.items))
-        todo = iter(range(len(request.items)))
+        workers = min(request.in_flight or most, most, len(request.listed))
+        outcomes: list[Outcome | None] = [None] * len(request.listed)
+        progress = _Progress(self, len(request.listed))
+        todo = iter(range(len(request.listed)))
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work(request, todo, outcomes, progress))
@@ -226,7 +331,7 @@ class LocalMap(LocalCall):
     ) -> None:
         """Process items until none is left."""
         for index in todo:
-            arguments = msgspec.json.encode({**request.arguments, request.over: request.items[index]})
+            arguments = msgspec.json.encode({**request.arguments, request.over: request.listed[index]})
             try:
                 outcomes[index] = Value(await self.called(arguments))
             except (Exception, SystemExit) as error:
