@@ -117,6 +117,13 @@ async def fork_that_waits_for_its_turn(stage: Stage) -> Act:
 
 
 @case
+async def fork_with_child_runs(stage: Stage) -> Act:
+    value = b"*1234567K1700000000000null"
+    begun = Begun("origin", "2", {"1": value, "2/": b"editor", "2/1": value})
+    return lambda: stage.broker.submit(stage.bus, "t", begun=begun)
+
+
+@case
 async def a_refill(stage: Stage) -> Act:
     await waiting(stage)
     await stage.broker.take(stage.bus)

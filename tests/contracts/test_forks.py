@@ -10,7 +10,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
 from runtime_core.errors import Rejected
 from runtime_core.wire.commands import Begun
-from tests.contracts.broker import Broker, complete
+from tests.contracts.broker import Broker, ask, complete, suspend
 
 VALUE = b"*1234567K1700000000000" + b'"found"'
 
@@ -76,6 +76,58 @@ async def test_a_fork_with_a_key_waits_for_its_turn_on_the_instance(broker: Brok
     fields = await bus.load(turn)
     assert fields is not None
     assert fields.journal == {"1": VALUE}
+
+
+CHILD = {"1": VALUE, "2/": b"editor", "2/1": VALUE, "2/2/": b"", "2/2/1": VALUE}
+"""The child run of step 2 has a result, and so has the run that its step 2 started."""
+
+
+@pytest.mark.parametrize("name", ["editor", "desk"])
+async def test_a_fork_continues_the_runs_of_the_agents_that_its_origin_called(
+    broker: Broker, bus: EventBus, name: str
+) -> None:
+    """If it requests the same agent; another one starts from its beginning."""
+    await broker.submit(bus, "f", begun=Begun("origin", "3", CHILD))
+    turn = await broker.take(bus)
+    fields = await bus.load(turn)
+    assert fields is not None
+    assert fields.journal == {"1": VALUE}
+    await suspend(bus, turn, ask("2", name, stream="agent"))
+    child = await broker.take(bus)
+    fields = await bus.load(child)
+    assert child.run == "r/2"
+    assert fields is not None
+    assert fields.journal == ({"1": VALUE} if name == "editor" else {})
+    if name == "editor":
+        await suspend(bus, child, ask("2", "desk", stream="agent", key="d"))
+        below = await broker.take(bus)
+        fields = await bus.load(below)
+        assert fields is not None
+        assert (below.run, fields.journal) == ("r/2/2", {"1": VALUE})
+        assert await complete(bus, below)
+        child = await broker.take(bus)
+    else:
+        await suspend(bus, child, ask("2", stream="agent", name="editor"))
+        below = await broker.take(bus)
+        fields = await bus.load(below)
+        assert fields is not None
+        assert fields.journal == {}
+        assert await complete(bus, below)
+        child = await broker.take(bus)
+    assert await complete(bus, child)
+    assert await complete(bus, await broker.take(bus))
+    assert (await broker.final("f"))["status"] == "completed"
+    await broker.idle()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "completed"])
+async def test_the_runs_that_a_fork_never_requests_go_with_it(broker: Broker, bus: EventBus, end: str) -> None:
+    await broker.submit(bus, "f", begun=Begun("origin", "3", CHILD))
+    turn = await broker.take(bus)
+    if end == "cancelled":
+        await bus.cancel("f", "no more")
+    assert await complete(bus, turn) is (end == "completed")
+    await broker.idle()
 
 
 async def test_a_long_journal_is_taken_over_whole(broker: Broker, bus: EventBus) -> None:

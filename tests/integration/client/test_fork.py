@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from runtime_core.bus.deliveries import pairs
+from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.hooks.declared import Change, Deny, HookEvent
 from runtime_core.host.local import LocalApp
@@ -114,6 +115,79 @@ async def test_a_fork_inside_a_parallel_branch_runs_the_later_branches_again() -
         response = await fork.result(timeout=60)
         assert response.value() == "written found redis/a > other b"
         assert calls - done == Counter({"noted b": 1, "rank": 1, "write found redis/a > other b": 1})
+
+
+def nested(calls: Counter[str], broken: list[str]) -> App:
+    """An app whose agents call each other, and count what they do."""
+    app = App("nested")
+
+    @app.tool(retry=RetryPolicy(attempts=1))
+    def work(name: str) -> str:
+        calls[name] += 1
+        if name in broken:
+            raise ValueError(name)
+        return name.upper()
+
+    @app.agent("inner", retry=RetryPolicy(attempts=1))
+    async def inner(ctx: AgentContext, text: str) -> list[str]:
+        first = await ctx.tool(work, name=f"{text} 1")
+        return [first, await ctx.tool(work, name=f"{text} 2")]
+
+    @app.agent("middle", retry=RetryPolicy(attempts=1))
+    async def middle(ctx: AgentContext, text: str) -> list[str]:
+        before = await ctx.tool(work, name="middle")
+        if text == "asks":
+            await ctx.human("well?")
+        found: list[str] = await ctx.agent("inner", text)
+        return [before, *found]
+
+    @app.agent("outer", retry=RetryPolicy(attempts=1))
+    async def outer(ctx: AgentContext, text: str) -> list[str]:
+        await ctx.tool(work, name="outer")
+        found: list[list[str]] = await ctx.gather(ctx.agent("middle", text), ctx.tool(work, name="beside"))
+        return [*found[0], await ctx.tool(work, name="last")]
+
+    return app
+
+
+async def test_a_fork_inside_an_agent_that_failed_repeats_none_of_its_steps() -> None:
+    calls: Counter[str] = Counter()
+    broken = ["x 2"]
+    local = LocalApp(nested(calls, broken), trajectory=True)
+    async with local as client:
+        await ended(local, client, "outer", "x", "t-1")
+        broken.clear()
+        # The second step of the agent that the agent of step 2 called at its step 2.
+        fork = await client.fork("t-1", at="2/2/2", store=local.trajectories)
+        response = await fork.result(timeout=60)
+        assert response.output == ["MIDDLE", "X 1", "X 2", "LAST"]
+        recorded = await local.recorded(fork.task_id)
+        again = await client.fork(fork.task_id, at="2/2/2", store=local.trajectories)
+        assert (await again.result(timeout=60)).output == response.output
+        replaced = await client.fork("t-1", at="2/2/2", input="given", store=local.trajectories)
+        assert (await replaced.result(timeout=60)).output == ["MIDDLE", "X 1", "given", "LAST"]
+        for wrong in ("1/1", "2/9", "2/2/9", "2/", "a/1"):
+            with pytest.raises(InvalidInput, match=r"^at: "):
+                await client.fork("t-1", at=wrong, store=local.trajectories)
+    assert (calls["outer"], calls["middle"], calls["x 1"], calls["x 2"]) == (1, 1, 1, 3)
+    assert {(row.run, row.step) for row in recorded.inherited} >= {("r/1", ""), ("r/2/1", ""), ("r/2/2/1", "")}
+
+
+async def test_a_fork_after_an_agent_that_has_not_ended_repeats_none_of_its_steps() -> None:
+    calls: Counter[str] = Counter()
+    local = LocalApp(nested(calls, []), trajectory=True)
+    async with local as client:
+        origin = await client.submit("outer", "asks", task_id="t-1", stream=True)
+        async for event in origin.stream():
+            if event.type == "weft.human.requested":
+                break
+        fork = await client.fork("t-1", at="4", stream=True)
+        async for event in fork.stream():
+            if event.type == "weft.human.requested":
+                await event.answer("yes")
+        await origin.cancel()
+        assert (await fork.result(timeout=60)).output == ["MIDDLE", "ASKS 1", "ASKS 2", "LAST"]
+    assert (calls["outer"], calls["middle"], calls["asks 1"]) == (1, 1, 1)
 
 
 async def test_a_fork_without_a_step_starts_over_with_another_input() -> None:

@@ -6,6 +6,30 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "reopening",
+        "forked_child",
+        " or kept == '*' .. name or kept == '*' then",
+        " then",
+        "a fork continues the runs of its origin's agents",
+        "contracts:forks",
+    ),
+    lua(
+        "reopening",
+        "forked_name",
+        "kept == '*' .. name or kept == '*'",
+        "string.sub(kept, 1, 1) == '*'",
+        "a fork that calls another agent does not get the results of the first one",
+        "contracts:forks",
+    ),
+    lua(
+        "reopening",
+        "forked_below",
+        "== field .. '/' then drop_kept_child(base, task, name) end",
+        "== field .. '/' then break end",
+        "nor do the runs below that one",
+        "contracts:forks",
+    ),
+    lua(
         "withdrawals",
         "withdrawn_missing",
         "RUN.missing .. step, RUN.question",
@@ -790,8 +814,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "reopening",
         "child_of_same_request",
-        "  if kept == digest then return true end\n",
-        "  if true then return true end\n",
+        "  if kept == digest or kept",
+        "  if true or kept",
         "a child run does not go on from the journal of another request",
         "contracts:reopened_children",
     ),

@@ -255,7 +255,10 @@ async def fork(
     ] = None,
     at: Annotated[
         str | None,
-        Option(metavar="STEP", help="Copy the results before this step, such as 3.0.1; see `weft trajectory show`."),
+        Option(
+            metavar="STEP",
+            help="Copy the results before this step, such as 3.0.1, or 3/2 in the run of step 3.",
+        ),
     ] = None,
     new_id: Annotated[str | None, Option("--task-id", metavar="ID", help="The new task's id.")] = None,
     session: Annotated[

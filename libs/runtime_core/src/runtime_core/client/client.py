@@ -284,8 +284,9 @@ class Client:
 
         Args:
             origin: The id of the task to fork.
-            at: A step of the task's first run, such as `3.0.1` (see `weft trajectory show`). Steps of parallel branches
-                precede it if their path is smaller. If the origin has not reached it, all its results are used.
+            at: A step, such as `3.0.1` (see `weft trajectory show`). `3/2` is step 2 of the run of the agent that step
+                3 called. Steps of parallel branches precede it if their path is smaller. Runs of agents that have not
+                ended before it continue from their own results. If the origin has not reached it, all results are used.
             input: Replaces the result of step `at`, or without `at` the task's input.
             task_id: The new task's id. Default: a random one.
             store: The trajectory store, for an origin that the broker no longer has.

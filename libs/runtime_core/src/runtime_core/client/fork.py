@@ -18,7 +18,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.declared import STEP, named_before
 from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
-from runtime_core.record.step import ATTEMPTS, DIGEST, STEPS, Step, place
+from runtime_core.record.step import ATTEMPTS, DIGEST, STEPS, Step, before, place
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, pack, payload_of, status_of, time_of
 from runtime_core.runs.step import canonical
 from runtime_core.telemetry.secret_search import HIDDEN
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
     from runtime_core.trajectory.store import TrajectoryStore
 
-_STEP = re.compile(r"[1-9][0-9]*(\.(0|[1-9][0-9]*))*")
+_STEP = r"[1-9][0-9]*(\.(0|[1-9][0-9]*))*"
+_AT = re.compile(rf"{_STEP}(/{_STEP})*")
 _PAGE_ENTRIES = 1000
 _HIDDEN = HIDDEN.encode()
 _OUTGOING = ("emit", "send", "publish", "message", "usage")
@@ -110,7 +111,7 @@ def runs_of(trajectory: TaskTrajectory) -> dict[str, RecordedRun]:
         last[row.run, row.step] = row
     for row in trajectory.inherited:
         run, step = (row.run, row.step) if row.step else _parent_of(row.run)
-        if run == ROOT_RUN and step:
+        if step:
             _run(runs, run).steps[step] = _step(step, row)
     for (run, step), row in last.items():
         if row.kind == "fork":
@@ -176,8 +177,8 @@ def _step(step: str, row: Step) -> RecordedStep:
 
 async def on_broker(
     bus: EventBus, namespace: str, task: str, known: TaskTrajectory | None
-) -> tuple[RecordedRun, dict[str, object]]:
-    """Return a task's first run and its context (session, metadata), from the broker and the `known` trajectory.
+) -> tuple[dict[str, RecordedRun], dict[str, object]]:
+    """Return a task's runs by id and its context (session, metadata), from the broker and the `known` trajectory.
 
     The broker has the journal of an open task, and the record of an ended one until the record is trimmed.
     Raises InvalidInput(`task_id`) if both lack the task.
@@ -187,7 +188,7 @@ async def on_broker(
     flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.task(task)))
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     runs = runs_of(known) if known is not None else {}
-    run = runs.get(ROOT_RUN) or RecordedRun(ROOT_RUN)
+    run = _run(runs, ROOT_RUN)
     header = [*fields.get(b"h", b"").decode().split("\n"), *[""] * 10]
     run.agent, run.key = run.agent or header[1], run.key or header[2]
     run.input = run.input or fields.get(b"d", b"")
@@ -197,18 +198,30 @@ async def on_broker(
         raise InvalidInput(
             "task_id", f"the broker has no data of task {task!r}: give the trajectory store that recorded it"
         )
+    _add_journal(run, fields)
+    for name, value in fields.items():
+        if name.startswith(b"k:") and not value.startswith(b"@"):
+            child = _run(runs, name[2:].decode())
+            flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.run(task, child.id)))
+            open_run = dict(zip(flat[::2], flat[1::2], strict=True))
+            child.agent = child.agent or [*open_run.get(b"h", b"").decode().split("\n"), ""][1]
+            _add_journal(child, open_run)
+    context: dict[str, object] = msgspec.json.decode(fields[b"x"]) if fields.get(b"x") else {}
+    if header[9]:
+        context.setdefault("session_id", header[9])
+    elif known is not None and known.end is not None and known.end.session:
+        context.setdefault("session_id", known.end.session)
+    return runs, context
+
+
+def _add_journal(run: RecordedRun, fields: Mapping[bytes, bytes]) -> None:
+    """Add the results in the fields of a run's hash that the record does not have yet."""
     for name, value in fields.items():
         if name.startswith(b"j:"):
             step = name[2:].decode()
             run.steps.setdefault(
                 step, RecordedStep(step, "", "", "", b"", status_of(value), payload_of(value), time_of(value))
             )
-    context: dict[str, object] = msgspec.json.decode(fields[b"x"]) if fields.get(b"x") else {}
-    if header[9]:
-        context.setdefault("session_id", header[9])
-    elif known is not None and known.end is not None and known.end.session:
-        context.setdefault("session_id", known.end.session)
-    return run, context
 
 
 async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajectory | None:
@@ -297,13 +310,15 @@ async def plan_fork(
     store: TrajectoryStore | None,
 ) -> ForkPlan:
     """Plan a fork, as in `Client.fork`; `bus` is the origin's partition."""
-    if at is not None and not (isinstance(at, str) and _STEP.fullmatch(at)):
+    if at is not None and not (isinstance(at, str) and _AT.fullmatch(at)):
         raise InvalidInput(
             "at",
-            f"{quoted(at)} is not a step of the task's first run, such as 3.0.1; `weft trajectory show` lists them",
+            f"{quoted(at)} is not a step, such as 3.0.1, or 2/1 for step 1 of the run that step 2 started; "
+            "`weft trajectory show` lists them",
         )
     known = await store.task(namespace, origin) if store is not None else None
-    run, context = await on_broker(bus, namespace, origin, known)
+    runs, context = await on_broker(bus, namespace, origin, known)
+    run = runs[ROOT_RUN]
     new_input = run.input
     journal: dict[str, bytes] = {}
     result = b""
@@ -311,13 +326,11 @@ async def plan_fork(
         if not isinstance(input, EllipsisType):
             new_input = encode(input, "input")
     else:
-        last = max((int(first) for step in run.steps if (first := step.partition(".")[0]).isdigit()), default=0)
-        if int(at.partition(".")[0]) > last + 1:
-            raise InvalidInput("at", f"step {at} is too late: the last step of task {origin!r} is {last}")
-        journal = {step.id: step.wildcard for step in run.before(at)}
+        inside = _run_of(runs, at, origin)
+        journal = _inherited(runs, at)
         if not isinstance(input, EllipsisType):
             result = encode(input, "input")
-            journal[at] = _replaced(run, at, result).wildcard
+            journal[at] = _replaced(inside, at, result).wildcard
     if not new_input:
         # The row with a run's input is not written if the run is cancelled or times out.
         raise InvalidInput(
@@ -330,11 +343,44 @@ async def plan_fork(
     return ForkPlan(run, new_input, context, Begun(origin, at or "", journal, result))
 
 
+def _run_of(runs: Mapping[str, RecordedRun], at: str, origin: str) -> RecordedRun:
+    """Return the run of a step. Raises InvalidInput(`at`) if the origin has no such run, or the step is too late."""
+    above, _, step = at.rpartition("/")
+    run = runs.get(f"{ROOT_RUN}/{above}" if above else ROOT_RUN)
+    if run is None:
+        raise InvalidInput("at", f"step {above} of task {origin!r} has no run: name the step of a call of an agent")
+    last = max((int(first) for each in run.steps if (first := each.partition(".")[0]).isdigit()), default=0)
+    if int(step.partition(".")[0]) > last + 1:
+        whose = f"run {run.id} of task {origin!r}" if above else f"task {origin!r}"
+        raise InvalidInput("at", f"step {at} is too late: the last step of {whose} is {last}")
+    return run
+
+
+def _inherited(runs: Mapping[str, RecordedRun], at: str) -> dict[str, bytes]:
+    """Return the results before `at`, as in `Begun.journal`: of the first run, and of each run that the fork requests
+    again, because its step has no result, or because `at` is inside it.
+    """
+    wanted = at.split("/")
+    journal: dict[str, bytes] = {}
+    for run in sorted(runs.values(), key=lambda each: each.id.count("/")):
+        path = run.id.split("/")[1:]
+        inside = path == wanted[: len(path)] and len(path) < len(wanted)
+        step, above = "/".join(path), "/".join([*path[:-1], ""])
+        if not inside and (not before(run.id, "", at) or step in journal or (above and above not in journal)):
+            continue
+        steps = run.before(wanted[len(path)] if inside else None)
+        if path:
+            journal[f"{step}/"] = run.agent.encode()
+        journal |= {f"{step}/{each.id}" if path else each.id: each.wildcard for each in steps}
+    return journal
+
+
 def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
-    there = run.steps.get(at)
+    step = at.rpartition("/")[2]
+    there = run.steps.get(step)
     if there is None:
         raise InvalidInput(
             "at",
             f"step {at} has no recorded result to replace with `input`: choose one that `weft trajectory show` lists",
         )
-    return RecordedStep(at, there.kind, there.name, there.key, b"", COMPLETED, result, there.ended_ms)
+    return RecordedStep(step, there.kind, there.name, there.key, b"", COMPLETED, result, there.ended_ms)

@@ -149,11 +149,17 @@ def place(run: str, step: str) -> str:
 def before(run: str, step: str, at: str) -> bool:
     """Return whether a step, or a run that it started, comes before step `at` of the task's first run.
 
-    The first run's own row does not: a fork has its own.
+    `1/3` is step 3 of the run that step 1 started. The rows of the runs that contain `at` do not come before it: a fork
+    has its own.
     """
     inside, _, rest = run.partition("/")
-    of_first_run = rest.partition("/")[0] if rest else step
-    return inside == "r" and bool(of_first_run) and place("r", of_first_run) < place("r", at)
+    path = [*rest.split("/"), step] if rest else [step]
+    if inside != "r":
+        return False
+    for own, limit in zip(path, at.split("/"), strict=False):
+        if own != limit:
+            return bool(own) and place("r", own) < place("r", limit)
+    return False
 
 
 def _path(path: str) -> str:

@@ -176,8 +176,9 @@ class Begun:
     task: str
     """The origin."""
     step: str
-    """The first step that the fork executes itself; empty: all of them."""
+    """The first step that the fork executes itself; empty: all of them. `1/3`: step 3 of the run of step 1."""
     journal: dict[str, bytes] = field(default_factory=dict)
+    """Steps of the first run. `1/3` is step 3 of the open run of step 1, and `1/` has the name of its agent."""
     result: bytes = b""
     """JSON that replaces the result of `step`; empty: the fork executes that step itself."""
     started_ms: int = 0

@@ -273,9 +273,9 @@ local function put_call(base, args, turn, at)
   local task, run = args[4], args[5]
   local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
   local digest, wait, data, now = args[at + 5], args[at + 6], args[at + 7], args[8]
-  local reopened = string.find(turn.flags, FLAG.reopened, 1, true)
+  local kept = keeps_children(turn.flags)
   local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data,
-    args[at + 8], now, reopened and digest)
+    args[at + 8], now, kept and digest)
   if has_child then turn.flags = flag(turn.flags, FLAG.children) end
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
   if kind then return put_missing(turn, step, digest, kind, wait) end

@@ -7,7 +7,7 @@ end
 
 -- Starts what a step calls. Returns the call's kind, or nil and the error (JSON) that answers the step at once; whether
 -- the task has a child run by it; and whether something was written to the task's output. `digest` is the step's if the
--- task was reopened, else nil: a child run of the same request continues from its journal.
+-- task `keeps_children`, else nil: a child run of the same request continues from its journal.
 local function start_call(base, task, run, step, target, name, call_key, data, context, ms, digest)
   local kind = string.sub(target, 1, 1)
   local child = run .. '/' .. step
@@ -25,7 +25,7 @@ local function start_call(base, task, run, step, target, name, call_key, data, c
     end
   end
   if kind == KIND.agent then
-    local kept = digest and take_child(base, task, child, digest)
+    local kept = digest and take_child(base, task, child, name, digest)
     local cur, refused = deliver(base, task, child, target, name, call_key, data, context, true, kept and '-1')
     if not cur then
       if kept then redis.call('DEL', run_key(base, task, child)) end

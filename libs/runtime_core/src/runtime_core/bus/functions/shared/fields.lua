@@ -40,7 +40,8 @@ local TASK = {
   flags = 'fl',             -- FLAG letters
   child = 'k:',             -- + run: a child run; the value is its instance, or `@<partition>:<task>`, or empty
   kept_child = 'c:',        -- + run: a child run that failed, or was open when the task ended; the value is the digest
-                            -- of the step that requested it. Its journal waits for a reopened run to request it again
+                            -- of the step that requested it. Its journal waits for a reopened run to request it again.
+                            -- Of a fork: a child run of the origin, with `*` and its agent as the value
   timer = 'z:',             -- + member of `timers`; the value is when it was asked for
   usage = 'us',             -- what the task has used: JSON, names to numbers
   limits = 'lim',           -- the most it may use: JSON
@@ -64,6 +65,7 @@ local FLAG = {
   watched = 'n',            -- somebody waits for its runs
   traced = 't',             -- its context names a trace
   reopened = 'e',           -- it has ended before
+  inherited = 'i',          -- a fork that has journals of its origin's child runs
 }
 
 -- An instance, `inst:<agent>/<key>`: its `state` and these.

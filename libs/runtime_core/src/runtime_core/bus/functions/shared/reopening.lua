@@ -72,13 +72,23 @@ local function drop_children(base, task)
   for _, field in ipairs(redis.call('HKEYS', base .. 'task:' .. task)) do drop_kept_child(base, task, field) end
 end
 
--- A reopened run requests a child run again. Returns whether the child has a journal of the same request to resume.
-local function take_child(base, task, run, digest)
+-- Whether the task may have journals of child runs that wait for their requests.
+local function keeps_children(flags)
+  return string.find(flags, FLAG.reopened, 1, true) or string.find(flags, FLAG.inherited, 1, true)
+end
+
+-- A reopened run requests a child run again, or a fork one of its origin's. Returns whether the child has a journal of
+-- the same request to resume.
+local function take_child(base, task, run, name, digest)
   local key, field = base .. 'task:' .. task, TASK.kept_child .. run
   local kept = redis.call('HGET', key, field)
   if not kept then return false end
   redis.call('HDEL', key, field)
-  if kept == digest then return true end
+  if kept == digest or kept == '*' .. name or kept == '*' then return true end
+  -- Another request: nobody continues the runs below it either.
   redis.call('DEL', run_key(base, task, run))
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    if string.sub(name, 1, #field + 1) == field .. '/' then drop_kept_child(base, task, name) end
+  end
   return false
 end
