@@ -23,10 +23,10 @@ from typing import Any, Self, TypeAlias
 
 from redis.asyncio import Redis
 
+from runtime_core.lifeline import tied
 from tests.service_forks import SOURCES, Fork, can_fork, forks
 
 ROOT = Path(__file__).resolve().parent.parent
-TIED = Path(__file__).parent / "servers" / "tied.py"
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
 APP = "tests.apps.fleet_app:app"
 READY_SECONDS = 60.0
@@ -358,7 +358,7 @@ class Fleet:
             return
         with member.log.open("ab") as log:
             member.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), sys.executable, "-m", *command],
+                tied([sys.executable, "-m", *command], signal.SIGKILL),
                 cwd=ROOT,
                 env=environ,
                 stdin=subprocess.DEVNULL,

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime_core.bus.library import library
-from tests.servers.tied import end_with_parent
+from runtime_core.lifeline import tie, tied
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = os.pathsep.join((str(ROOT / "libs" / "runtime_core" / "src"), str(ROOT)))
 """The PYTHONPATH of processes that a test starts: in a copy of the tree, they run the copy."""
-TIED = Path(__file__).parent / "servers" / "tied.py"
 IMPORTED = (
     "runtime_core.aworld.runner",
     "runtime_core.host.app_services",
@@ -76,9 +75,8 @@ class Forks:
         self._forks: dict[int, Fork] = {}
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            launcher = [sys.executable, "-I", "-S", str(TIED), str(os.getpid())]
             self._process = subprocess.Popen(
-                [*launcher, sys.executable, "-m", "tests.service_forks", str(theirs.fileno())],
+                tied([sys.executable, "-m", "tests.service_forks", str(theirs.fileno())], signal.SIGKILL),
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": SOURCES},
                 stdin=subprocess.DEVNULL,
@@ -163,7 +161,7 @@ def serve(end: socket.socket) -> list[str]:
                 sys.exit()
             child = os.fork()
             if child == 0:
-                end_with_parent(me)
+                tie(me, signal.SIGKILL)
                 for descriptor in children:
                     os.close(descriptor)
                 return _become(json.loads(message))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.servers.tied import end_with_parent
+from runtime_core.lifeline import tie
 from weft.runtime import AgentId, MessageContext, RoutedAgent, Runtime, TopicId, event, rpc
 
 JSON = Any  # Any: states are the users' own JSON
@@ -147,7 +147,7 @@ def main(arguments: list[str]) -> None:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            end_with_parent(parent)
+            tie(parent, signal.SIGKILL)
             file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, 1)
             os.dup2(file, 2)

@@ -17,11 +17,12 @@ from typing import Self
 
 import pytest
 
+from runtime_core.lifeline import tied
 from tests.apps.kills_app import KEYS, TYPES, Order, Receipt, desk_of
 from tests.chaos.harm import EVERY_SECONDS, MOST_HARM, RESULT_SECONDS, harm_broker, under
 from tests.chaos.invariants import check_broker
 from tests.conftest import ROOT, OwnServer
-from tests.fleet import DEFECTS, TIED, plain_redis
+from tests.fleet import DEFECTS, plain_redis
 from tests.servers.process import Server
 from weft.runtime import AgentId, Runtime, TypeSubscription
 
@@ -47,8 +48,8 @@ class Processes:
         self.answers = folder / "answers"
         self.harmed = 0
         self._folder = folder
-        self._command = [sys.executable, "-I", "-S", str(TIED), str(os.getpid())]
-        self._command += [sys.executable, "-m", "tests.apps.kills_app", url, namespace, f"{LEASE_SECONDS:g}"]
+        app = [sys.executable, "-m", "tests.apps.kills_app", url, namespace, f"{LEASE_SECONDS:g}"]
+        self._command = tied(app, signal.SIGKILL)
         self._forks: subprocess.Popen[bytes] | None = None
         self._pids: dict[str, int] = {}
         self._killed: set[int] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from runtime_core.lifeline import tied
 from tests.servers.process import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TIED = ROOT / "tests" / "servers" / "tied.py"
 SERVER = "tests.mcp_servers.desk"
 START_SECONDS = 60.0
 
@@ -51,7 +52,7 @@ class ListeningServer:
         """Start it and wait until the port is open."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(TIED), str(os.getpid()), sys.executable, "-m", SERVER, str(self.port)],
+                tied([sys.executable, "-m", SERVER, str(self.port)], signal.SIGKILL),
                 cwd=ROOT,
                 env=self._env,
                 stdin=subprocess.DEVNULL,

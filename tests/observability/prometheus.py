@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -19,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from runtime_core.lifeline import tied
 from tests.servers.debian import Program, command_of
 from tests.servers.process import HOST, free_port
 from tests.servers.unavailable import Unavailable
 
-TIED = Path(__file__).resolve().parents[1] / "servers" / "tied.py"
 MAJOR = "3"
 """As deploy/ runs it. Prometheus 2 reads ranges, patterns and the bounds of buckets otherwise."""
 SUITES = ("forky", "sid")
@@ -139,19 +138,21 @@ class Prometheus:
         """Whether it answers; if not, another process took its port."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable, "-I", "-S", str(TIED), str(os.getpid()),
-                    *self.command,
-                    f"--config.file={self.folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={self.folder / 'data'}",
-                    f"--web.listen-address={HOST}:{self.port}",
-                    "--log.level=warn",
-                ],
+                tied(
+                    [
+                        *self.command,
+                        f"--config.file={self.folder / 'prometheus.yml'}",
+                        f"--storage.tsdb.path={self.folder / 'data'}",
+                        f"--web.listen-address={HOST}:{self.port}",
+                        "--log.level=warn",
+                    ],
+                    signal.SIGKILL,
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from runtime_core.lifeline import tied
 from tests.openai_server.control import Closing, Release
 from tests.openai_server.ledger import Counts, Entry, read_file
 from tests.openai_server.script import Answer, Call, Cut, Fault, Gate, Rule, Script, Usage, When
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-TIED = ROOT / "tests" / "servers" / "tied.py"
 HOST = "127.0.0.1"
 KEY = "test-key"
 START_SECONDS = 30.0
@@ -189,12 +188,14 @@ class OpenAIServer:
         port_file.unlink(missing_ok=True)
         with log.open("ab") as written:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", str(TIED), str(os.getpid())),
-                    *(sys.executable, "-m", "tests.openai_server", "--port", str(self.port)),
-                    *("--port-file", str(port_file), "--ledger", str(self.file)),
-                    *(part for key in self._keys for part in ("--key", key)),
-                ],
+                tied(
+                    [
+                        *(sys.executable, "-m", "tests.openai_server", "--port", str(self.port)),
+                        *("--port-file", str(port_file), "--ledger", str(self.file)),
+                        *(part for key in self._keys for part in ("--key", key)),
+                    ],
+                    signal.SIGKILL,
+                ),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=written,

@@ -10,5 +10,4 @@ unavailable.py  why a server cannot be had here
 cluster.py    several servers joined to a Cluster
 users.py      the broker's documented users, for one namespace
 proxy.py      a TCP proxy that breaks connections on purpose
-tied.py       the launcher that ties a server's life to its parent's
 """

@@ -7,12 +7,13 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+
+from runtime_core.lifeline import tied
 
 Append = Literal["always", "everysec", "no"]
 
@@ -151,10 +152,9 @@ class Server:
             "--loglevel": "notice",
         }
         arguments = [part for pair in settings.items() for part in pair]
-        launcher = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tied.py")), str(os.getpid())]
         with (self.directory / "server.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*launcher, *self.command, *arguments, *self.options],
+                tied([*self.command, *arguments, *self.options], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

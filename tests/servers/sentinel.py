@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers import tied
+from runtime_core.lifeline import tied
 from tests.servers.process import HOST, Server, free_port
 from tests.servers.valkey import valkey_command
 
@@ -28,12 +27,14 @@ def sentinel(
         "sentinel down-after-milliseconds main 300\n"
         "sentinel failover-timeout main 3000\n" + "".join(f"{line}\n" for line in settings).replace("{own}", str(own))
     )
-    launcher = [sys.executable, "-I", "-S", tied.__file__, str(os.getpid())]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*launcher, *(command or valkey_command()), str(file), "--sentinel"],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            tied([*(command or valkey_command()), str(file), "--sentinel"], signal.SIGKILL),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         yield own
     finally:

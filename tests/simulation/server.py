@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Self, cast
 
 import hiredis
 
+from runtime_core import lifeline
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.library import FUNCTIONS, Library
 from runtime_core.bus.library import library as real_library
@@ -28,8 +30,10 @@ CLOCK = "sim:clock"
 TOUCHED = b"sim:touched"
 """Ends a function's reply that has its own reply first, and then each stream that it has changed with its newest id."""
 
-# What stands before the functions: their `redis.call` reads the virtual clock, also for the ids of new entries.
+# What stands before the functions: their `redis.call` reads the virtual clock, also for the ids of new entries. It adds
+# one local name, since Lua allows 200 of them in the library.
 _CLOCK_SOURCE = b"""
+local redis = (function()
 local function sim_now() return redis.call('GET', 'sim:clock') or '1900000000000' end
 local sim_touched = {}
 local function sim_translated(run, command, ...)
@@ -82,8 +86,9 @@ end
 local function sim_error(...) return redis.error_reply(...) end
 local function sim_status(...) return redis.status_reply(...) end
 local function sim_sha1hex(...) return redis.sha1hex(...) end
-local redis = {call = sim_call, pcall = sim_pcall, register_function = sim_register, error_reply = sim_error,
+return {call = sim_call, pcall = sim_pcall, register_function = sim_register, error_reply = sim_error,
   status_reply = sim_status, sha1hex = sim_sha1hex}
+end)()
 """
 
 
@@ -100,10 +105,10 @@ class SimServer:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="weft-sim-"))
         self._path = str(self._folder / "s")
-        launcher = Path(__file__).parent.parent / "servers" / "tied.py"
         self._process = subprocess.Popen(
             [
-                sys.executable, "-I", "-S", str(launcher), str(_pid()), *valkey_command(), "--port", "0",
+                sys.executable, "-I", "-S", lifeline.__file__, str(_pid()), str(int(signal.SIGKILL)), "-1",
+                *valkey_command(), "--port", "0",
                 "--unixsocket", self._path, "--save", "", "--appendonly", "no", "--dir", str(self._folder),
                 "--maxmemory-policy", "noeviction", "--hz", "1", "--latency-tracking", "no",
                 # Fields keep their order: that of a hash table differs from server to server.

@@ -16,6 +16,7 @@ import pytest
 
 from runtime_core.actors.protocol import AgentMetadata
 from runtime_core.bus.deliveries import QUARANTINE_AFTER
+from runtime_core.lifeline import tied
 from tests.conftest import ROOT
 from tests.integration.actors.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
 from tests.servers.process import Server
@@ -33,7 +34,6 @@ from weft.runtime import (
 
 SECONDS = 60
 """A machine that is busy with other tests starts a process in seconds."""
-TIED = ROOT / "tests" / "servers" / "tied.py"
 
 
 class Start(Protocol):
@@ -49,9 +49,7 @@ def start(valkey: Server, namespace: str, tmp_path: Path) -> Iterator[Start]:
     async def begin(*types: str, url: str = "") -> subprocess.Popen[bytes]:
         environ = {**os.environ, "PYTHONPATH": SOURCES, "WEFT_TEST_FOLDER": str(tmp_path)}
         command = [sys.executable, "-m", "tests.integration.actors.worker", url or valkey.url, namespace, *types]
-        worker = subprocess.Popen(
-            [sys.executable, str(TIED), str(os.getpid()), *command], stdout=subprocess.PIPE, env=environ, cwd=ROOT
-        )
+        worker = subprocess.Popen(tied(command, signal.SIGKILL), stdout=subprocess.PIPE, env=environ, cwd=ROOT)
         workers.append(worker)
         assert worker.stdout is not None
         # Beside the event loop: the test's own runtime starts meanwhile, and says that it lives.

@@ -26,8 +26,8 @@ def tied(command: Sequence[str], signal_number: signal.Signals, name_in: int = N
     return [*launcher, str(os.getpid()), str(int(signal_number)), str(name_in), *command]
 
 
-def become(parent: int, signal_number: int, name_in: int, command: list[str]) -> None:
-    """Make the tie and replace this process by the command. Raises SystemExit if it cannot."""
+def tie(parent: int, signal_number: int) -> None:
+    """Tie this process to its parent. Raises SystemExit if that has died."""
     if sys.platform == "linux":
         import ctypes  # only here: it costs a third of the launcher's time
 
@@ -35,6 +35,11 @@ def become(parent: int, signal_number: int, name_in: int, command: list[str]) ->
         if os.getppid() != parent:
             # The parent died before the tie was made, so no signal will follow.
             raise SystemExit(1)
+
+
+def become(parent: int, signal_number: int, name_in: int, command: list[str]) -> None:
+    """Make the tie and replace this process by the command. Raises SystemExit if it cannot."""
+    tie(parent, signal_number)
     if name_in != NO_FILE:
         os.ftruncate(name_in, 0)
         os.pwrite(name_in, str(os.getpid()).encode(), 0)
