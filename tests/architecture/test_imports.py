@@ -35,8 +35,8 @@ PLACES = {
         "llm.pydantic_ai",
         "llm.request",
     ),
-    "pyspark": ("aworld.spark_hosts", "clusters.spark"),
-    "ray": ("aworld.ray", "clusters.ray"),
+    "pyspark": ("aworld.engines.spark_hosts", "clusters.spark"),
+    "ray": ("aworld.engines.ray_hosts", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
     "re2": (
         "telemetry.json_redaction",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.aworld.ray import target as ray_target
+from runtime_core.aworld.engines import target as engines_target
 from runtime_core.config.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.ray_cluster import RayCluster
@@ -196,7 +196,7 @@ async def test_tasks_continue_or_end_after_the_ray_head_is_killed(
 
         following = asyncio.create_task(follow())
         await until_async(host.exists, following)
-        monkeypatch.setattr(ray_target, "NO_HOST_SECONDS", 1.0)
+        monkeypatch.setattr(engines_target, "NO_HOST_SECONDS", 1.0)
         await asyncio.to_thread(cluster.kill)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await following

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.aworld.ray import target as ray_target
+from runtime_core.aworld.engines import target as engines_target
 from runtime_core.aworld.target import PackedApp, TasksApp, pack, reference_of, unpack
 from runtime_core.config.settings import Settings
 from runtime_core.host import app_services
@@ -149,14 +149,14 @@ async def test_local_is_the_default_engine() -> None:
 async def test_a_missing_cluster_library_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, engine: str, package: str, given: str
 ) -> None:
-    monkeypatch.setattr(ray_target, "find_spec", lambda _: None)
+    monkeypatch.setattr(engines_target, "find_spec", lambda _: None)
     chosen: dict[str, object] = {"engine": engine} if given == "engine" else {"conf": {"engine": engine}}
     told = f"engine {engine!r}: {package} is not installed: pip install 'weft[{engine}]'"
     assert await refused(**chosen) == told
 
 
 async def test_a_ray_elsewhere_needs_a_broker_that_it_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_target, "find_spec", lambda name: importlib.util.find_spec("json"))
+    monkeypatch.setattr(engines_target, "find_spec", lambda name: importlib.util.find_spec("json"))
     monkeypatch.setenv("WEFT_RAY_ADDRESS", "192.0.2.1:6379")
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:6379' is another machine, and without WEFT_REDIS_URL"):
         await Runners.run("a", agent="doubler", app=app, engine="ray")

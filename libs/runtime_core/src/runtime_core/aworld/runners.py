@@ -413,7 +413,7 @@ async def _run_target(
     elif engine not in (None, "local", *_CLUSTERS):
         raise InvalidInput("engine", f"{quoted(engine)} cannot run whole tasks: use one of local, ray and spark")
     if engine in _CLUSTERS:
-        from runtime_core.aworld.ray.target import cluster_target  # here: only this branch needs its imports
+        from runtime_core.aworld.engines.target import cluster_target  # here: only this branch needs its imports
 
         async with cluster_target(
             engine, tasks, client=client, url=url, app=app, workers=workers, at_once=at_once

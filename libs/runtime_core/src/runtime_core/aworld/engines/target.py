@@ -74,15 +74,15 @@ CLUSTERS = {
         "ray",
         "ray",
         "WEFT_RAY_ADDRESS",
-        "runtime_core.aworld.ray.target:HostsBackend",
-        "runtime_core.aworld.ray.hosts",
+        "runtime_core.aworld.engines.target:HostsBackend",
+        "runtime_core.aworld.engines.ray_hosts",
     ),
     "spark": Cluster(
         "spark",
         "pyspark",
         "WEFT_SPARK_REMOTE",
-        "runtime_core.aworld.spark_hosts:SparkHostsBackend",
-        "runtime_core.aworld.spark_hosts",
+        "runtime_core.aworld.engines.spark_hosts:SparkHostsBackend",
+        "runtime_core.aworld.engines.spark_hosts",
     ),
 }
 NO_HOST_SECONDS = 300.0
@@ -261,7 +261,7 @@ class HostsBackend(RayBackend):
 
     async def run(self, work: Work, report: Report) -> Outcome:
         """Keep the hosts. Report `{"hosts": n}` whenever the number of ready hosts changes."""
-        from runtime_core.aworld.ray.hosts import Hosts  # here: Ray reads its environment when it is imported
+        from runtime_core.aworld.engines.ray_hosts import Hosts  # here: Ray reads its environment when it is imported
 
         assert isinstance(work.call, Pickled)
         return await Hosts(work.call.payload, report).run()
