@@ -96,6 +96,18 @@ async def test_without_faults_each_model_call_happens_once(
     assert (counts.asked, counts.complete, counts.repeated) == (10 * MODEL_CALLS, 10 * MODEL_CALLS, 0)
 
 
+def fleet_of(server: Server, namespace: str, folder: Path, models: OpenAIServer) -> Fleet:
+    return Fleet(
+        server.url,
+        namespace,
+        folder,
+        replicas=REPLICAS,
+        lease_seconds=LEASE_SECONDS,
+        app=APP,
+        environ=models.environ,
+    )
+
+
 async def test_conversations_survive_kills_and_pauses(
     own_valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer, chaos_seed: int
 ) -> None:
@@ -104,15 +116,7 @@ async def test_conversations_survive_kills_and_pauses(
     effects = tmp_path / "effects"
     openai_server.play(script(effects))
     async with (
-        Fleet(
-            own_valkey.url,
-            namespace,
-            tmp_path,
-            replicas=REPLICAS,
-            lease_seconds=LEASE_SECONDS,
-            app=APP,
-            environ=openai_server.environ,
-        ) as fleet,
+        fleet_of(own_valkey, namespace, tmp_path, openai_server) as fleet,
         Client.connect(own_valkey.url, namespace=namespace) as client,
     ):
 
@@ -162,15 +166,7 @@ async def test_an_answer_survives_a_kill_or_pause_of_its_process(
     stopped = gated(rules[WRONG + 1], "{conversation}", after=2).but(times=1)
     openai_server.play(stopped, rules)
     async with (
-        Fleet(
-            own_valkey.url,
-            namespace,
-            tmp_path,
-            replicas=REPLICAS,
-            lease_seconds=LEASE_SECONDS,
-            app=APP,
-            environ=openai_server.environ,
-        ) as fleet,
+        fleet_of(own_valkey, namespace, tmp_path, openai_server) as fleet,
         Client.connect(own_valkey.url, namespace=namespace) as client,
     ):
         responses = []

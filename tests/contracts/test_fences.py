@@ -22,11 +22,17 @@ async def test_a_dead_owner_emits_nothing(broker: Broker, bus: EventBus, other: 
     assert await broker.snapshot() == before
 
 
-async def test_a_dead_owner_reports_no_progress(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def call_of_a_dead_owner(broker: Broker, bus: EventBus) -> Delivery:
+    """Let the owner take a tool call, and declare it dead."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(bus, "tool")
     await broker.silence(bus)
+    return call
+
+
+async def test_a_dead_owner_reports_no_progress(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    call = await call_of_a_dead_owner(broker, bus)
     before = await broker.snapshot()
     with pytest.raises(Fenced):
         await bus.progress(call, b"0.5")
@@ -35,10 +41,7 @@ async def test_a_dead_owner_reports_no_progress(broker: Broker, bus: EventBus, o
 
 async def test_a_dead_owner_starts_no_call(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """Its mark would make the adopter report an unknown outcome for a call that never began."""
-    await broker.submit(bus, "t")
-    await suspend(bus, await broker.take(bus), ask("1"))
-    call = await broker.take(bus, "tool")
-    await broker.silence(bus)
+    call = await call_of_a_dead_owner(broker, bus)
     before = await broker.snapshot()
     with pytest.raises(Fenced):
         await bus.mark_started(call)

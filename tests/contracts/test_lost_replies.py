@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -80,16 +81,27 @@ class Worker:
         raise AssertionError("nobody cancels")
 
 
+@asynccontextmanager
+async def running(bus: EventBus, worker: Worker, metrics: Metrics | None = None) -> AsyncIterator[Consumer]:
+    """Run a consumer of the agents' stream, and stop it."""
+    metrics = metrics or Metrics(CollectorRegistry(), "test")
+    consumer = Consumer(bus, ["agent"], worker, metrics, service="test", lease_seconds=0.6)
+    await consumer.start()
+    task = asyncio.create_task(consumer.run())
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
+        await task
+
+
 async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
     """The consumer finds it by itself: nothing reports a lost reply."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = EventBus(transport, broker.keys)
     worker = Worker(bus)
-    consumer = Consumer(bus, ["agent"], worker, Metrics(CollectorRegistry(), "test"), service="test", lease_seconds=0.6)
-    await consumer.start()
-    running = asyncio.create_task(consumer.run())
-    try:
+    async with running(bus, worker):
         await broker.submit(bus, "first")
         assert await asyncio.wait_for(worker.handled.get(), 60) == "first"
         # The owner's read may be on the server by now: what is appended would go there. So it is put into its hands
@@ -99,9 +111,6 @@ async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
         entry = (await broker.entries("agent"))[0]["id"]
         await broker.call("XCLAIM", broker.keys.stream("agent"), "agent-handler", bus.owner, 0, entry, "FORCE")
         assert await asyncio.wait_for(worker.handled.get(), 60) == "lost"
-    finally:
-        await consumer.stop()
-        await running
     await broker.idle()
 
 
@@ -195,16 +204,10 @@ async def test_entries_read_under_an_old_name_are_left_to_their_adopter(broker: 
     broker.transports.append(transport)
     bus = RenamedBus(transport, broker.keys)
     worker = CountingWorker(bus)
-    consumer = Consumer(bus, ["agent"], worker, Metrics(CollectorRegistry(), "test"), service="test", lease_seconds=0.6)
-    await consumer.start()
-    running = asyncio.create_task(consumer.run())
-    try:
+    async with running(bus, worker):
         await broker.submit(bus, "t")
         assert await asyncio.wait_for(worker.handled.get(), 60) == "t"
         assert worker.deliveries == 2, "by adoption, not by the read"
-    finally:
-        await consumer.stop()
-        await running
 
 
 class LateBus(EventBus):
@@ -236,10 +239,7 @@ async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker,
     worker = SlowWorker(own)
     worker.go_on.set()
     metrics = Metrics(CollectorRegistry(), "test")
-    consumer = Consumer(own, ["agent"], worker, metrics, service="test", lease_seconds=0.6)
-    await consumer.start()
-    running = asyncio.create_task(consumer.run())
-    try:
+    async with running(own, worker, metrics) as consumer:
         assert [await asyncio.wait_for(worker.handled.get(), 60) for _ in "ab"] == ["a", "b"]
         assert [turn.task for turn in own.late] == ["a", "b"]
         async with asyncio.timeout(60):
@@ -253,9 +253,6 @@ async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker,
         async with asyncio.timeout(60):
             while consumer._reconciled:  # forgotten with the read
                 await asyncio.sleep(0.01)
-    finally:
-        await consumer.stop()
-        await running
     await broker.idle()
 
 
