@@ -14,7 +14,7 @@ from runtime_core.cli.connection import Broker, Commands, broker
 from runtime_core.cli.output import Columns, Row, print_json, print_rows
 from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import Publishers, waiting_tasks
-from runtime_core.maintenance.measures import groups_of, oldest_pending_of, work_streams
+from runtime_core.maintenance.measures import Lag, groups_of, lag_of_timers, lag_of_work, work_streams
 from runtime_core.maintenance.stuck import mailboxes
 from runtime_core.text import duration
 
@@ -69,9 +69,10 @@ async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
             lengths = [call("LLEN", f"{keys.base}mail:{instance}") for instance in instances]
             totals["mailboxes"] += len(instances)
             totals["mailbox_events"] += sum([cast(int, await length) for length in lengths])
+        timers = await lag_of_timers(bus, now)
+        totals["timers"] += timers.waiting
+        totals["timers_due"] += timers.due
         for total, command in (
-            ("timers", ("ZCARD", keys.timers)),
-            ("timers_due", ("ZCOUNT", keys.timers, "-inf", now)),
             ("dead_letters", ("XLEN", keys.dead)),
             ("replies", ("XLEN", keys.replies)),
             ("asks", ("XLEN", keys.asks)),
@@ -81,21 +82,19 @@ async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
 
 
 async def _stream(bus: EventBus, partition: int | None, name: str, key: str, group: str, now: int) -> Row:
-    """Measure one stream. Done entries are deleted, so all entries are work; without a group, all of it waits."""
-    call = bus.transport.call
+    """Measure one stream as the metrics do; without a group, all of its entries wait."""
     try:
-        length, there = cast(int, await call("XLEN", key)), (await groups_of(call, key) or {}).get(group)
+        found = await lag_of_work(bus.transport.call, key, group, now) or Lag(0)
     except ServerError:  # not a stream, which weft doctor reports
-        length, there = 0, None
-    oldest = await oldest_pending_of(call, key, group) if there is not None and there.pending else None
+        found = Lag(0)
     return {
         "stream": name,
         "partition": partition,
-        "group": (None if there is None else group) if group else STATE_MANAGER,
-        "backlog": max(0, length - (there.pending if there is not None else 0)),
-        "pending": there.pending if there is not None else 0,
-        "oldest_pending_ms": None if oldest is None else _age(oldest, now),
-        "consumers": there.consumers if there is not None else 0,
+        "group": (None if found.consumers is None else group) if group else STATE_MANAGER,
+        "backlog": found.waiting,
+        "pending": found.pending,
+        "oldest_pending_ms": round(found.oldest_pending * 1000) if found.pending else None,
+        "consumers": found.consumers or 0,
     }
 
 

@@ -44,6 +44,8 @@ class Lag:
     """Entries that the group has read and not settled."""
     oldest_waiting: float = 0.0
     oldest_pending: float = 0.0
+    consumers: int | None = None
+    """The consumers of the group, also dead ones; None: there is no such group yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | No
     own = found.get(group)
     if own is None:
         return Lag(length, 0, _age(first, now_ms))
-    oldest_pending = await oldest_pending_of(call, key, group) if own.pending else None
+    oldest_pending = await _oldest_pending(call, key, group) if own.pending else None
     ahead = await _first(call, key, f"({own.read}")
     waiting = max(0, length - own.pending)
     if ahead is not None and (not waiting or _before(oldest_pending, first)):
@@ -82,6 +84,7 @@ async def lag_of_work(call: Call, key: str, group: str, now_ms: int) -> Lag | No
         own.pending,
         _age(first if passed_over else ahead, now_ms) if waiting else 0.0,
         _age(oldest_pending, now_ms),
+        own.consumers,
     )
 
 
@@ -162,7 +165,7 @@ async def groups_of(call: Call, key: str) -> dict[str, Group] | None:
     return groups
 
 
-async def oldest_pending_of(call: Call, key: str, group: str) -> str | None:
+async def _oldest_pending(call: Call, key: str, group: str) -> str | None:
     """Return the id of the oldest entry that the group has read and not settled."""
     try:
         summary = cast(list[Reply], await call("XPENDING", key, group))
@@ -179,6 +182,29 @@ def _before(one: str | None, other: str | None) -> bool:
 
 def _age(entry: str | None, now_ms: int) -> float:
     return 0.0 if entry is None else max(0.0, (now_ms - int(entry.partition("-")[0])) / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerLag:
+    """The timers of a partition. `late` is the age of the oldest due one, in seconds."""
+
+    waiting: int
+    due: int
+    late: float
+
+
+async def lag_of_timers(bus: EventBus, now_ms: int) -> TimerLag:
+    """Count the timers of a partition, by the heartbeat clock that promotes them."""
+    call, keys = bus.transport.call, bus.keys
+    offset = cast(bytes | None, await call("HGET", keys.meta, "offset"))
+    now = now_ms + int(offset or 0)
+    # A timer at 0 is a mailbox that is ready now: it cannot be late.
+    oldest = cast(list[bytes], await call("ZRANGEBYSCORE", keys.timers, "(0", now, "WITHSCORES", "LIMIT", 0, 1))
+    return TimerLag(
+        cast(int, await call("ZCARD", keys.timers)),
+        cast(int, await call("ZCOUNT", keys.timers, "-inf", now)),
+        max(0.0, (now - float(oldest[1])) / 1000) if oldest else 0.0,
+    )
 
 
 class Measures:
@@ -215,7 +241,10 @@ class Measures:
         now_ms = await _now_ms(self._bus.transport)
         samples = [Sample(names.BROKER_PING, time.perf_counter() - asked)]
         samples += await self._streams(now_ms)
-        samples += await self._timers(now_ms)
+        timers = await lag_of_timers(self._bus, now_ms)
+        samples.append(Sample(names.TIMERS_WAITING, timers.waiting))
+        samples.append(Sample(names.TIMERS_DUE, timers.due))
+        samples.append(Sample(names.TIMERS_LATE, timers.late))
         samples += await self._work()
         samples += _of_broker(await server_info(self._bus.transport))
         samples.append(Sample(names.MEASURED_AT, time.time()))
@@ -304,18 +333,6 @@ class Measures:
         shown = Counter({name or "-": counts[name] for name in most})
         shown[ALL_OTHERS] = counts.total() - shown.total()
         return [Sample(names.TASKS_QUEUED, count, (name,)) for name, count in shown.items()]
-
-    async def _timers(self, now_ms: int) -> list[Sample]:
-        call, keys = self._bus.transport.call, self._bus.keys
-        offset = cast(bytes | None, await call("HGET", keys.meta, "offset"))
-        now = now_ms + int(offset or 0)
-        # A timer at 0 is a mailbox that is ready now: it cannot be late.
-        oldest = cast(list[bytes], await call("ZRANGEBYSCORE", keys.timers, "(0", now, "WITHSCORES", "LIMIT", 0, 1))
-        return [
-            Sample(names.TIMERS_WAITING, cast(int, await call("ZCARD", keys.timers))),
-            Sample(names.TIMERS_DUE, cast(int, await call("ZCOUNT", keys.timers, "-inf", now))),
-            Sample(names.TIMERS_LATE, max(0.0, (now - float(oldest[1])) / 1000) if oldest else 0.0),
-        ]
 
 
 async def _now_ms(transport: Transport) -> int:
