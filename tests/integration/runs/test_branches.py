@@ -168,6 +168,56 @@ async def test_a_cancelled_job_stops_its_running_calls(client: Client, awaits: b
     assert (await task.result()).value() == "well"
 
 
+@app.agent("limits")
+async def limits(ctx: AgentContext, seconds: float) -> list[str]:
+    async def work() -> object:
+        await ctx.sleep(0.001)
+        return await ctx.gather(ctx.tool(forever, name="tool"), ctx.agent("child", "child"))
+
+    try:
+        await ctx.wait_for(work(), seconds)
+    except TimeoutError as error:
+        # A step that needs no limit follows, within one.
+        return [str(error), await ctx.wait_for(ctx.tool(shout, text="in time"), 60)]
+    return []
+
+
+async def test_a_wait_with_a_limit_stops_its_calls(client: Client) -> None:
+    task = await client.submit("limits", 0.3)
+    names = {await signals.begun.get() for _ in range(2)}
+    assert {await signals.stopped.get() for _ in range(2)} == names == {"tool", "child"}
+    assert (await task.result()).value() == ["limits.<locals>.work took longer than 0.3 s", "IN TIME"]
+
+
+attempts: list[str] = []
+
+
+@app.agent("groups")
+async def groups(ctx: AgentContext, how: str) -> None:
+    await ctx.tool(shout, text="before")
+    attempts.append(how)
+    if how == "TaskGroup":
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.tool(shout, text="inside"))  # type: ignore[arg-type]  # the mistake that is meant
+    elif how == "gather":
+        await asyncio.gather(ctx.tool(shout, text="one"), ctx.tool(shout, text="two"))
+    elif how == "wait_for":
+        await asyncio.wait_for(ctx.sleep(0.3), 0.05)
+    else:
+        async with asyncio.timeout(0.05):
+            await ctx.sleep(0.3)
+
+
+@pytest.mark.parametrize("how", ["TaskGroup", "gather", "wait_for", "timeout"])
+async def test_tasks_and_limits_of_asyncio_are_refused_at_once(client: Client, how: str) -> None:
+    attempts.clear()
+    end = await (await client.submit("groups", how)).result()
+    assert end.error is not None
+    assert (end.status, end.error["type"]) == ("failed", "WeftError")
+    assert "ctx.wait_for" in end.error["message"]
+    assert attempts == [how]
+
+
 @app.agent("leaves_a_job")
 async def leaves_a_job(ctx: AgentContext, _: None) -> None:
     ctx.background(ctx.tool(forever, name="tool"), at_end="cancel")

@@ -340,3 +340,98 @@ async def test_the_context_of_a_job_is_merged_and_excludes_concurrent_changes(co
     found = await value(code, cold=cold)
     assert set(seen) == {"old"}
     assert (found if awaited else contexts[-1].context_info.get("found")) == "by the job"
+
+
+# ---- ctx.wait_for
+
+
+async def limits(ctx: AgentContext, input: Any) -> object:
+    async def work() -> object:
+        await ctx.tool("first")
+        return (await ctx.tool("second"))["of"]
+
+    found = []
+    for part in (lambda: ctx.tool("alone"), work):
+        try:
+            found.append(await ctx.wait_for(part(), 30))
+        except TimeoutError as error:
+            found.append(str(error).rpartition(".")[2])
+        await ctx.tool("between")
+    return [each if isinstance(each, str) else each["of"] for each in found]
+
+
+IN_TIME = ["alone", "second"]
+TOO_LATE = ["<step 1: tool alone> took longer than 30 s", "work took longer than 30 s"]
+NO_ANSWERS = frozenset({"1", "5.1"})
+NO_LIMITS = frozenset({"3.1", "6.1"})
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_wait_returns_what_ends_in_time(cold: bool) -> None:
+    assert await value(limits, cold=cold, unanswered=NO_LIMITS) == IN_TIME
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_wait_ends_at_its_limit_and_stops_its_part(cold: bool) -> None:
+    result, world = await play(limits, cold=cold, unanswered=NO_ANSWERS)
+    assert isinstance(result, Completed)
+    assert json.loads(result.output) == TOO_LATE
+    assert "second" not in {name for _, _, name, _ in world.asked}
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("unanswered", [NO_LIMITS, NO_ANSWERS], ids=["in time", "too late"])
+async def test_a_wait_takes_the_same_way_after_a_crash(before: bool, unanswered: frozenset[str]) -> None:
+    _, clean = await play(limits, unanswered=unanswered)
+    for at in range(1, clean.writes):
+        result, _ = await play(limits, unanswered=unanswered, crash_at=at, crash_before=before)
+        assert isinstance(result, Completed), at
+        assert json.loads(result.output) == (IN_TIME if unanswered is NO_LIMITS else TOO_LATE), at
+
+
+@pytest.mark.parametrize("first", ["1", "3.1"], ids=["the result first", "the limit first"])
+async def test_a_wait_remembers_what_came_first(first: str) -> None:
+    """The other one comes before the replay, which then has both."""
+
+    async def code(ctx: AgentContext, input: Any) -> object:
+        try:
+            await ctx.wait_for(ctx.tool("raced"), 30)
+            found = "in time"
+        except TimeoutError:
+            found = "too late"
+        await ctx.tool("after")
+        return found
+
+    program = Program(code)
+    world = World()
+    assert isinstance(await world.turn(program), Suspended)
+    world.answer_one(first)
+    assert isinstance(await world.turn(program), Suspended)
+    assert world.run is not None
+    await world.run.aclose()
+    world.run = None
+    world.answer_one({"1": "3.1", "3.1": "1"}[first])
+    result = await world.play(program)
+    assert isinstance(result, Completed)
+    assert json.loads(result.output) == {"1": "in time", "3.1": "too late"}[first]
+
+
+async def test_a_wait_raises_the_error_of_its_part() -> None:
+    async def code(ctx: AgentContext, input: Any) -> object:
+        with pytest.raises(ToolError, match="bad"):
+            await ctx.wait_for(ctx.tool("bad"), 30)
+        for limit in (0, -1, "soon", float("nan")):
+            with pytest.raises(InvalidInput, match=r"timeout of ctx\.wait_for"):
+                await ctx.wait_for(ctx.tool("never"), limit)  # type: ignore[arg-type]  # some are
+        return "seen"
+
+    assert await value(code) == "seen"
+
+
+async def test_waits_run_beside_each_other() -> None:
+    async def code(ctx: AgentContext, input: Any) -> object:
+        parts = [ctx.wait_for(ctx.tool(name), 30) for name in ("one", "never", "two")]
+        found = await ctx.gather(*parts, return_exceptions=True)
+        return [each["of"] if isinstance(each, dict) else type(each).__name__ for each in found]
+
+    assert await value(code, unanswered=frozenset({"2"})) == ["one", "TimeoutError", "two"]

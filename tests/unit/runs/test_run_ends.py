@@ -361,6 +361,32 @@ async def in_timeout_of_a_step(ctx: AgentContext) -> None:
         await ctx.step(asyncio.sleep, 60)
 
 
+async def a_step_in_create_task(ctx: AgentContext) -> None:
+    await asyncio.create_task(ctx.tool("a"))  # type: ignore[arg-type]  # the mistake that is meant
+
+
+async def a_gather_in_create_task(ctx: AgentContext) -> None:
+    await asyncio.create_task(ctx.gather(ctx.tool("a")))  # type: ignore[arg-type]  # as above
+
+
+async def a_job_in_create_task(ctx: AgentContext) -> None:
+    await asyncio.create_task(ctx.background(ctx.tool("a")))  # type: ignore[arg-type]  # as above
+
+
+async def a_step_in_a_task_group(ctx: AgentContext) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ctx.agent("a"))  # type: ignore[arg-type]  # as above
+
+
+async def steps_as_completed(ctx: AgentContext) -> None:
+    for each in asyncio.as_completed([ctx.tool("a"), ctx.agent("b")]):
+        await each
+
+
+async def a_step_shielded(ctx: AgentContext) -> None:
+    await asyncio.shield(ctx.tool("a"))
+
+
 async def in_create_task(ctx: AgentContext) -> None:
     async def other() -> None:
         await ctx.tool("a")
@@ -433,10 +459,16 @@ async def local_step_twice(ctx: AgentContext) -> None:
     ("misuse", "hint"),
     [
         (in_asyncio_gather, "ctx.gather"),
-        (in_wait_for, "timeout="),
-        (in_timeout, "timeout="),
+        (in_wait_for, "ctx.wait_for"),
+        (in_timeout, "ctx.wait_for"),
         (in_timeout_of_a_step, "inside the function"),
         (in_create_task, "ctx.gather"),
+        (a_step_in_create_task, "<step 1: tool a> outside the agent's own flow"),
+        (a_gather_in_create_task, "<ctx.gather of 1> outside the agent's own flow"),
+        (a_job_in_create_task, "<job 2> outside the agent's own flow"),
+        (a_step_in_a_task_group, "<step 1: agent a> outside the agent's own flow"),
+        (steps_as_completed, "ctx.background"),
+        (a_step_shielded, "ctx.background"),
         (in_task_group, "ctx.gather"),
         (in_a_step, "ctx.step"),
         (in_a_step_of_a_gather, "ctx.step"),
@@ -467,7 +499,7 @@ async def test_misuse_ends_the_run_with_a_hint(misuse: Callable[[AgentContext], 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_timeout_that_goes_off_between_turns_fails_the_next_one() -> None:
+async def test_a_timeout_that_goes_off_between_turns_fails_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         try:
             async with asyncio.timeout(0.01):
@@ -481,9 +513,10 @@ async def test_a_timeout_that_goes_off_between_turns_fails_the_next_one() -> Non
     async with asyncio.timeout(60):
         while run.awaited:
             await asyncio.sleep(0.002)
+    assert "use ctx.wait_for" in caplog.text
     result = await run.advance()
     assert isinstance(result, Failed)
-    assert "timeout=" in result.message
+    assert "ctx.wait_for" in result.message
 
 
 # ---- limits

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from runtime_core.errors import JobCancelled, Outcome
-from runtime_core.runs.calls import Outgoing, RequestStep, room
-from runtime_core.runs.scheduler import Branch, Wait
+from runtime_core.runs.calls import Outgoing, RequestStep, room, sleep
+from runtime_core.runs.scheduler import Branch, OwnFlowOnly, Wait
 from runtime_core.runs.sharing import context_of, join
 from runtime_core.runs.step import LocalStep, Step, result_of
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 AtEnd = Literal["join", "cancel"]
 
 
-class Gather:
+class Gather(OwnFlowOnly):
     """Awaitable; gives the results in the order of its parts.
 
     Steps keep their own ids. A coroutine becomes a branch: as part i (from 0) of the gather at place k, it numbers its
@@ -50,6 +50,9 @@ class Gather:
         except BaseException:
             self.close()
             raise
+
+    def __repr__(self) -> str:
+        return f"<ctx.gather of {len(self._parts)}>"
 
     def _take_place(self, branch: Branch) -> None:
         run = self.run
@@ -185,7 +188,7 @@ def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see 
     return awaited()
 
 
-class Job:
+class Job(OwnFlowOnly):
     """Work in the background. `await job` returns its result or raises its error.
 
     The job at place k numbers its steps `k.1`, `k.2`, … If the function ends first, the run waits for the job (`join`;
@@ -270,6 +273,11 @@ class Job:
         branch = self.run.flow.branch_here("job.cancel")
         return Cancellation(self, Branch(f"{self.id}.c.", branch.now_ms))
 
+    def ends(self, wait: Wait) -> None:
+        """Wake a wait as soon as the job has ended."""
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: self.run.flow.wake(wait))
+
     def stop(self) -> None:
         """Stop it without a step in the journal."""
         if not self.cancelled:
@@ -313,6 +321,37 @@ class Cancellation:
             return False
         job.stop()
         return True
+
+
+class _Signal(Wait):
+    """A wait that only `Flow.wake` ends."""
+
+    __slots__ = ()
+
+    def over(self) -> bool:
+        return False
+
+
+async def limited(run: Run, branch: Branch, part: Awaitable[Any], limit_ms: int) -> Any:  # Any: the part's own result
+    """Wait for the part, or raise TimeoutError at the limit: see `ctx.wait_for`."""
+
+    async def due() -> None:
+        await sleep(run, run.flow.branch_here("ctx.wait_for"), limit_ms)
+
+    job = Job(run, branch, part, "cancel")
+    timer = Job(run, branch, due(), "cancel")
+    either = _Signal()
+    for each in (job, timer):
+        each.ends(either)
+    while not (job.over or timer.over):
+        await run.flow.woken(either)
+    # Which of the two was first is a step, so a replay gets the same answer although it has both results.
+    late = await job.cancel()
+    timer.stop()
+    if late:
+        name = repr(part) if isinstance(part, Step) else getattr(part, "__qualname__", type(part).__name__)
+        raise TimeoutError(f"{name} took longer than {limit_ms / 1000:g} s")
+    return await job
 
 
 def _steps_of(part: Awaitable[Any]) -> Sequence[str]:  # Any: as Job's

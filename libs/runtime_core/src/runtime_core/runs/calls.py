@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.sharing import snapshot_of, with_member, with_snapshot, without_snapshot
 from runtime_core.runs.step import Step, T, result_of
 from runtime_core.telemetry.trace_context import restated
+from runtime_core.wire.commands import MAX_SECONDS
 from runtime_core.wire.envelope import rfc3339
 
 if TYPE_CHECKING:
@@ -501,3 +503,24 @@ def checked_patch(name: object) -> str:
     if not isinstance(name, str) or _PATCH.fullmatch(name) is None:
         raise InvalidInput("name of ctx.patched", f"{name!r} is not a name: use 1 to 100 letters, digits, - or _")
     return name
+
+
+def milliseconds(delay: float | timedelta, field: str, least: int = 0) -> int:
+    """Return a delay in milliseconds; one below 0 counts as 0. Raises InvalidInput(field)."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    try:
+        found = max(0, round(seconds * 1000))
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(field, f"{delay!r} is not a number of seconds or a timedelta") from None
+    if found < least:
+        raise InvalidInput(field, f"{delay!r} must be above 0")
+    if found > MAX_SECONDS * 1000:
+        raise InvalidInput(field, f"{delay!r} is more than {MAX_SECONDS} seconds")
+    return found
+
+
+def checked_text(value: object, field: str) -> str:
+    """Return the value if it is a string. Raises InvalidInput(field)."""
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"{codec.quoted(value)} is not a string: pass other values as data=")
+    return value

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from runtime_core.codec import quoted
 from runtime_core.declare.hook_points import point_named
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_topic, idempotency_key
 from runtime_core.record.step import Usage, total_usage
-from runtime_core.runs.branches import AtEnd, Gather, Job
+from runtime_core.runs.branches import AtEnd, Gather, Job, limited
 from runtime_core.runs.calls import (
     Approval,
     ApprovalQuestion,
@@ -32,6 +31,8 @@ from runtime_core.runs.calls import (
     call,
     checked_default,
     checked_patch,
+    checked_text,
+    milliseconds,
     question,
     sleep,
 )
@@ -41,7 +42,7 @@ from runtime_core.runs.model_step import ModelStep, Reserve
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.sharing import Session, context_of, in_use
 from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, label_of, name_and_pool, with_positions
-from runtime_core.wire.commands import ENGINES, MAX_SECONDS
+from runtime_core.wire.commands import ENGINES
 
 if TYPE_CHECKING:
     from runtime_core.declare.manifest import Manifest
@@ -74,7 +75,10 @@ class AgentContext:
     between steps must do the same each time: clocks, random numbers and requests belong in steps. `asyncio.sleep` works
     too, but each replay waits again, and the turn lasts as long as the wait.
 
-    Only the function itself, and coroutines that it passes to `gather` or `background`, may take steps.
+    Only the function itself, and coroutines that it passes to `gather`, `background` or `wait_for`, may
+    take steps: a replay cannot find the steps of an asyncio task again. So `asyncio.gather`, `asyncio.TaskGroup`,
+    `asyncio.create_task`, `asyncio.wait_for` and `asyncio.timeout` around a step end the run with a WeftError that
+    names the replacement.
     """
 
     __slots__ = ("_run",)
@@ -200,7 +204,7 @@ class AgentContext:
         Limits only add up. A call of any other tool raises ToolError of type `NotAllowed`. Call it with the same names
         in each replay.
         """
-        self._here("ctx.allow_tools")[0].allow_tools([_text(name, "name of ctx.allow_tools") for name in names])
+        self._here("ctx.allow_tools")[0].allow_tools([checked_text(name, "name of ctx.allow_tools") for name in names])
 
     def set_tools_conf(self, conf: Mapping[str, Mapping[str, object]]) -> None:
         """Give tools settings, by the tool's name, for the calls of this run and all that it calls from now on.
@@ -312,10 +316,10 @@ class AgentContext:
         HumanTimeout is raised.
         """
         run, branch = self._here("ctx.human")
-        prompt = _text(prompt, "prompt of ctx.human")
+        prompt = checked_text(prompt, "prompt of ctx.human")
         shown = encode(data, "data of ctx.human")
         answer = None if isinstance(default, EllipsisType) else encode(default, "default of ctx.human")
-        limit = None if timeout is None else _milliseconds(timeout, "timeout of ctx.human")
+        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.human")
         if run.hooks is not None:
             guarded = run.hooks.human(branch, prompt, shown, limit, answer)
             if guarded is not None:
@@ -337,10 +341,10 @@ class AgentContext:
         open.
         """
         run, branch = self._here("ctx.approve")
-        what = _text(what, "prompt of ctx.approve")
+        what = checked_text(what, "prompt of ctx.approve")
         shown = encode(data, "data of ctx.approve")
         answer = checked_default(default, "default of ctx.approve")
-        limit = None if timeout is None else _milliseconds(timeout, "timeout of ctx.approve")
+        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.approve")
         if run.hooks is not None:
             guarded = run.hooks.approve(branch, what, shown, limit, answer)
             if guarded is not None:
@@ -350,7 +354,7 @@ class AgentContext:
     def sleep(self, delay: float | timedelta) -> RequestStep[None]:
         """Wait for seconds or days without occupying a process. A negative delay counts as 0."""
         run, branch = self._here("ctx.sleep")
-        return sleep(run, branch, _milliseconds(delay, "delay of ctx.sleep"))
+        return sleep(run, branch, milliseconds(delay, "delay of ctx.sleep"))
 
     # ---- local steps and output --------------------------------------------------------------------------
 
@@ -525,6 +529,22 @@ class AgentContext:
             raise InvalidInput("at_end", f"{at_end!r} is neither join nor cancel")
         return Job(run, branch, part, at_end)
 
+    async def wait_for(self, part: Awaitable[R], /, timeout: float | timedelta) -> R:
+        """Wait for a step, or a coroutine that takes steps, at most `timeout` (seconds above 0, or timedelta).
+
+        Raises TimeoutError at the limit, which counts on the broker, so it holds through restarts. Whatever still runs
+        of `part` is stopped, as by `job.cancel()`. A replay takes the same way.
+        """
+        try:
+            run, branch = self._here("ctx.wait_for")
+            limit = milliseconds(timeout, "timeout of ctx.wait_for", least=1)
+        except BaseException:
+            if hasattr(part, "close"):  # a coroutine that will never be awaited
+                part.close()
+            raise
+        result: R = await limited(run, branch, part, limit)
+        return result
+
     # ---- changes of the code under running tasks -----------------------------------------------------------
 
     def patched(self, name: str) -> bool:
@@ -562,20 +582,3 @@ class AgentContext:
         step = run.take_id(branch)
         run.check_place(step, kind)
         return f"{run.task_id}/{run.run_id}/{step}"
-
-
-def _milliseconds(delay: float | timedelta, field: str) -> int:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    try:
-        milliseconds = max(0, round(seconds * 1000))
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidInput(field, f"{delay!r} is not a number of seconds or a timedelta") from None
-    if milliseconds > MAX_SECONDS * 1000:
-        raise InvalidInput(field, f"{delay!r} is more than {MAX_SECONDS} seconds")
-    return milliseconds
-
-
-def _text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidInput(field, f"{quoted(value)} is not a string: pass other values as data=")
-    return value

@@ -8,7 +8,7 @@ import types
 from collections.abc import Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.failure import failure_of
@@ -110,6 +110,28 @@ class _OneRound:
 ONE_ROUND = _OneRound()
 
 
+class OwnFlowOnly:
+    """An awaitable that asyncio takes for a coroutine, so that `create_task`, `gather` and the like refuse it by name.
+
+    Without these methods asyncio raises a TypeError that says nothing about the remedy.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # type checkers report such calls themselves, since this is no Coroutine to them
+
+        def send(self, value: object) -> NoReturn:
+            """Refuse to start: only a task of asyncio calls this."""
+            raise self.run.flow.misplaced(self)
+
+        def throw(self, *error: object) -> NoReturn:
+            """As `send`."""
+            raise self.run.flow.misplaced(self)
+
+        def close(self) -> None:
+            """Do nothing: there is no frame to close."""
+
+
 class Flow:
     """The asyncio tasks of one run. A branch takes steps; a local step that runs beside a branch takes none.
 
@@ -164,11 +186,7 @@ class Flow:
             task = None
         branch = None if task is None else self.tasks.get(task)
         if branch is None or branch.performing:
-            raise self.misuse(
-                f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or an asyncio task "
-                "(gather, wait_for, create_task, TaskGroup) a replay could not find it again; "
-                "use ctx.gather for concurrent work, and timeout= to limit a wait"
-            )
+            raise self.misplaced(what)
         if branch.stopped:
             raise asyncio.CancelledError("the job was cancelled")
         return branch
@@ -213,17 +231,25 @@ class Flow:
                 raise
             self._give_up(wait)
             if not self.stopping:
-                raise self.misuse(
+                wrong = self.misuse(
                     f"the wait for step {', '.join(wait.missing) or 'results'} was cancelled from outside: "
                     "asyncio.timeout and wait_for measure this process's time, which differs in a replay; "
-                    "use timeout= of the step, or ctx.sleep"
-                ) from None
+                    "use ctx.wait_for"
+                )
+                # The run may be suspended, so that it ends only in its next turn.
+                log.warning("%s fails: %s", self.label, wrong)
+                raise wrong from None
             raise
 
     @types.coroutine
     def next_end(self, wait: NextEnd) -> Generator[Any, None, None]:  # Any: as `wait`
         """Block the running branch until one more helper has ended, or `wake` wakes it."""
         wait.running = wait.helpers
+        yield from self.wait(wait)
+
+    @types.coroutine
+    def woken(self, wait: Wait) -> Generator[Any, None, None]:  # Any: as `wait`
+        """Block the running branch until `wake` wakes it."""
         yield from self.wait(wait)
 
     @contextmanager
@@ -276,6 +302,14 @@ class Flow:
         error = WeftError(message)
         self.abort(error)
         return error
+
+    def misplaced(self, what: object) -> WeftError:
+        """As `misuse`, for a step where the run cannot number its steps."""
+        return self.misuse(
+            f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or an asyncio task a replay could not "
+            "find it again. Use ctx.gather instead of asyncio.gather and TaskGroup, ctx.background instead of "
+            "create_task, and ctx.wait_for instead of asyncio.wait_for and asyncio.timeout"
+        )
 
     def end(self, verdict: Failed | BaseException, why: str) -> asyncio.CancelledError:
         """Set the verdict unless there is one. The current turn, or the next one, stops the tasks and returns it."""

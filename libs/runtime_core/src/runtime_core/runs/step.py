@@ -39,6 +39,7 @@ from runtime_core.runs.journal import (
     unpacked,
 )
 from runtime_core.runs.ports import Registered, RegisteredTool
+from runtime_core.runs.scheduler import OwnFlowOnly
 from runtime_core.runs.sharing import merge_changes, unwrapped
 from runtime_core.text import text_of_error
 
@@ -67,7 +68,7 @@ def canonical(data: bytes) -> bytes:
     return codec.canonical_of(data) if b"," in data else data
 
 
-class Step(Generic[T]):
+class Step(OwnFlowOnly, Generic[T]):
     """A durable step of a run. Await it, once or several times, for its result.
 
     It takes its id when it is created and does nothing until it is awaited or gathered. The run warns about steps that
