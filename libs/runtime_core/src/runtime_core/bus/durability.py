@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
 from runtime_core.bus.connection import Reply
+from runtime_core.bus.namespace import server_info
 from runtime_core.bus.partition import Partition
 from runtime_core.errors import ConfigurationError, Rejected, ServerError
 
@@ -131,9 +132,6 @@ class DurabilityVerbs(Partition):
 
     async def _is_redis(self) -> bool:
         """Return whether INFO shows that the server is Redis, and not one of its forks."""
-        try:
-            said = cast(bytes, await self.transport.call("INFO", "server"))
-        except ServerError:
-            return False
+        info = await server_info(self.transport, "server")
         # Valkey reports itself as Redis 7.2, and adds its own name.
-        return b"redis_version:" in said and b"server_name:" not in said and b"valkey_version:" not in said
+        return "redis_version" in info and info.keys().isdisjoint({"server_name", "valkey_version"})

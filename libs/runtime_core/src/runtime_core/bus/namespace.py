@@ -165,7 +165,7 @@ def _remedy(cause: BaseException | None, address: Address) -> str:
 
 
 async def _check_policy(transport: Transport) -> None:
-    server = await _info(transport, "server")
+    server = await server_info(transport, "server")
     version = server.get("redis_version", "")
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < OLDEST_REDIS:
@@ -186,7 +186,7 @@ async def _check_policy(transport: Transport) -> None:
 
 async def _check_role(transport: Transport) -> None:
     for _ in range(round(CONNECT_SECONDS / ROLE_POLL_SECONDS)):
-        if (await _info(transport, "replication")).get("role") != "slave":
+        if (await server_info(transport, "replication")).get("role") != "slave":
             return
         await asyncio.sleep(ROLE_POLL_SECONDS)  # it may be about to become the master
     raise ConfigurationError(
@@ -196,12 +196,7 @@ async def _check_role(transport: Transport) -> None:
 
 async def memory_policy(transport: Transport) -> str:
     """Return the server's eviction policy; empty if this user may not read it."""
-    return (await server_memory(transport)).get("maxmemory_policy", "")
-
-
-async def server_memory(transport: Transport) -> dict[str, str]:
-    """Return the memory section of INFO; empty if this user may not read it."""
-    return await _info(transport, "memory")
+    return (await server_info(transport, "memory")).get("maxmemory_policy", "")
 
 
 def is_cluster(info: Mapping[str, str]) -> bool:
@@ -209,14 +204,13 @@ def is_cluster(info: Mapping[str, str]) -> bool:
     return "cluster" in (info.get("redis_mode"), info.get("server_mode"))
 
 
-async def server_info(transport: Transport) -> dict[str, str]:
-    """Return INFO's sections server, clients, memory, persistence and stats; empty if this user may not read it."""
-    return await _info(transport, "server", "clients", "memory", "persistence", "stats")
+SECTIONS = ("server", "clients", "memory", "persistence", "stats")
 
 
-async def _info(transport: Transport, *sections: str) -> dict[str, str]:
+async def server_info(transport: Transport, *sections: str) -> dict[str, str]:
+    """Return these sections of INFO (default: SECTIONS); empty if this user may not read it."""
     try:
-        reply = await transport.call("INFO", *sections)
+        reply = await transport.call("INFO", *(sections or SECTIONS))
     except ServerError:
         return {}
     lines = cast(bytes, reply).decode().splitlines()

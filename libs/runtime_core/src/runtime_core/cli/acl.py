@@ -22,7 +22,7 @@ from runtime_core.bus.acl.rules import (
 from runtime_core.bus.acl.users import USERS
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.connector import parse_address
-from runtime_core.bus.namespace import connect
+from runtime_core.bus.namespace import connect, server_info
 from runtime_core.cli.connection import Commands, broker_url, read_settings
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
@@ -95,11 +95,11 @@ async def _asked(settings: Settings) -> Target:
     try:
         names = sorted(LATER)
         found = cast(list[Reply], await transport.call("COMMAND", "INFO", *names))
-        said = cast(bytes, await transport.call("INFO", "server"))
+        info = await server_info(transport, "server")
     finally:
         await transport.close()
     lacks = frozenset(name for name, about in zip(names, found, strict=True) if not about)
-    return _target(settings, lacks, valkey=b"valkey_version:" in said)
+    return _target(settings, lacks, valkey="valkey_version" in info)
 
 
 def _target(settings: Settings, lacks: frozenset[str], *, valkey: bool) -> Target:

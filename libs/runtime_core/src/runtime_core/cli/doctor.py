@@ -15,6 +15,7 @@ from runtime_core.bus.connection import Reply, position, text
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, NAMESPACE_FORMAT, STATE_MANAGER, TRAJECTORY_RECORDER, namespace_settings
 from runtime_core.bus.library import library
+from runtime_core.bus.namespace import server_info
 from runtime_core.cli.connection import Broker, Commands, broker, trajectories
 from runtime_core.cli.output import Json, in_bytes, print_json
 from runtime_core.config.settings import without_password
@@ -128,7 +129,7 @@ async def _findings(changes: Changes) -> AsyncIterator[Finding]:
 
 async def server(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     began = time.monotonic()
-    info = await _info(opened, "server")
+    info = await server_info(opened.transport, "server")
     took = (time.monotonic() - began) * 1000
     where = without_password(opened.url)
     lease = opened.settings.lease_seconds
@@ -146,7 +147,7 @@ async def server(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
 
 
 async def memory(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
-    info = await _info(opened, "memory")
+    info = await server_info(opened.transport, "memory")
     if not info:
         yield Finding("memory", True, "unknown: this user may not run INFO")
         return
@@ -176,7 +177,7 @@ async def persistence(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         lost = "all data since the last snapshot" if found.get("save") else "all data"
         off = f"appendonly is off: a restart of the server loses {lost}"
         yield Finding("persistence", False, off, "CONFIG SET appendonly yes, and set it in the server's configuration")
-    elif (await _info(opened, "persistence")).get("aof_last_write_status", "ok") != "ok":
+    elif (await server_info(opened.transport, "persistence")).get("aof_last_write_status", "ok") != "ok":
         broken = "the append-only file cannot be written"
         yield Finding("persistence", False, broken, "check the server's log and its disk")
     else:
@@ -481,12 +482,6 @@ async def _behind(bus: EventBus, entry: str) -> bool:
 async def _alive(bus: EventBus) -> list[str]:
     """Return the services with recent heartbeats, as `service@place`."""
     return [text(name) for name in cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.alive, 0, -1))]
-
-
-async def _info(opened: Broker, section: str) -> dict[str, str]:
-    """Return a section of INFO; empty if this user may not run it."""
-    reply = cast(bytes | None, await _allowed(opened.transport.call("INFO", section)))
-    return dict(line.split(":", 1) for line in (reply or b"").decode().splitlines() if ":" in line)
 
 
 async def _allowed(call: Awaitable[Reply]) -> Reply:

@@ -12,7 +12,7 @@ from typing import cast
 from runtime_core.blobs import open_blobs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
-from runtime_core.bus.namespace import server_memory
+from runtime_core.bus.namespace import server_info
 from runtime_core.config.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.maintenance.dead_letters import trimmed_letters
@@ -92,7 +92,7 @@ class LetterSweeper:
 
     async def _bound(self) -> int:
         """Return the limit: the setting, or less on a small server."""
-        memory = await server_memory(self._bus.transport)
+        memory = await server_info(self._bus.transport, "memory")
         limit = int(memory.get("maxmemory", 0))
         if not limit:
             return self._most_bytes
@@ -197,7 +197,7 @@ class ClockWatch:
 
 async def watch_memory(bus: EventBus) -> None:
     """Store in the partition's `meta` whether the broker is over the memory limit."""
-    memory = await server_memory(bus.transport)
+    memory = await server_info(bus.transport, "memory")
     limit, used = int(memory.get("maxmemory", 0)), int(memory.get("used_memory", 0))
     over = limit > 0 and used > limit * MEMORY_LIMIT_SHARE
     text = f"the broker uses {used} of {limit} bytes of maxmemory" if over else ""
