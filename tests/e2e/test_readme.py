@@ -149,10 +149,11 @@ def test_the_first_app_runs_as_the_page_says(folder: Path, variables: dict[str, 
         assert printed[-1] == f"completed {expected}"
 
 
-def test_the_test_of_the_first_app_passes(folder: Path, variables: dict[str, str]) -> None:
-    program = the("python", "async def test_the_researcher(")
-    run = f"import asyncio\n{program}\nasyncio.run(test_the_researcher())\nprint('passed')"
-    assert said_by(f"python - <<'PROGRAM'\n{run}\nPROGRAM", folder, variables).strip() == "passed"
+@pytest.mark.parametrize("plugins", [(), ("-p", "no:asyncio")], ids=["with-pytest-asyncio", "alone"])
+def test_the_test_of_the_first_app_passes(folder: Path, variables: dict[str, str], plugins: tuple[str, ...]) -> None:
+    (folder / "test_app.py").write_text(the("python", "async def test_the_researcher_survives"), encoding="utf-8")
+    command = " ".join([the("sh", "pytest -q").strip(), *plugins])
+    assert "2 passed" in said_by(command, folder, variables)
 
 
 def test_the_apis_of_other_systems_run_as_documented(folder: Path, variables: dict[str, str]) -> None:
@@ -169,12 +170,12 @@ def test_the_agent_that_a_model_drives_is_declared_as_the_page_says(folder: Path
 def test_every_block_is_one_that_is_tried() -> None:
     tried = {
         "mermaid": ["flowchart LR"],
-        "sh": ["make run", "weft up", "weft submit", "redis-cli", "weft task show"],
+        "sh": ["make run", "weft up", "weft submit", "redis-cli", "weft task show", "pytest -q"],
         "python": [
             "app = App(",
             "app.add_mcp(",
             "asyncio.run(main",
-            "async def test_the_researcher(",
+            "async def test_the_researcher_survives",
             "asyncio.run(both",
         ],
         "text": ["Redis Streams: found", "edited: streams"],

@@ -76,6 +76,13 @@ class Names(Generic[Item]):
         if isinstance(item.source, Hashable):
             self._by_source.setdefault(item.source, []).append(item)
 
+    def replace(self, item: Item, other: Item) -> None:
+        """Put `other` in the place of `item`, under the same name and declared object."""
+        self._by_name[item.name] = other
+        if isinstance(item.source, Hashable):
+            same = self._by_source[item.source]
+            same[same.index(item)] = other
+
     def find(self, named: object) -> Item | None:
         """Find a declaration by name or declared object; return None if there is none.
 

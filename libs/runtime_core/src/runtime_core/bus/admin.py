@@ -131,6 +131,20 @@ class TimerVerbs(Partition):
         done, wait, self.queued = cast(list[int], await self.call("promote", count))
         return done, wait
 
+    async def clock_ms(self) -> int:
+        """Return the time of this partition's timers in epoch milliseconds."""
+        offset = cast(bytes | None, await self.transport.call("HGET", self.keys.meta, "offset"))
+        return await self.time_ms() + int(offset or 0)
+
+    async def shift_clock(self, ms: int) -> None:
+        """Move the time of this partition's timers."""
+        await self.transport.call("HINCRBY", self.keys.meta, "offset", ms)
+
+    async def timers(self) -> list[tuple[str, int]]:
+        """Return all timers, the next one first, with their times in epoch milliseconds."""
+        raw = cast(list[bytes], await self.transport.call("ZRANGE", self.keys.timers, 0, -1, "WITHSCORES"))
+        return [(member.decode(), int(float(at))) for member, at in zip(raw[::2], raw[1::2], strict=True)]
+
     async def refill(self, count: int, streams: Sequence[str] = ()) -> int:
         """Move queued tasks onto their streams, in turn among tenants, until each stream has `count` unread entries.
 

@@ -38,6 +38,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import Redactor, use
 
 if TYPE_CHECKING:
+    from runtime_core.runs.ports import RecordedCalls
     from runtime_core.trajectory.reading import TaskTrajectory
     from runtime_core.trajectory.recorder import LocalTrajectories
     from runtime_core.trajectory.store import TrajectoryStore
@@ -118,28 +119,12 @@ class LocalApp:
         if self._trajectories is not None:
             [recorded] = await host.open(partitions)
             host.add(start=partial(self._trajectories.start, recorded, self.metrics), stop=self._trajectories.stop)
-        buses = await host.open(partitions)
-        await buses[0].load_library()
-        results = Results.from_environment(os.environ)
-        announce_app(host, self._app, buses)
-        add_tools(
+        await add_services(
             host,
             self._app,
-            await host.open(partitions),
-            tool_pools(self._app),
-            threads=TOOL_THREADS,
-            await_servers=True,
-        )
-        add_agents(
-            host,
-            self._app,
-            buses,
-            agent_pools(self._app),
-            results=results,
             compute=self._compute,
             recorded=None if self._trajectories is None else self._trajectories.call_of,
         )
-        add_housekeeping(host, *await host.open(partitions))
         host.add(start=self._client.open, stop=self._client.close)
         await host.start()
         return self._client
@@ -176,3 +161,18 @@ class LocalApp:
 
     async def _connect(self) -> Transport:
         return await connect(self._url)
+
+
+async def add_services(
+    host: Host, app: App, *, compute: ProcessCompute | None = None, recorded: RecordedCalls | None = None
+) -> None:
+    """Run the handlers of an app and the housekeeping of its namespace in this host."""
+    partitions = [Keys(NAMESPACE, 0)]
+    buses = await host.open(partitions)
+    await buses[0].load_library()
+    results = Results.from_environment(os.environ)
+    announce_app(host, app, buses)
+    tools = await host.open(partitions)
+    add_tools(host, app, tools, tool_pools(app), threads=TOOL_THREADS, await_servers=True)
+    add_agents(host, app, buses, agent_pools(app), results=results, compute=compute, recorded=recorded)
+    add_housekeeping(host, *await host.open(partitions))

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import random
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -89,6 +89,8 @@ class OpenModels:
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
         self.estimate_errors = EstimateErrors()
+        self.stand_in: object | None = None
+        """A pydantic-ai Model that answers in place of every model of the app, in tests."""
 
     def __reduce__(self) -> tuple[type[OpenModels], tuple[()]]:
         """Pickle without open models: another process opens its own."""
@@ -99,6 +101,8 @@ class OpenModels:
 
         Raises the client's errors for invalid settings.
         """
+        if self.stand_in is not None:
+            settings, named = replace(settings, model=self.stand_in), None
         loop = asyncio.get_running_loop()
         making = self._of(loop).making
         key = _key(settings, named)

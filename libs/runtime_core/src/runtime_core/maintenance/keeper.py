@@ -182,15 +182,14 @@ class ClockWatch:
 
         A step forward would fire every retry and deadline at once, and a step back would stop them.
         """
-        call, keys = self._bus.transport.call, self._bus.keys
         before = time.monotonic()
-        seconds, micros = cast(list[bytes], await call("TIME"))
+        seconds, micros = cast(list[bytes], await self._bus.transport.call("TIME"))
         after = time.monotonic()
         server = int(seconds) + int(micros) / 1e6
         if self._clock is not None and after - before < CLOCK_STEP_SECONDS / 2:
             step = (server - self._clock[0]) - (after - self._clock[1])
             if abs(step) > CLOCK_STEP_SECONDS:
-                await call("HINCRBY", keys.meta, "offset", -round(step * 1000))
+                await self._bus.shift_clock(-round(step * 1000))
                 logger.warning("the broker's clock stepped by %.1f s; timers are adjusted", step)
         self._clock = (server, after)
 

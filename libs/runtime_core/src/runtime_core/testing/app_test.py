@@ -1,0 +1,187 @@
+"""A running app under test, which the fixture `weft_app` gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from runtime_core.app.app import App
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.client.client import Client
+from runtime_core.client.task import TaskHandle
+from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.host.local import LocalApp
+from runtime_core.replay.replay import replay_code
+from runtime_core.testing.clock import POLL_SECONDS, Clock, settle
+from runtime_core.testing.crashes import KillReport, When, compare, run_and_kill
+from runtime_core.testing.fakes import FakeTool, Reply, ScriptedModel, tool_of
+from runtime_core.wire.events import ENDED
+
+
+class AppTest:
+    """Runs an app in this process for one test: `async with AppTest(app) as weft_app`.
+
+    With the pytest plugin, the fixture `weft_app` is one.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.clock = Clock(self._bus)
+        """The time of its timers."""
+        self._local: LocalApp | None = None
+        self._fakes: list[FakeTool] = []
+
+    async def __aenter__(self) -> Self:
+        self._local = LocalApp(self.app, trajectory=True)
+        await self._local.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._running().__aexit__(kind, error, trace)
+        finally:
+            for fake in reversed(self._fakes):
+                self.app.functions.tools.replace(fake, fake.real)
+            self._fakes.clear()
+            self.app.functions.models.stand_in = None
+
+    @property
+    def client(self) -> Client:
+        """The app's client, for everything that the methods here do not do."""
+        return self._running().client
+
+    async def submit(self, agent: str, input: object = None, **settings: Any) -> TaskHandle:  # Any: as Client.submit
+        """Start a task. `settings` are those of `Client.submit`."""
+        task: TaskHandle = await self.client.submit(agent, input, **settings)
+        return task
+
+    # -- fakes --------------------------------------------------------------------------------------------------
+
+    def override(self, tool: object, answer: Callable[..., object]) -> FakeTool:
+        """Answer the calls of a tool by `answer` until the test ends.
+
+        Args:
+            tool: The tool's function or name. Raises ConfigurationError if the app does not declare it.
+            answer: A function, async or plain, that gets the tool's arguments by name.
+
+        Returns:
+            The fake, whose `calls` has the arguments of each call.
+        """
+        fake = FakeTool(tool_of(self.app, tool), answer)
+        self.app.functions.tools.replace(fake.real, fake)
+        self._fakes.append(fake)
+        return fake
+
+    def script_model(self, *replies: Reply) -> ScriptedModel:
+        """Answer the model requests of all agents by these replies, in their order, until the test ends.
+
+        A reply is a text, a `ToolCall`, a list of them, or an exception. Returns the model, whose `requests` has the
+        messages of each request.
+        """
+        scripted = ScriptedModel(replies)
+        self.app.functions.models.stand_in = scripted.model()
+        return scripted
+
+    # -- assertions ---------------------------------------------------------------------------------------------
+
+    async def assert_completed(self, task: TaskHandle, *, timeout: float = 30.0) -> Any:  # Any: JSON
+        """Wait for the end of a task and return its output.
+
+        Raises AssertionError with the error and its traceback if the task failed, and at once if it waits for a timer
+        or a person. `timeout` is in real seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (shown := await task.show())["status"] not in ENDED:
+                    await settle(self._bus(), timeout, retries=True)
+                    shown = await task.show()
+                    if shown["status"] not in ENDED and not (await self._bus().idle())[0]:
+                        raise AssertionError(await self._why_waiting(task))
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise AssertionError(f"task {task.task_id} has not ended after {timeout:g} s") from None
+        response = await task.result(timeout)
+        if response.status != "completed":
+            raise AssertionError(await self._why_failed(task, response.status, response.error))
+        return response.output
+
+    async def assert_deterministic(self, task: TaskHandle) -> None:
+        """Run the code of an ended task again, with its recorded results, and compare each step.
+
+        Raises AssertionError that names the first step that differs, and the line of the code.
+        """
+        recorded = await self._running().recorded(task.task_id)
+        replayed = await replay_code(recorded, self.app, None)
+        if replayed.divergences:
+            raise AssertionError(
+                f"task {task.task_id} is not deterministic: {replayed.divergences[0]}. "
+                "Read clocks, random numbers and files in ctx.step, ctx.now and tools only"
+            )
+        for run in replayed.runs.values():
+            if run.status in ("completed", "failed") and not run.same:
+                raise AssertionError(
+                    f"task {task.task_id} is not deterministic: run {run.run} of agent {run.agent!r} ended "
+                    f"differently, with {run.output!r}"
+                )
+
+    async def kill_and_recover(
+        self, agent: str, input: object = None, *, key: str = "", timeout: float = 60.0
+    ) -> KillReport:
+        """Run a task once without a kill, then once for each place where its process can die, and compare the effects.
+
+        Each process runs until just before or just after one of its commits, and then vanishes. New services continue.
+        Status, output, emitted output, and the set of tool calls must be the same as without a kill. Takes about a
+        second for each kill. Timers run in real time: override tools and settings that make the agent wait for long.
+
+        Raises AssertionError that names each difference, ConfigurationError for an agent that the app does not declare,
+        and TimeoutError if an execution takes longer than `timeout` seconds. The report lists repeated tool calls.
+        """
+        if agent not in self.app.agents:
+            known = ", ".join(sorted(self.app.agents)) or "none"
+            raise ConfigurationError(f"app {self.app.name!r} declares no agent {agent!r}: it declares {known}")
+        whole = await run_and_kill(self.app, agent, input, key=key, kill_at=None, timeout=timeout)
+        if whole.status != "completed":
+            raise AssertionError(f"agent {agent!r} {whole.status} without a kill: {whole.error}")
+        killed, problems = [], []
+        places: list[tuple[int, When]] = [
+            (number, when) for number in range(1, len(whole.commits) + 1) for when in ("before", "after")
+        ]
+        for place in places:
+            outcome = await run_and_kill(self.app, agent, input, key=key, kill_at=place, timeout=timeout)
+            killed.append(outcome)
+            problems += [f"{outcome.kill}: {difference}" for difference in compare(whole, outcome)]
+        if problems:
+            raise AssertionError(f"agent {agent!r} has other effects after a kill:\n  " + "\n  ".join(problems))
+        return KillReport(whole, killed)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _running(self) -> LocalApp:
+        if self._local is None:
+            raise WeftError("the app under test is not running: use the fixture weft_app in an async test")
+        return self._local
+
+    def _bus(self) -> EventBus:
+        return self.client.buses[0]
+
+    async def _why_waiting(self, task: TaskHandle) -> str:
+        bus, now = self._bus(), await self._bus().clock_ms()
+        for member, at in await bus.timers():
+            kind, _, rest = member.partition("|")
+            if kind == "s" and rest.partition("|")[0] == task.task_id:
+                left = max(0, at - now) / 1000
+                return (
+                    f"task {task.task_id} waits for a sleep or an answer, for another {left:g} s: move the time with "
+                    f"`await weft_app.clock.advance(seconds={left:g})`, or answer with `task.signal`"
+                )
+        return f"task {task.task_id} waits for an answer without a deadline: give one with `task.signal`"
+
+    async def _why_failed(self, task: TaskHandle, status: str, error: dict[str, str] | None) -> str:
+        said = f": {error['type']}: {error['message']}" if error else ""
+        recorded = await self._running().recorded(task.task_id)
+        traces = [step.error.traceback for step in recorded.steps if step.error is not None and step.error.traceback]
+        return "\n\n".join([f"task {task.task_id} {status}{said}", *traces[-1:]])
