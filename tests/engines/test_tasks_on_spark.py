@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from runtime_core.aworld.engines import spark_hosts
+from runtime_core.aworld.target import HostsSpec, TasksApp, pack
 from runtime_core.config.settings import Settings
+from runtime_core.engines.protocol import Pickled, Work
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.conftest import SparkServer
+from tests.servers.process import Server
 from weft import AgentContext, App
 from weft.aworld import Runners, Task
 from weft.errors import ConfigurationError
@@ -71,6 +77,35 @@ async def test_tasks_run_on_sparks_workers_with_their_streams_and_records() -> N
             assert recorded.complete
     finally:
         await store.close()
+
+
+async def test_a_server_without_a_free_place_is_said_and_only_running_hosts_count(
+    spark: SparkServer,
+    valkey: Server,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server runs four tasks at once."""
+    monkeypatch.setattr(spark_hosts, "NO_PLACE_SECONDS", 0.5)
+    environ = {"WEFT_REDIS_URL": valkey.url, "WEFT_NAMESPACE": namespace, "WEFT_SPARK_REMOTE": spark.url}
+    settings = Settings.from_environment(environ).to_environment()
+    sent = pack(TasksApp(app), "tests.engines.test_tasks_on_spark:app", spark_hosts.dumps)
+    work = Work(Pickled(msgspec.msgpack.encode(HostsSpec(sent, settings, 6, 1, True))), "task hosts")
+    backend = spark_hosts.SparkHostsBackend(environ)
+    await backend.connect()
+    reported: list[int] = []
+    running = asyncio.create_task(backend.run(work, lambda report: reported.append(json.loads(report)["hosts"])))
+    try:
+        async with asyncio.timeout(300):
+            while "where 4 of 6 hosts run" not in caplog.text:  # no event tells of a log line
+                await asyncio.sleep(0.05)
+                assert not running.done(), running.result()
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+        await backend.close()
+    assert max(reported) == 4
 
 
 async def test_a_cancelled_call_ends_its_tasks_and_its_hosts(tmp_path: Path) -> None:

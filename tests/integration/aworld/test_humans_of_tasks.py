@@ -10,17 +10,19 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from runtime_core.aworld import listeners
-from runtime_core.aworld.target import RunTarget
+from runtime_core.aworld.listeners import Hints
+from runtime_core.bus.connection import Transport
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import BusUnavailable
 from tests.fleet import Fleet
 from tests.servers.process import Server
-from weft import AgentContext, Client, StreamEvent, TaskHandle
+from weft import AgentContext, Client, TaskHandle
 from weft.aworld import Outputs, Runners, Task, TaskStatus
 from weft.errors import InvalidInput
 
@@ -86,21 +88,38 @@ async def test_a_question_that_nobody_listens_to_leaves_a_hint(caplog: pytest.Lo
         assert (await running)["waits"].answer == "draft: True"
 
 
-async def test_a_stream_that_breaks_under_a_hint_does_not_fail_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    broke = asyncio.Event()
+async def test_one_look_serves_all_tasks_and_its_failure_fails_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No task has a connection of its own, and a look after a failed one still finds the questions."""
+    looks: list[int] = []
+    read = Hints._read
 
-    async def breaks(self: RunTarget, handle: TaskHandle, mode: object) -> AsyncGenerator[StreamEvent]:
-        broke.set()
-        raise BusUnavailable("the broker is away")
-        yield
+    async def fails_first(self: Hints, bus: EventBus, tasks: Sequence[TaskHandle]) -> None:
+        looks.append(len(tasks))
+        if len(looks) == 1:
+            raise BusUnavailable("the broker is away")
+        await read(self, bus, tasks)
 
-    async def slow(ctx: AgentContext, text: str) -> bool:
-        return bool(await ctx.step(broke.wait))
+    async def no_reader(self: Client, bus: EventBus) -> Transport:
+        raise AssertionError("a task has opened a connection")
 
     monkeypatch.setattr(listeners, "HINT_SECONDS", 0.0)
-    monkeypatch.setattr(RunTarget, "events", breaks)
+    monkeypatch.setattr(listeners, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(Hints, "_read", fails_first)
+    monkeypatch.setattr(Client, "open_reader", no_reader)
+    tasks = [Task(id=f"t{number}", input="draft", agent=asks) for number in range(5)]
     async with asyncio.timeout(60):
-        assert (await Runners.run("draft", agent=slow)).answer is True
+        running = asyncio.create_task(Runners.run_task(tasks))
+        hints: dict[str, str] = {}
+        while len(hints) < 5:
+            await asyncio.sleep(0.01)
+            said = [each.getMessage() for each in caplog.records if "waits for a human" in each.getMessage()]
+            hints = {each.split()[1]: each.split("'")[5] for each in said}
+        assert max(looks) == 5
+        for task, question in hints.items():
+            await Runners.answer(task, question, True)
+        assert {response.answer for response in (await running).values()} == {"draft: True"}
 
 
 async def test_an_answer_reaches_a_task_on_services(valkey: Server, namespace: str, tmp_path: Path) -> None:

@@ -817,9 +817,9 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "aworld/listeners.py",
         "hint_breaks",
-        "    except WeftError as error:\n        log.debug(",
-        "    except NotImplementedError as error:\n        log.debug(",
-        "a hint that cannot read the task's stream does not fail the task",
+        "                except WeftError as error:\n                    log.debug(",
+        "                except NotImplementedError as error:\n                    log.debug(",
+        "a look for questions that fails ends no later one",
         "integration/aworld:humans_of_tasks",
     ),
     python(

@@ -9,19 +9,27 @@ import os
 import select
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from runtime_core import codec
 from runtime_core.aworld.task import Task
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.wire.events import HUMAN_REQUESTED, StreamEvent
+from runtime_core.wire.events import HUMAN_REQUESTED, StreamEvent, stream_event
+
+if TYPE_CHECKING:
+    from runtime_core.bus.event_bus import EventBus
+    from runtime_core.client.task import TaskHandle
 
 log = logging.getLogger(__name__)
 
 HINT_SECONDS = 2.0
 """How long a task may run before its caller looks for open questions."""
+LOOK_SECONDS = 1.0
+"""How often questions are looked for."""
+LOOK_ENTRIES = 1000
+"""The most entries of one task's stream that one look reads."""
 _LOOK_SECONDS = 0.1
 _YES = {"y", "yes", "true", "approve", "ok"}
 _NO = {"n", "no", "false", "deny"}
@@ -97,19 +105,52 @@ class Listeners:
             await asyncio.wait(asking)
 
 
-async def hint(events: Callable[[], AsyncGenerator[StreamEvent]]) -> None:
-    """Warn about each question of a task that nobody listens to. `events` opens the stream of the task's output.
+class Hints:
+    """Warns about the questions of tasks that nobody listens to. One command a second looks at all of them."""
 
-    If the stream breaks, there is no hint, and the task continues.
-    """
-    await asyncio.sleep(HINT_SECONDS)
-    try:
-        async with aclosing(events()) as stream:
-            async for event in stream:
-                if event.type == HUMAN_REQUESTED:
-                    log.warning("%s", hint_of(event))
-    except WeftError as error:
-        log.debug("cannot look for questions: %s", error)
+    def __init__(self) -> None:
+        self._cursors: dict[TaskHandle, str] = {}
+        """The last entry of each task's stream that was read."""
+        self._looking: asyncio.Task[None] | None = None
+
+    async def follow(self, task: TaskHandle) -> None:
+        """Look at a task that has run for a while, until this is cancelled."""
+        await asyncio.sleep(HINT_SECONDS)
+        self._cursors[task] = "0-0"
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="look for questions")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            del self._cursors[task]
+            if not self._cursors:
+                self._looking.cancel()
+                self._looking = None
+
+    async def _look(self) -> None:
+        while True:
+            by_bus: dict[EventBus, list[TaskHandle]] = {}
+            for task in self._cursors:
+                by_bus.setdefault(task.bus, []).append(task)
+            for bus, tasks in by_bus.items():
+                try:
+                    await self._read(bus, tasks)
+                except WeftError as error:
+                    log.debug("cannot look for questions: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _read(self, bus: EventBus, tasks: Sequence[TaskHandle]) -> None:
+        """Read the new events of these tasks, which are all in one partition."""
+        by_stream = {bus.keys.out(task.task_id).encode(): task for task in tasks}
+        cursors = [self._cursors[task] for task in tasks]
+        reply = await bus.transport.call("XREAD", "COUNT", LOOK_ENTRIES, "STREAMS", *by_stream, *cursors)
+        for stream, entries in cast(list[tuple[bytes, list[tuple[bytes, list[bytes]]]]], reply or []):
+            task = by_stream[stream]
+            for entry, fields in entries:
+                if task in self._cursors:
+                    self._cursors[task] = entry.decode()
+                if HUMAN_REQUESTED.encode() in fields:
+                    log.warning("%s", hint_of(stream_event(entry, fields)))
 
 
 def hint_of(event: StreamEvent) -> str:

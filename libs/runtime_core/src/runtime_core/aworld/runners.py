@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from runtime_core.aworld.listeners import Listeners, hint
+from runtime_core.aworld.listeners import Listeners
 from runtime_core.aworld.response import RECORDED_SECONDS, ReadTask, StoreReader
 from runtime_core.aworld.target import RunTarget, TasksApp
 from runtime_core.aworld.task import Task, TaskStatus
@@ -311,9 +311,10 @@ async def _run(target: RunTarget, task: Task) -> TaskResponse:
     began = time.monotonic()
     listeners = Listeners(task)
     async with _started(target, task, stream=listeners.wanted) as handle:
-        mode = StreamingMode.CHUNK_OUTPUT if listeners.wanted else StreamingMode.OUTPUT
-        events = partial(target.events, handle, task.streaming or mode)
-        heard = listeners.follow(events()) if listeners.wanted else hint(events)
+        if listeners.wanted:
+            heard = listeners.follow(target.events(handle, task.streaming or StreamingMode.CHUNK_OUTPUT))
+        else:
+            heard = target.hints.follow(handle)
         try:
             response = await _heard(target, handle, heard, LISTENED_SECONDS if listeners.wanted else 0.0)
         finally:

@@ -24,6 +24,7 @@ from msgspec import Struct
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
 from runtime_core.aworld.description import Description, agent_of_runner, agents_of, describe
+from runtime_core.aworld.listeners import Hints
 from runtime_core.aworld.response import ReadTask, checked_strategy, completed
 from runtime_core.aworld.runner import Runner, TaskRunner
 from runtime_core.aworld.swarm import Swarm
@@ -399,6 +400,7 @@ class RunTarget:
         self._before = before
         self._own_app = own_app
         self._cancelling: set[asyncio.Task[object]] = set()
+        self.hints = Hints()
         self.ended: list[str] = []
         """Tasks that have ended."""
         self._open: dict[str, TaskHandle] = {}

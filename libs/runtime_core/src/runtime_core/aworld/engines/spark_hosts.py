@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -25,6 +26,8 @@ EARLY_SECONDS = 10.0
 """A host that dies sooner has died early."""
 DEATHS_MAX = 6
 """How many hosts in a row may die early: then the app that they load kills them."""
+NO_PLACE_SECONDS = 20.0
+"""How often a warning says that a host waits for a free place."""
 LEAST_IN_FLIGHT = 16
 """The least limit of concurrent turns in a host: turns that wait for other agents must not fill it."""
 
@@ -113,12 +116,21 @@ class _Hosts:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            self._count(1)
+            started: list[float] = []
+            waiting = loop.create_task(self._warn_of_no_place(place), name=f"wait for a place of host {place}")
+
+            def start(started: list[float] = started, waiting: asyncio.Task[None] = waiting) -> None:
+                waiting.cancel()
+                started.append(loop.time())
+                self._count(1)
+
             try:
-                why = await self._call(f"host {place}", host_tasks, self._encoded, self._in_flight)
+                why = await self._call(f"host {place}", host_tasks, self._encoded, self._in_flight, on_start=start)
             finally:
-                self._count(-1)
-            if loop.time() - began > EARLY_SECONDS:
+                waiting.cancel()
+                if started:
+                    self._count(-1)
+            if loop.time() - (started or [began])[0] > EARLY_SECONDS:
                 pause, deaths = FIRST_PAUSE_SECONDS, 0
             deaths += 1
             if deaths == DEATHS_MAX:
@@ -127,10 +139,24 @@ class _Hosts:
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
-    async def _call(self, name: str, function: object, *arguments: object) -> str:
+    async def _warn_of_no_place(self, place: int) -> None:
+        while True:
+            await asyncio.sleep(NO_PLACE_SECONDS)
+            logger.warning(
+                "host %d waits for a free place on Spark, where %d of %d hosts run: give the server more places, ask "
+                "for fewer workers, or end other work there",
+                place,
+                self._running,
+                self._number,
+            )
+
+    async def _call(
+        self, name: str, function: object, *arguments: object, on_start: Callable[[], None] | None = None
+    ) -> str:
         """Run a function on an executor and return why it died. Raises _Ended if it refuses, or Spark is lost."""
         payload = dumps((function, arguments, {}))
-        [outcome] = (await self._calls.run(Pickled(payload), Step(), f"task {name}", "", 0.0)).ends
+        answer = await self._calls.run(Pickled(payload), Step(), f"task {name}", "", 0.0, on_start)
+        [outcome] = answer.ends
         if not isinstance(outcome, Error):
             refused = cast(str, cloudpickle.loads(outcome.data))
             if refused:

@@ -132,31 +132,38 @@ class Calls:
         self._files = files
 
     async def run(
-        self, call: Registered | worker.Items | Pickled, step: Step, name: str, key: str, timeout_seconds: float
+        self,
+        call: Registered | worker.Items | Pickled,
+        step: Step,
+        name: str,
+        key: str,
+        timeout_seconds: float,
+        on_start: Callable[[], object] | None = None,
     ) -> Answer:
         """Run a call and return its outcome, or one outcome per item; a single Error if the items did not all run.
 
-        `timeout_seconds` count from the start on a worker. If cancelled, stop the call.
+        `timeout_seconds` count from the start on a worker, which `on_start` is told of. If cancelled, stop the call.
         """
         assignment = Assignment(call, step, self._results, str(self._files or ""))
         sent = await in_thread(functools.partial(self._sent, assignment))
         tag = f"weft-{uuid.uuid4().hex}"
         loop = asyncio.get_running_loop()
-        begun = asyncio.Event()
+        start = _Start()
 
         def on_progress(stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
-            if running or tasks_done:
-                with suppress(RuntimeError):  # the loop has since ended
-                    loop.call_soon_threadsafe(begun.set)
+            with suppress(RuntimeError):  # the loop has since ended
+                loop.call_soon_threadsafe(start.note, bool(running or tasks_done))
 
         tags = [tag, *([tag_of(key)] if key else [])]
         thread = InThread(functools.partial(self._in_thread, sent, tags, on_progress), f"spark call {name}")
         try:
-            if timeout_seconds:
-                await _either(begun, thread, UNREPORTED_SECONDS)
-                if not await thread.wait(timeout_seconds):
-                    await self._stop(thread, tag)
-                    return Answer([over_limit(timeout_seconds)])
+            if timeout_seconds or on_start is not None:
+                await start.wait(thread)
+                if on_start is not None:
+                    on_start()
+            if timeout_seconds and not await thread.wait(timeout_seconds):
+                await self._stop(thread, tag)
+                return Answer([over_limit(timeout_seconds)])
             await thread.wait()
         except asyncio.CancelledError:
             await self._stop(thread, tag)
@@ -189,13 +196,28 @@ class Calls:
         await stop(thread, functools.partial(self._session.interruptTag, tag))
 
 
-async def _either(begun: asyncio.Event, thread: InThread[Answer], seconds: float) -> None:
-    """Wait up to `seconds` until a call has started or ended."""
-    waiting = asyncio.ensure_future(begun.wait())
-    try:
-        await asyncio.wait((waiting, thread.done), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
+class _Start:
+    """The start of a call on a worker, which Spark's reports of progress show."""
+
+    def __init__(self) -> None:
+        self._begun = asyncio.Event()
+        self._reported = False
+
+    def note(self, runs: bool) -> None:
+        """Note a report: whether the call runs, or waits for a free place."""
+        self._reported = True
+        if runs:
+            self._begun.set()
+
+    async def wait(self, thread: InThread[Answer]) -> None:
+        """Wait until the call has started or ended. A call that nothing is reported of counts as started."""
+        waiting = asyncio.ensure_future(self._begun.wait())
+        try:
+            await asyncio.wait((waiting, thread.done), timeout=UNREPORTED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self._reported:
+                await asyncio.wait((waiting, thread.done), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
 
 
 def over_limit(seconds: float) -> Error:
