@@ -54,3 +54,9 @@ async def careless(ctx: AgentContext, name: str) -> object:
     if RELEASE == 1:
         await ctx.sleep(3600)
     return found
+
+
+@app.agent("att" if RELEASE < 4 else "attorney")
+async def att(ctx: AgentContext, _: object) -> object:
+    """Its fourth release has another name."""
+    return await ctx.human("Go on?")

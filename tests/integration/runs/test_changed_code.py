@@ -142,3 +142,45 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
         assert (await task.result(timeout=30)).output == "tea"
         report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
         assert [check["ok"] for check in report["checks"] if check["check"] == "parked"] == [True]
+
+
+async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    release.write_text("1")
+    fleet = Fleet(
+        valkey.url,
+        namespace,
+        tmp_path,
+        app="tests.apps.changing_app:app",
+        environ={"CHANGING_APP_RELEASE": str(release), "WEFT_DATA_DIR": str(tmp_path)},
+    )
+    async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
+        await client.submit("att", None, task_id="t-1")
+
+        async def waits() -> bool:
+            async with plain_redis(valkey.port, text=True) as redis:
+                return str(await redis.hget(f"{namespace}:{{0}}:task:t-1", "status")) == "waiting"
+
+        await until(waits, 30, "the task waits")
+        assert "no running handler" not in weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        release.write_text("4")
+        fleet.kill("agent-handler-1")
+        await fleet.ready(["agent-handler-1"])
+
+        async def logged() -> bool:
+            return "no running handler has agent 'att'" in fleet.members["state-manager-1"].text()
+
+        await until(logged, 30, "the state-manager names it")
+        shown = weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        assert "no running handler has agent 'att': start one, or roll back" in shown
+        report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
+        (names,) = [check for check in report["checks"] if check["check"] == "names"]
+        assert names["message"] == "no running handler has agent 'att': 1 run or call waits for it, such as task t-1"
+        release.write_text("1")
+        fleet.kill("agent-handler-1")
+        await fleet.ready(["agent-handler-1"])
+
+        async def served() -> bool:
+            return "no work waits any more for agent 'att'" in fleet.members["state-manager-1"].text()
+
+        await until(served, 30, "the state-manager sees it again")

@@ -25,7 +25,7 @@ from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.consumer.leader import Leader
-from runtime_core.declare.manifest import Manifest, announce
+from runtime_core.declare.manifest import Manifest, announce, announce_served
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.host.host import Host
 from runtime_core.ids import instance_address, partition_of
@@ -289,6 +289,8 @@ class ActorHost:
 
         host.consume(buses, streams, handler, service="agent-handler", in_flight=MAX_TURNS_IN_FLIGHT * len(buses))
         await host.join()
+        # The processes of a type are known by its stream: these handlers serve no other names.
+        await announce_served(buses, "agent", ())
 
     async def _keep(self, host: Host) -> None:
         buses = await self.buses()

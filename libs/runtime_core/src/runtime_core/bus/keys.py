@@ -163,6 +163,11 @@ class Keys:
         return self.base + "manifests"
 
     @property
+    def served(self) -> str:
+        """What each handler can run, by owner: JSON of names by kind; a hash."""
+        return self.base + "served"
+
+    @property
     def submits(self) -> str:
         """The dedupe window: submits by source and id: a hash."""
         return self.base + "seen"

@@ -23,7 +23,7 @@ from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError, WeftError
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.maintenance.measures import groups_of
+from runtime_core.maintenance.measures import UNSERVED_TASKS, find_unserved, groups_of
 from runtime_core.maintenance.stuck import find_circles, find_stuck, free
 from runtime_core.maintenance.waits import find_lasting_waits
 from runtime_core.text import plain
@@ -388,6 +388,16 @@ async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("waits", True, "no message to an agent of a runtime has waited long")
 
 
+async def unserved(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+    """Find work for an agent or a tool that was removed or renamed: no running handler has the name."""
+    found = [each for bus in opened.buses for each in await find_unserved(bus, UNSERVED_TASKS * 500)]
+    for each in found:
+        remedy = "start a handler that has it, roll back, or cancel its tasks (weft task list --agent NAME)"
+        yield Finding("names", False, str(each), remedy)
+    if not found:
+        yield Finding("names", True, "a running handler has each agent and tool that work waits for")
+
+
 async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     found = DeadLetters(opened.buses)
     count, sizes = await found.count(), await found.sizes()
@@ -465,7 +475,7 @@ async def _recorded_elsewhere(opened: Broker, url: str, published: dict[EventBus
 
 CHECKS: tuple[Check, ...] = (
     server, memory, persistence, clock, namespace, functions, ingress, consumers, engines, apps, stuck, deadlock,
-    waits, parked, letters, store,
+    waits, unserved, parked, letters, store,
 )  # fmt: skip
 
 

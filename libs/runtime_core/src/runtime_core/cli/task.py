@@ -195,6 +195,10 @@ def _print_task(view: Row, now_ms: int) -> None:
         ("output", "output" in view and preview(view["output"], 500)),
         ("error", error_line(view.get("error"), 600)),
     ]
+    facts += [
+        ("handler", f"no running handler has {each['kind']} {each['name']!r}: start one, or roll back")
+        for each in view.get("without_handler", ())
+    ]
     for parked in view.get("parked", ()):
         facts.append(
             ("parked", f"step {parked['step']} of run {parked['run']}, at {parked['line'] or 'an unknown line'}")

@@ -12,7 +12,8 @@ import msgspec
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.cli.output import Row
 from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.maintenance.stuck import Fields, hash_at, unpacked
+from runtime_core.maintenance.measures import Fields, served_by_handlers, unpacked
+from runtime_core.maintenance.stuck import hash_at
 from runtime_core.text import duration
 from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
 
@@ -61,6 +62,7 @@ async def read_task(bus: EventBus, task: str) -> Row | None:
     retries = await _retries(bus, fields)
     waits: list[Row] = []
     questions: list[Row] = []
+    served = await served_by_handlers(bus)
     for run, of_run in sorted(runs.items()):
         waits += _run_waits(run, of_run, retries)
         for name, value in sorted(of_run.items()):
@@ -71,6 +73,10 @@ async def read_task(bus: EventBus, task: str) -> Row | None:
                 if b"q:" + name[2:] in of_run:
                     question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
                     questions.append(question if due is None else {**question, "deadline": due})
+    wanted = [("agent", agent) for each in runs.values() if (agent := _lines(each)[1])]
+    wanted += [(wait["kind"], wait["name"]) for wait in waits if wait["kind"] == "tool" and wait.get("name")]
+    if lacking := [{"kind": kind, "name": name} for kind, name in dict.fromkeys(wanted) if served.lacks(kind, name)]:
+        view["without_handler"] = lacking
     return {**view, "waits_for": waits, "questions": questions}
 
 

@@ -16,6 +16,8 @@ from runtime_core.errors import InvalidInput
 FORMAT = 1
 """The version of the manifest's format."""
 
+RUNTIME_MANIFEST = "actor."
+"""The manifest of an agent type of a runtime begins with this, and ends with the type."""
 END_AGENTS = "weft.task-ended."
 """The name of an agent that runs the hooks of ended tasks begins with this."""
 
@@ -146,3 +148,13 @@ async def announce(buses: Sequence[EventBus], manifest: Manifest) -> None:
     for name, agent in manifest.agents.items():
         for topic in agent.topics:
             await topics.subscribe(TopicSubscription(topic.removesuffix("*"), name, prefix=topic.endswith("*")))
+
+
+async def announce_served(buses: Sequence[EventBus], kind: str, names: Sequence[str]) -> None:
+    """Publish what these owners can run: names of `kind` (`agent` or `tool`), or `prefix.*`.
+
+    It counts while the owner is alive, so a name that no running handler has any more is noticed.
+    """
+    data = msgspec.json.encode({kind: sorted(names)})
+    for bus in buses:
+        await bus.transport.call("HSET", bus.keys.served, bus.owner, data)

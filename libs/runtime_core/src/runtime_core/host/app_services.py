@@ -20,7 +20,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.in_flight import Handler
-from runtime_core.declare.manifest import announce
+from runtime_core.declare.manifest import announce, announce_served
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
 from runtime_core.host.host import Host, open_partitions, service_host
@@ -157,6 +157,17 @@ def add_agents(
         )
 
     host.consume(buses, pool_streams("agent", pools), handler, service=AGENT_HANDLER, in_flight=in_flight)
+    host.announce(lambda: announce_served(buses, "agent", _agents_of(app, pools)))
+
+
+def _agents_of(app: App, pools: Sequence[str]) -> list[str]:
+    own = [agent.name for agent in app.agents.values() if agent.pool in pools]
+    return [*own, app.hooks.of_ends_agent(app.name).name] if app.hooks.of_ends else own
+
+
+def _tools_of(app: App, pools: Sequence[str]) -> list[str]:
+    own = [tool.name for tool in app.tools.values() if tool.pool in pools]
+    return own + [f"{server.prefix}.*" for server in app.mcp_servers.values() if server.pool in pools]
 
 
 def agent_pools(app: App) -> tuple[str, ...]:
@@ -206,6 +217,7 @@ def add_tools(
         return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers)
 
     host.consume(buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER)
+    host.announce(lambda: announce_served(buses, "tool", _tools_of(app, pools)))
     return abandoned
 
 

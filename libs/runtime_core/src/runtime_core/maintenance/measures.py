@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from runtime_core.bus.admin import Backlog
-from runtime_core.bus.connection import Reply, Transport, position
+from runtime_core.bus.connection import Reply, Transport, fields, position
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
 from runtime_core.bus.namespace import server_info
+from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import ALL_OTHERS, Publishers, waiting_tasks
 from runtime_core.maintenance.dead_letters import letter_bytes, trimmed_letters
@@ -23,13 +26,17 @@ from runtime_core.telemetry.metrics import PartitionMetrics, Sample
 
 logger = logging.getLogger(__name__)
 
+UNSERVED_TASKS = 200
+"""The most open tasks whose agents are compared with what handlers can run."""
 COUNT_PAGE = 100
 COUNT_PAGES_MAX = 50
 """Pages of entries that a measurement counts from each end of a stream."""
 Call = Callable[..., Awaitable[Reply]]
+Fields = dict[bytes, bytes]
 MEASURE_SECONDS = 2.0
 """The shortest time between two measurements."""
 TENANTS_SHOWN = 20
+_LIVE = (b"accepted", b"running", b"waiting")
 LEADERS = ("admit", "keep")
 """Leader roles of the state-manager; a partition has one of them."""
 
@@ -207,6 +214,138 @@ async def lag_of_timers(bus: EventBus, now_ms: int) -> TimerLag:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the running handlers of a partition can run; None: one of them has not said it yet."""
+
+    agents: frozenset[str] | None
+    tools: frozenset[str] | None
+
+    def lacks(self, kind: str, name: str) -> bool:
+        """Return whether no running handler has this agent or tool."""
+        names = self.agents if kind == "agent" else self.tools
+        if names is None or name in names:
+            return False
+        return not any(each.endswith(".*") and name.startswith(each[:-1]) for each in names)
+
+
+async def served_by_handlers(bus: EventBus) -> Served:
+    """Return what the running handlers of a partition can run."""
+    call, keys = bus.transport.call, bus.keys
+    said = fields(await call("HGETALL", keys.served))
+    alive = [owner.decode() for owner in cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1))]
+    found: dict[str, frozenset[str] | None] = {}
+    for kind in ("agent", "tool"):
+        names: set[str] = set()
+        owners = [owner for owner in alive if owner.startswith(f"{GROUPS[kind]}@")]
+        for owner in owners:
+            names.update(msgspec.json.decode(said.get(owner, b"{}"), type=dict[str, list[str]]).get(kind, ()))
+        found[kind] = frozenset(names) if all(owner in said for owner in owners) else None
+    return Served(found["agent"], found["tool"])
+
+
+async def forget_served(bus: EventBus) -> None:
+    """Forget what dead owners could run."""
+    call, keys = bus.transport.call, bus.keys
+    # First, so that an owner that comes between the two reads is not taken for a dead one.
+    said = cast(list[bytes], await call("HKEYS", keys.served))
+    alive = set(cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1)))
+    if gone := [owner for owner in said if owner not in alive]:
+        await call("HDEL", keys.served, *gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """Work for a name that no running handler has."""
+
+    kind: str
+    """`agent` or `tool`."""
+    name: str
+    count: int
+    task: str
+    """One of the tasks."""
+
+    def __str__(self) -> str:
+        waits = "run or call waits" if self.count == 1 else "runs or calls wait"
+        return (
+            f"no running handler has {self.kind} {self.name!r}: {self.count} {waits} for it, such as task {self.task}"
+        )
+
+
+async def find_unserved(bus: EventBus, most_tasks: int = UNSERVED_TASKS) -> list[Unserved]:
+    """Return the work that waits for names without a running handler: of the open tasks, the oldest ones, and of the
+    calls those that are on a stream or about to be retried.
+    """
+    call, keys = bus.transport.call, bus.keys
+    now = await served_by_handlers(bus)
+    streams = {
+        (kind, name): stream.decode()
+        for kind, key in (("agent", keys.agents), ("tool", keys.tools))
+        for name, stream in fields(await call("HGETALL", key)).items()
+        if now.lacks(kind, name)
+    }
+    # The check `waits` of weft doctor covers the agents of runtimes.
+    for app in cast(list[bytes], await call("HKEYS", keys.manifests)) if streams else ():
+        streams.pop(("agent", app.decode().removeprefix(RUNTIME_MANIFEST)), None)
+    if not streams:
+        return []
+    tasks: dict[tuple[str, str], list[str]] = {place: [] for place in streams}
+    for stream, header in [*await _on_streams(bus, set(streams.values())), *await _next_retries(bus)]:
+        kind = stream.partition(":")[0]
+        if (kind, header[4]) in tasks:
+            tasks[kind, header[4]].append(header[2])
+    opened = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.open_tasks, 0, most_tasks - 1))]
+    headers = [call("HGET", keys.task(task), "h") for task in opened]
+    for task, reply in zip(opened, headers, strict=True):
+        agent = (cast(bytes | None, await reply) or b"\n").decode().split("\n")[1]
+        if ("agent", agent) in tasks and task not in tasks["agent", agent]:
+            tasks["agent", agent].append(task)
+    # The next handler of any app settles what belongs to an ended task.
+    live = set(opened)
+    for task in {task for each in tasks.values() for task in each} - live:
+        if await call("HGET", keys.task(task), "status") in _LIVE:
+            live.add(task)
+    kept = {place: [task for task in each if task in live] for place, each in sorted(tasks.items())}
+    return [Unserved(*place, len(each), each[0]) for place, each in kept.items() if each]
+
+
+def unpacked(packed: Reply) -> Fields:
+    """Return the fields of a delivery that waits in the timers; empty if they cannot be decoded."""
+    try:
+        flat = msgspec.msgpack.decode(cast(bytes, packed), type=list[str]) if packed is not None else []
+    except msgspec.MsgspecError:
+        return {}
+    return {name.encode(): value.encode() for name, value in zip(flat[::2], flat[1::2], strict=False)}
+
+
+async def _on_streams(bus: EventBus, streams: set[str]) -> list[tuple[str, list[str]]]:
+    """Return the headers of the first deliveries on these work streams."""
+    found = []
+    for stream in sorted(streams):
+        for _, flat in pairs(
+            await bus.transport.call("XRANGE", bus.keys.stream(stream), "-", "+", "COUNT", COUNT_PAGE)
+        ):
+            found.append((stream, _header(dict(zip(flat[::2], flat[1::2], strict=True)))))
+    return found
+
+
+async def _next_retries(bus: EventBus) -> list[tuple[str, list[str]]]:
+    """Return the work streams and headers of the deliveries that are retried next. A handler that lacks a name hands
+    its deliveries back for a second.
+    """
+    call, keys = bus.transport.call, bus.keys
+    timers = cast(list[bytes], await call("ZRANGE", keys.timers, 0, COUNT_PAGE * 10 - 1))
+    retries = [timer for timer in timers if timer.startswith(b"e|")]
+    if not retries:
+        return []
+    kept = cast(list[bytes | None], await call("HMGET", keys.base + "delayed", *retries))
+    return [(each.decode().split("|")[1], _header(unpacked(data))) for each, data in zip(retries, kept, strict=True)]
+
+
+def _header(delivery: Mapping[bytes, bytes]) -> list[str]:
+    return delivery.get(b"h", b"").decode("utf-8", "replace").split("\n") + [""] * 5
+
+
 class Measures:
     """Measures one partition; its leader runs it. `edge` reaches the ingress streams, measured with partition 0."""
 
@@ -218,6 +357,9 @@ class Measures:
         self._begun = float("-inf")
         self._backlog: Backlog | None = None
         self._trouble = ""
+        self._unserved_before: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
+        """Kinds and names without a running handler that are logged."""
 
     async def refresh(self) -> None:
         """Measure and export, at most every 2 seconds. Errors of the server are logged."""
@@ -246,6 +388,7 @@ class Measures:
         samples.append(Sample(names.TIMERS_DUE, timers.due))
         samples.append(Sample(names.TIMERS_LATE, timers.late))
         samples += await self._work()
+        samples += await self._unserved()
         samples += _of_broker(await server_info(self._bus.transport))
         samples.append(Sample(names.MEASURED_AT, time.time()))
         return samples
@@ -323,6 +466,20 @@ class Measures:
             ),
             *await self._queued(),
         )
+
+    async def _unserved(self) -> list[Sample]:
+        """Return the work without a handler, and log what two looks in a row have found: one may meet a restart."""
+        await forget_served(self._bus)
+        found = {(each.kind, each.name): each for each in await find_unserved(self._bus)}
+        for place in (found.keys() & self._unserved_before) - self._logged:
+            logger.warning(
+                "partition %d: %s; start a handler that has it, or roll back", self._bus.keys.partition, found[place]
+            )
+        for kind, name in self._logged - found.keys():
+            logger.info("partition %d: no work waits any more for %s %r", self._bus.keys.partition, kind, name)
+        self._logged = found.keys() & (self._unserved_before | self._logged)
+        self._unserved_before = set(found)
+        return [Sample(names.NAMES_UNSERVED, each.count, place) for place, each in found.items()]
 
     async def _queued(self) -> list[Sample]:
         """Return the tasks that wait for turns, by tenant. `*` always has a value, so that the metric exists."""

@@ -14,19 +14,17 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from runtime_core.bus.connection import Reply
 from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
-from runtime_core.maintenance.measures import work_streams
+from runtime_core.maintenance.measures import Fields, unpacked, work_streams
 from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.wire.events import ENDED
 
 SCAN_PAGE = 1000
 PAUSE_SECONDS = 0.5
 """The pause between two scans: work that moves between them is not stuck."""
-Fields = dict[bytes, bytes]
 Found = TypeVar("Found")
 Place = tuple[int, str, str]
 """Partition, task, run."""
@@ -205,15 +203,6 @@ async def hash_at(bus: EventBus, key: str) -> Fields:
     """Return a hash of the broker; empty if it does not exist."""
     flat = cast(list[bytes], await bus.transport.call("HGETALL", key))
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def unpacked(packed: Reply) -> Fields:
-    """Return the fields of a delivery that waits in the timers; empty if they cannot be decoded."""
-    try:
-        flat = msgspec.msgpack.decode(cast(bytes, packed), type=list[str]) if packed is not None else []
-    except msgspec.MsgspecError:
-        return {}
-    return {name.encode(): value.encode() for name, value in zip(flat[::2], flat[1::2], strict=False)}
 
 
 async def _entries(bus: EventBus) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:

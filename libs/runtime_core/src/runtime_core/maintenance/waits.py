@@ -19,12 +19,11 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.bus.topics import Topics
+from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import ROOT_RUN
 from runtime_core.maintenance.stuck import mailboxes, open_runs
 
-RUNTIME_MANIFEST = "actor."
-"""The manifest of an agent type of a runtime begins with this, and ends with the type."""
 PAUSE_SECONDS = 2.0
 SILENT_MS = 10_000
 """After this time without a heartbeat no process of the namespace lives."""

@@ -307,6 +307,11 @@ STREAM_READERS = _gauge(
     "weft_stream_readers", "Live consumers of a group: their heartbeat is within the lease.",
     ("partition", "stream", "group"), LEADER, "0 with a lag above 0: there is no reader",
 )  # fmt: skip
+NAMES_UNSERVED = _gauge(
+    "weft_unserved_runs",
+    "Runs and calls that wait for an agent or a tool that no running handler has, by name; a lower bound above 200.",
+    ("partition", "kind", "name"), LEADER, "any value: start a handler that has this name, or roll back",
+)  # fmt: skip
 MAILBOX_WAITING = _gauge(
     "weft_mailbox_waiting_events",
     "Events in mailboxes of agent instances; a lower bound if over 1,000 mailboxes hold over 50 events each.",

@@ -114,7 +114,17 @@ class User:
 
 KEYS = tuple(
     sorted(
-        {"answers", "answers:", "functions", "leader:admit", "leader:keep", "leader:record", "manifests", "publishers"}
+        {
+            "answers",
+            "answers:",
+            "functions",
+            "leader:admit",
+            "leader:keep",
+            "leader:record",
+            "manifests",
+            "publishers",
+            "served",
+        }
         | {key for name in FUNCTIONS for key in function_rights(name).reads | function_rights(name).writes}
         - {"leader:"}
     )
@@ -137,7 +147,7 @@ _CLIENT = (
     "schedule", "signal", "subscribe", "write_marker", "unsubscribe", "watch", "withdraw_request",
 )  # fmt: skip
 _TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "settle_call", "stream")
-_ANNOUNCED = ("agents", "end_hooks", "functions", "interleaved", "manifests", "tools", "topics")
+_ANNOUNCED = ("agents", "end_hooks", "functions", "interleaved", "manifests", "served", "tools", "topics")
 _HANDLER_COMMANDS = (
     "hdel", "hexists", "hgetall", "hkeys", "hset", "hsetnx", "hvals", "xadd", "xlen", "zrange",
 )  # fmt: skip
@@ -214,7 +224,7 @@ SERVICES = (
         reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "publishers", "run:"),
         writes=(
             "answers", "answers:", "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies",
-            "requests", "scheduled", "schedules", "seen", "seen_order", "timers", *STREAMS,
+            "requests", "scheduled", "schedules", "seen", "seen_order", "served", "timers", *STREAMS,
         ),
         never=("xclaim",),  # of `leave`: it holds no work
         leads=("admit", "keep"),
