@@ -45,7 +45,7 @@ unexport DOCS TOPIC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit dist ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -145,6 +145,11 @@ mutants: setup ## Remove guards one at a time and run the tests that must fail (
 audit: ## Look up known vulnerabilities of all locked packages; a package that cannot be looked up is listed and fails nothing
 	@$(MAKE) --no-print-directory $(AUDIT)/.setup || echo "NOT AUDITED: pip-audit cannot be installed here"
 	@if [ -e $(AUDIT)/.setup ]; then $(AUDIT)/bin/python -m tests.dependency_audit $(ARGS); fi
+
+dist: setup ## Build the wheel and the source distribution in dist/, and check them
+	rm -rf dist
+	$(RUN) hatchling build --directory dist
+	$(RUN) twine check --strict dist/*
 
 ci: ## Run what continuous integration runs
 	./.ci/run

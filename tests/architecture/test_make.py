@@ -33,6 +33,7 @@ TARGETS = [
     "model",
     "mutants",
     "audit",
+    "dist",
     "ci",
     "clean",
 ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import venv
 import zipfile
@@ -19,6 +22,7 @@ import pytest
 
 from runtime_core.bus.library import FUNCTIONS
 from tests.architecture.tree import ROOT
+from tests.e2e.test_readme import the
 
 LIMIT_SECONDS = 60
 APP = """
@@ -92,13 +96,66 @@ def test_weft_up_works_with_a_users_package_named_services(installed: Path, tmp_
     assert (done.stdout, done.returncode) == ("soap: 7\n", 0), done.stderr
 
 
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The wheel and the source distribution, built as `make dist` does."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_SECONDS)
+    return sorted(folder.iterdir())
+
+
+def test_the_distributions_can_be_published(distributions: list[Path]) -> None:
+    assert [each.suffix for each in distributions] == [".whl", ".gz"]
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, distributions)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_source_distribution_holds_only_what_builds_the_wheel(distributions: list[Path]) -> None:
+    with tarfile.open(distributions[1]) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    known = {"libs", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert tops <= known
+
+
+@pytest.mark.slow
+def test_the_first_app_of_the_readme_runs_in_an_empty_environment(distributions: list[Path], tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty", symlinks=True, with_pip=False)
+    python = tmp_path / "empty" / "bin" / "python"
+    uv = [sys.executable, "-m", "uv", "--quiet", "pip"]
+    locked = ["--constraint", str(ROOT / "requirements" / "run.txt")]
+    done = subprocess.run(
+        [*uv, "install", "--python", str(python), *locked, str(distributions[0])],
+        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode and not os.environ.get("CI"):
+        pytest.skip(f"NOT TESTED: the dependencies cannot be installed here: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    (desk / "app.py").write_text(the("python", "app = App("), encoding="utf-8")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("WEFT_", "PYTHON"))}
+    environ |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "WEFT_METRICS_PORT": "0"}
+    with running(shlex.split(the("sh", "weft up")), desk, environ):
+        submit = ["bash", "-ec", the("sh", "weft submit")]
+        asked = subprocess.run(
+            submit, cwd=desk, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        )
+    assert (asked.stdout, asked.returncode) == (the("text", "Redis Streams: found"), 0), asked.stderr
+
+
 @contextmanager
 def running(command: list[str], folder: Path, environ: dict[str, str]) -> Iterator[None]:
     """Run the command until the block ends. The block begins when the broker and the four services are ready."""
     log = folder / "up.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env={**environ, "PYTHONUNBUFFERED": "1"}, stdout=output, stderr=output
+            [shutil.which(command[0], path=environ["PATH"]) or command[0], *command[1:]],
+            cwd=folder,
+            env={**environ, "PYTHONUNBUFFERED": "1"},
+            stdout=output,
+            stderr=output,
         )
     try:
         give_up_at = time.monotonic() + LIMIT_SECONDS
