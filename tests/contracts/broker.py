@@ -302,6 +302,14 @@ async def complete(
     return await bus.commit_turn(turn, "c", now(), record, steps, output, state, flat, len(parts))
 
 
+async def emit_pieces(
+    bus: EventBus, turn: Delivery, *values: bytes, first: int = 1, attempt: int = 1, branch: str = "", step: str = ""
+) -> bool:
+    """Emit these values (JSON) of a branch, numbered from `first`. The first one is also the number of their step."""
+    pieces = [word for value in values for word in (b"", value)]
+    return await bus.emit(turn, branch, attempt, first, 0, step or f"{branch}{first}", pieces)
+
+
 async def fail(bus: EventBus, turn: Delivery, message: str = "broken", *, mode: str = "f") -> bool:
     error = json.dumps({"type": "Broken", "message": message}).encode()
     return await bus.commit_turn(turn, mode, now(), b"[]", 1, error, b"", [], 0)

@@ -27,6 +27,7 @@ from tests.contracts.broker import (
     ask,
     bury,
     complete,
+    emit_pieces,
     fail,
     nap,
     now,
@@ -666,7 +667,7 @@ async def record(stage: Stage) -> Act:
 async def emit(stage: Stage) -> Act:
     await busy(stage)
     turn = await stage.broker.take(stage.bus)
-    return lambda: stage.bus.emit(turn, "1", DIGEST.encode() + b"K1700000000000null", b'"text"')
+    return lambda: emit_pieces(stage.bus, turn, b'"text"', first=1)
 
 
 async def calling(stage: Stage) -> Delivery:
@@ -692,7 +693,7 @@ async def end_of_a_model_call(stage: Stage) -> Act:
 @case
 async def a_piece_of_a_models_answer(stage: Stage) -> Act:
     turn = await calling(stage)
-    return lambda: stage.bus.stream(turn, "1", 1, b'"text"')
+    return lambda: stage.bus.stream(turn, "1", 1, [b"chunk", b'"text"'])
 
 
 @case

@@ -9,7 +9,7 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import namespace_settings
-from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, suspend
+from tests.contracts.broker import Broker, answer, ask, bury, complete, emit_pieces, fail, suspend
 
 
 async def test_the_letter_keeps_everything(broker: Broker, bus: EventBus) -> None:
@@ -114,7 +114,7 @@ async def journal(bus: EventBus, delivery: Delivery) -> bool:
 
 
 async def emit(bus: EventBus, delivery: Delivery) -> bool:
-    return await bus.emit(delivery, "1", b"d1a2b3c4K1700000000000null", b'"text"')
+    return await emit_pieces(bus, delivery, b'"text"', first=1)
 
 
 FOREIGN: dict[str, tuple[list[str | bytes], str]] = {

@@ -7,7 +7,7 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
-from tests.contracts.broker import DIGEST, Broker, ask, bury, complete, now, question, suspend
+from tests.contracts.broker import DIGEST, Broker, ask, bury, complete, emit_pieces, now, question, suspend
 
 VALUE = DIGEST.encode() + b"K1700000000000null"
 
@@ -18,7 +18,7 @@ async def test_a_dead_owner_emits_nothing(broker: Broker, bus: EventBus, other: 
     await broker.silence(bus)
     before = await broker.snapshot()
     with pytest.raises(Fenced):
-        await bus.emit(turn, "1", VALUE, b'"text"')
+        await emit_pieces(bus, turn, b'"text"', first=1)
     assert await broker.snapshot() == before
 
 

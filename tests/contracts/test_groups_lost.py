@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, group, suspend
+from tests.contracts.broker import Broker, answer, ask, bury, complete, emit_pieces, fail, group, suspend
 
 
 async def test_handled_entries_are_gone(broker: Broker, bus: EventBus) -> None:
@@ -36,7 +36,7 @@ async def test_an_entry_delivered_twice_takes_effect_once(broker: Broker, bus: E
             assert not await late(other, second)
         assert not await other.retry(second, 0, b"{}")
         assert await other.record(second, "1", b"d1a2b3c4K1700000000000null") is None
-        assert not await other.emit(second, "1", b"d1a2b3c4K1700000000000null", b'"x"')
+        assert not await emit_pieces(other, second, b'"x"', first=1)
         assert await broker.snapshot() == before
     await broker.idle()
 

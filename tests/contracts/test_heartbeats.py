@@ -19,7 +19,7 @@ from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.heartbeat import Owner
 from runtime_core.errors import Fenced
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, suspend
+from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, emit_pieces, suspend
 from tests.servers.process import Server
 
 HOUR_MS = 3_600_000
@@ -162,7 +162,7 @@ WRITES: dict[str, Write] = {
     "commit_turn, waits": lambda bus, turn, call: suspend(bus, turn, ask("1")),
     "commit_call": lambda bus, turn, call: answer(bus, call),
     "record": lambda bus, turn, call: bus.record(turn, "1", VALUE),
-    "emit": lambda bus, turn, call: bus.emit(turn, "1", VALUE, b'"x"'),
+    "emit": lambda bus, turn, call: emit_pieces(bus, turn, b'"x"', first=1),
     "progress": lambda bus, turn, call: bus.progress(call, b'{"done":1}'),
     "retry of a turn": lambda bus, turn, call: bus.retry(turn, 10, b""),
     "retry of a call": lambda bus, turn, call: bus.retry(call, 10, b""),

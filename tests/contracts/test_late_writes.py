@@ -9,7 +9,20 @@ import pytest
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import DIGEST, Broker, Snapshot, answer, ask, bury, complete, fail, nap, question, suspend
+from tests.contracts.broker import (
+    DIGEST,
+    Broker,
+    Snapshot,
+    answer,
+    ask,
+    bury,
+    complete,
+    emit_pieces,
+    fail,
+    nap,
+    question,
+    suspend,
+)
 
 VALUE = f"{DIGEST}K1700000000000true".encode()
 
@@ -36,8 +49,8 @@ WRITES: dict[str, Write] = {
     "a result": lambda bus, late: answer(bus, late.call),
     "a step in mid-turn": lambda bus, late: bus.record(late.turn, "9", VALUE),
     "a child's step in mid-turn": lambda bus, late: bus.record(late.child, "9", VALUE),
-    "a delta": lambda bus, late: bus.emit(late.turn, "9", VALUE, b'"x"'),
-    "a child's delta": lambda bus, late: bus.emit(late.child, "9", VALUE, b'"x"'),
+    "a delta": lambda bus, late: emit_pieces(bus, late.turn, b'"x"', first=9),
+    "a child's delta": lambda bus, late: emit_pieces(bus, late.child, b'"x"', first=9),
     "progress": lambda bus, late: bus.progress(late.call, b'{"done":1}'),
     "a retry of a turn": lambda bus, late: bus.retry(late.turn, 10, b""),
     "a retry of a child's turn": lambda bus, late: bus.retry(late.child, 10, b""),
@@ -153,7 +166,7 @@ COPIES: dict[str, Callable[[EventBus, Delivery], Awaitable[object]]] = {
     "ends": lambda bus, copy: complete(bus, copy),
     "waits": lambda bus, copy: suspend(bus, copy, ask("9")),
     "records": lambda bus, copy: bus.record(copy, "9", VALUE),
-    "emits": lambda bus, copy: bus.emit(copy, "9", VALUE, b'"x"'),
+    "emits": lambda bus, copy: emit_pieces(bus, copy, b'"x"', first=9),
     "is tried again": lambda bus, copy: bus.retry(copy, 10, b""),
     "is given up": lambda bus, copy: bury(bus, copy),
     "parks": lambda bus, copy: bury(bus, copy, "diverged"),

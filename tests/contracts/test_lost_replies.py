@@ -17,7 +17,7 @@ from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.heartbeat import incarnation
 from runtime_core.errors import Rejected
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend
+from tests.contracts.broker import DIGEST, Broker, ask, complete, emit_pieces, suspend
 
 
 async def lose_read(broker: Broker, bus: EventBus, count: int = 10, stream: str = "agent") -> None:
@@ -410,10 +410,9 @@ async def test_a_mid_turn_record_repeated_answers_the_same(broker: Broker, bus: 
 async def test_a_delta_repeated_is_written_once(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
-    value = DIGEST.encode() + b"K1700000000000null"
-    assert await bus.emit(turn, "1", value, b'"text"')
+    assert await emit_pieces(bus, turn, b'"text"', first=1)
     before = await broker.snapshot()
-    assert not await bus.emit(turn, "1", value, b'"text"')
+    assert not await emit_pieces(bus, turn, b'"text"', first=1)
     assert await broker.snapshot() == before
 
 

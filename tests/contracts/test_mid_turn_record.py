@@ -13,7 +13,8 @@ from runtime_core.bus import commits
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, LimitExceeded
 from runtime_core.runs.commit import TurnPort
-from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, suspend
+from runtime_core.runs.output import Piece
+from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, emit_pieces, suspend
 
 FIRST = f'{DIGEST}K1700000000000"first"'.encode()
 SECOND = f'{DIGEST}K1700000000001"second"'.encode()
@@ -64,7 +65,7 @@ async def test_a_turn_that_is_over_records_nothing(broker: Broker, bus: EventBus
     assert await suspend(bus, turn, ask("1"))
     before = await broker.snapshot()
     assert await bus.record(turn, "2", FIRST) is None
-    assert not await bus.emit(turn, "2", FIRST, b'"x"')
+    assert not await emit_pieces(bus, turn, b'"x"', first=2)
     assert await broker.snapshot() == before
 
 
@@ -74,7 +75,7 @@ async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus
     await bus.cancel("t", "not wanted")
     before = await broker.snapshot()
     assert await bus.record(turn, "1", FIRST) is None
-    assert not await bus.emit(turn, "1", FIRST, b'"x"')
+    assert not await emit_pieces(bus, turn, b'"x"', first=1)
     assert await broker.snapshot() == before
 
 
@@ -86,22 +87,8 @@ async def test_a_run_below_a_task_that_is_over_records_nothing(broker: Broker, b
     await bus.cancel("t", "not wanted")
     before = await broker.snapshot()
     assert await bus.record(child, "1", FIRST) is None
-    assert not await bus.emit(child, "1", FIRST, b'"x"')
+    assert not await emit_pieces(bus, child, b'"x"', first=1)
     assert await broker.snapshot() == before
-
-
-async def test_a_delta_is_published_once(broker: Broker, bus: EventBus) -> None:
-    """A turn that is repeated after a crash finds its delta in the journal."""
-    await broker.submit(bus, "t")
-    turn = await broker.take(bus)
-    assert await bus.emit(turn, "1", FIRST, b'"hello"')
-    assert not await bus.emit(turn, "1", FIRST, b'"hello"')
-    assert await bus.emit(turn, "2", FIRST, b'{"n":1}')
-    deltas = [json.loads(entry["data"]) for entry in await broker.entries("out:t")]
-    assert [(delta["seq"], delta.get("text"), delta.get("value")) for delta in deltas] == [
-        (1, "hello", None),
-        (2, None, {"n": 1}),
-    ]
 
 
 async def test_a_journal_has_a_limit(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +118,7 @@ async def test_steps_that_were_journaled_in_mid_turn_are_unrecorded_until_the_co
     await broker.submit(bus, "t")
     turn = await broker.take(other)
     await other.record(turn, "1", FIRST)
-    await other.emit(turn, "2", FIRST, b'"x"')
+    await other.record(turn, "2", FIRST)
     await broker.silence(other)
     (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
     loaded = await bus.load(adopted)
@@ -189,7 +176,7 @@ async def test_a_write_of_a_lost_turn_is_not_a_separate_error(broker: Broker, bu
     turn = await broker.take(bus)
     await broker.silence(bus)
     port = TurnPort(bus, turn, App("lost"))
-    port.emit("1", DIGEST, b'"a"')
+    port.emit(Piece("", 1, 1, 0, "1", b'"a"', chunk=False), {})
     port.stream("2", 1, b'"b"')
     port.note("3", DIGEST)
     writes = list(port._writes)

@@ -113,14 +113,14 @@ async def test_an_answer_over_the_limit_is_kept_and_says_so(broker: Broker, bus:
 async def test_pieces_of_an_answer_name_the_call_and_its_attempt(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
-    assert not await bus.stream(turn, "1", 1, b'"early"'), "it was not begun"
+    assert not await bus.stream(turn, "1", 1, [b"chunk", b'"early"']), "it was not begun"
     await begun(bus, turn, "1")
-    assert await bus.stream(turn, "1", 1, b'"Red"')
+    assert await bus.stream(turn, "1", 1, [b"chunk", b'"Red"'])
     await begun(bus, turn, "1")
-    assert not await bus.stream(turn, "1", 1, b'"is"'), "it was begun again"
-    assert await bus.stream(turn, "1", 2, b'"Redis"')
+    assert not await bus.stream(turn, "1", 1, [b"chunk", b'"is"']), "it was begun again"
+    assert await bus.stream(turn, "1", 2, [b"chunk", b'"Redis"'])
     await bus.settle_call(turn, "1", ANSWER)
-    assert not await bus.stream(turn, "1", 2, b'"late"')
+    assert not await bus.stream(turn, "1", 2, [b"chunk", b'"late"'])
     said = [json.loads(entry["data"]) for entry in await broker.entries("out:t")]
     assert said == [
         {"task_id": "t", "run_id": "r/1", "attempt": 1, "seq": 1, "chunk": True, "text": "Red"},
@@ -139,7 +139,7 @@ async def test_a_process_that_lost_the_turn_neither_begins_nor_ends_a_call(broke
     for write in (
         bus.begin_call(turn, "1"),
         bus.settle_call(turn, "1", ANSWER, used),
-        bus.stream(turn, "1", 1, b'"x"'),
+        bus.stream(turn, "1", 1, [b"chunk", b'"x"']),
     ):
         with pytest.raises(Fenced):
             await write
@@ -162,7 +162,7 @@ async def test_a_retried_turn_does_not_share_its_calls(broker: Broker, bus: Even
     before = await broker.snapshot()
     assert await bus.begin_call(old, "1") is None
     assert await bus.settle_call(old, "1", ANSWER, b'{"tokens":1}') is None
-    assert not await bus.stream(old, "1", 1, b'"late"')
+    assert not await bus.stream(old, "1", 1, [b"chunk", b'"late"'])
     assert await broker.snapshot() == before
     assert await begun(bus, new, "1") == CallBegun(2, {})
 
@@ -178,7 +178,7 @@ async def test_an_ended_task_begins_and_keeps_no_calls(broker: Broker, bus: Even
     await broker.call("HSET", broker.keys.base + "run:t/r/1", "cur", editor.entry, "b:1", 1)
     assert await bus.begin_call(editor, "1") is None
     assert await bus.settle_call(editor, "1", ANSWER, b'{"tokens":1}') is None
-    assert not await bus.stream(editor, "1", 1, b'"late"')
+    assert not await bus.stream(editor, "1", 1, [b"chunk", b'"late"'])
 
 
 async def test_a_full_journal_takes_no_answer(broker: Broker, bus: EventBus) -> None:
@@ -196,7 +196,7 @@ async def test_a_reader_of_pieces_gets_the_final_event(broker: Broker, bus: Even
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await begun(bus, turn, "1")
-    await bus.stream(turn, "1", 1, b'"Redis"')
+    await bus.stream(turn, "1", 1, [b"chunk", b'"Redis"'])
     assert await complete(bus, turn)
     assert [entry["type"] for entry in await broker.entries("out:t")] == ["weft.output.delta", "weft.task.completed"]
 

@@ -9,7 +9,20 @@ import pytest
 from runtime_core.errors import ServerError
 from runtime_core.maintenance.keeper import LetterSweeper
 from tests.conftest import OwnServer
-from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, question, suspend
+from tests.contracts.broker import (
+    DIGEST,
+    LEASE_MS,
+    Broker,
+    answer,
+    ask,
+    bury,
+    complete,
+    emit_pieces,
+    fail,
+    nap,
+    question,
+    suspend,
+)
 from tests.contracts.conftest import close_broker, open_broker, server_clients
 from tests.servers.matrix import MATRIX
 
@@ -61,7 +74,7 @@ async def test_new_work_is_refused_and_open_work_continues(broker: Broker) -> No
     assert not await complete(other, adopted["cancelled"])
     value = DIGEST.encode() + b"K1700000000000null"
     assert await other.record(adopted["adopted"], "1", value) == value
-    assert await other.emit(adopted["adopted"], "2", value, b'"text"')
+    assert await emit_pieces(other, adopted["adopted"], b'"text"', first=2)
     assert await complete(other, adopted["adopted"])
     await other.promote()
     assert await complete(other, await broker.take(other))

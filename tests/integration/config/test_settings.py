@@ -65,6 +65,8 @@ BAD_VALUES = [
     Case("WEFT_MAILBOX_MAX", "many", "whole number from 1"),
     Case("WEFT_STREAM_MAX", "1.5", "whole number from 1"),
     Case("WEFT_OUTPUT_MAX_BYTES", "1024", "whole number from 1048576"),
+    Case("WEFT_OUTPUT_RUN_BYTES", "10", "whole number from 1024"),
+    Case("WEFT_OUTPUT_PROCESS_BYTES", "all", "whole number from 1024"),
     Case("WEFT_READY_MAX", "0", "whole number from 1"),
     Case("WEFT_RECORD_MAX", "-5", "whole number from 1"),
     Case("WEFT_ANSWERS_MAX_BYTES", "1000000", "whole number from 4194304"),

@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "client/task.py",
         "lost_stream",
-        "                except BusLost:\n                    raise\n",
+        "            except BusLost:\n                raise\n",
         "",
         "a stream of a server that has ended fails",
         "unit/bus:private_server",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
 from runtime_core.bus.commits import CallBegun
-from runtime_core.bus.deliveries import RunFields
+from runtime_core.bus.deliveries import BranchOutput, RunFields, StoredOutput
 from runtime_core.bus.replies import Answer
 from runtime_core.consumer.effects import (
     COMPLETED,
@@ -27,10 +28,12 @@ from runtime_core.consumer.effects import (
     TurnResult,
 )
 from runtime_core.declare.manifest import Manifest
+from runtime_core.errors import OutputChanged
 from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.calls import Call, Question, Send, Timer
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
+from runtime_core.runs.output import Piece
 from runtime_core.runs.ports import Attempt, Meta, Workplace
 from runtime_core.runs.run import Run
 
@@ -102,6 +105,8 @@ class World:
     waits: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, str, object]] = field(default_factory=list)
     emitted: list[tuple[str, object]] = field(default_factory=list)
+    output: dict[str, BranchOutput] = field(default_factory=dict)
+    output_attempt: int = 1
     streamed: list[tuple[str, int, object]] = field(default_factory=list)
     progressed: list[tuple[str, object]] = field(default_factory=list)
     begun: dict[str, int] = field(default_factory=dict)
@@ -166,12 +171,13 @@ class World:
     async def manifests(self) -> Sequence[Manifest]:
         return self.offers
 
-    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
+    def emit(self, piece: Piece, known: Container[str]) -> None:
         self._write_marks()
         self._dies(before=True)
-        if step not in self.journal:
-            self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
-            self.emitted.append((step, json.loads(data)))
+        branch = self.output.setdefault(piece.branch, BranchOutput())
+        if piece.number > branch.count:
+            branch.count, branch.checksum = piece.number, piece.checksum
+            self.emitted.append((piece.step, json.loads(piece.data)))
         self._dies(before=False)
 
     def room(self) -> None:
@@ -221,9 +227,15 @@ class World:
             pending=self.pending,
             state=self.state,
             unrecorded=dict.fromkeys(unrecorded, b""),
+            output=self.stored_output(),
         )
         meta = Meta(session_id="s-1", metadata={"tenant": "a"})
         return Run(program, Attempt("t-1", "r", number=attempt), stored, self, Workplace(self.functions), meta)
+
+    def stored_output(self) -> StoredOutput | None:
+        """Return how far the output is, as a run is read."""
+        branches = {name: copy.copy(branch) for name, branch in self.output.items()}
+        return StoredOutput(self.output_attempt, branches) if branches else None
 
     async def play(self, code: Code | Program, input: object = None) -> Completed | Failed:
         """Run the program to its end, through crashes."""
@@ -231,6 +243,13 @@ class World:
         while True:
             try:
                 result = await self.turn(program, input)
+            except OutputChanged as changed:
+                self.output_attempt = changed.attempt
+                self.output = {name: BranchOutput(recorded=was.recorded) for name, was in self.output.items()}
+                assert self.run is not None
+                await self.run.aclose()
+                self.run = None
+                continue
             except Crash:
                 self.crash_at = 0
                 assert self.run is not None
@@ -264,6 +283,8 @@ class World:
         self.rows += [(row.kind, row.step, row.name, row.status) for row in result.steps]
         self.used += [spend.usage for spend in result.spends]
         if not isinstance(result, Failed):
+            for branch in self.output.values():
+                branch.recorded = branch.count
             for spend in result.spends:
                 assert spend.step not in self.journal, "counted twice"
                 self.journal[spend.step] = pack(spend.digest, COMPLETED, self._tick(), b"null")

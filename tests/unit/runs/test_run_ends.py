@@ -7,7 +7,7 @@ import gc
 import json
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from runtime_core.runs import journal as journal_module
 from runtime_core.runs import run as run_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
+from runtime_core.runs.output import Piece
 from tests.unit.runs.run_world import Code, Program, World, calls_of
 
 
@@ -574,14 +575,14 @@ async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> No
     async def code(ctx: AgentContext, _: object) -> object:
         while True:
             try:
-                await ctx.emit("x")
+                await ctx.send("x")
             except Exception:
                 return "swallowed"
 
     world = World()
     result = await failed(code, world)
     assert (result.type, result.retryable) == ("LimitExceeded", False)
-    assert len(world.emitted) == 20
+    assert "more than 20 steps" in result.message
 
 
 async def test_a_journal_that_is_too_large_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,7 +632,7 @@ async def test_a_fenced_owner_gets_no_result() -> None:
         ) -> bytes:
             raise errors.Fenced("dead")
 
-        def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
+        def emit(self, piece: Piece, known: Container[str]) -> None:
             raise errors.Fenced("dead")
 
     for code in (with_record, with_emit):

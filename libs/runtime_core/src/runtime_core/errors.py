@@ -122,6 +122,15 @@ class JournalMoved(WeftError):
     """Another process has journaled steps of this run: drop the run and replay it from the broker's journal."""
 
 
+class OutputChanged(WeftError):
+    """A replay has emitted other output than the run before: begin the output anew, and replay the run."""
+
+    def __init__(self, message: str, attempt: int) -> None:
+        super().__init__(message)
+        self.attempt = attempt
+        """The next attempt of the output."""
+
+
 class JournalLost(WeftError):
     """The broker has lost its last writes, and a step of this turn with them: journal it again before the commit."""
 

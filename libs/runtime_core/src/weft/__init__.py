@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from runtime_core.sharing.context import Context
     from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
-    from runtime_core.wire.events import StreamEvent, TaskFailed, TaskResponse
+    from runtime_core.wire.events import StreamEvent, TaskFailed, TaskOutput, TaskResponse
 
 __all__ = [
     "Agent",
@@ -66,6 +66,7 @@ __all__ = [
     "SubmitOptions",
     "TaskFailed",
     "TaskHandle",
+    "TaskOutput",
     "TaskResponse",
     "ToolContext",
     "WeftError",
@@ -97,6 +98,7 @@ _PLACES = {
     "SubmitOptions": "runtime_core.wire.commands",
     "TaskFailed": "runtime_core.wire.events",
     "TaskHandle": "runtime_core.client.task",
+    "TaskOutput": "runtime_core.wire.events",
     "TaskResponse": "runtime_core.wire.events",
     "ToolContext": "runtime_core.tools.tool",
     "WeftError": "runtime_core.errors",

@@ -295,7 +295,7 @@ class ActorRun(Run):
     def _send_out(self, step: Outgoing[Any], envelope: MessageEnvelope) -> None:
         self._name_message(step, envelope)
         left = step.id in self.journal.values
-        step.perform()
+        step.perform(self.branch)
         if left:  # sent with a request of an earlier attempt, which no commit has recorded
             self.rows.add(step, input=step.data)
         elif self._flushing is None:

@@ -224,47 +224,49 @@ class CommitVerbs(Partition):
             return stored, why.decode()
         return None if reply == b"DONE" else (cast(bytes, reply), "")
 
-    async def stream(self, delivery: Delivery, step: str, attempt: int, data: bytes, *, progress: bool = False) -> bool:
-        """Append a chunk of a model's answer (JSON) to the task's output. Return False if the call is over.
+    async def stream(self, delivery: Delivery, step: str, attempt: int, pieces: Sequence[bytes]) -> bool:
+        """Append pieces of a model's answer to the task's output. Return False if the call is over.
 
-        With `progress`, report the progress of another step of the turn; `begin_call` is not needed for it. Raises
-        `LimitExceeded` over the limit of the output, where progress is dropped instead.
+        `pieces` alternates the mark `chunk` and a value (JSON). With the mark `progress` they report the progress of
+        another step of the turn; `begin_call` is not needed for it. Raises `LimitExceeded` over the limit of the
+        output, where progress is dropped instead.
         """
         reply = await self.call(
-            "stream",
-            self.owner,
-            delivery.entry,
-            delivery.task,
-            delivery.run,
-            step,
-            attempt,
-            data,
-            "p" if progress else "",
+            "stream", self.owner, delivery.entry, delivery.task, delivery.run, step, attempt, *pieces
         )
         self._fence(reply)
-        if not progress:
+        if pieces[0] != b"progress":
             _within_output(reply)
         return reply == b"OK"
 
-    async def emit(self, delivery: Delivery, step: str, value: bytes, data: bytes, name: str = "emit") -> bool:
-        """Append a delta to the task's output, once per step. Raises `LimitExceeded` over the limit of the output.
+    async def emit(
+        self,
+        delivery: Delivery,
+        branch: str,
+        attempt: int,
+        first: int,
+        checksum: int,
+        step: str,
+        pieces: Sequence[bytes],
+    ) -> bool:
+        """Append the pieces of a branch of the run, numbered from `first`, that the task's output does not have.
 
-        `name` is `emit`, or `chunk` for a piece of a longer output.
+        `pieces` alternates a mark, `chunk` or empty, and a value (JSON). `checksum` covers the branch's output with
+        them; `step` is that of the first one. `attempt` is that of the run's output. Returns False if all were there,
+        or the turn is lost. Raises `LimitExceeded` over the limit of the output; the pieces that fit are written.
         """
         reply = await self.call(
-            "emit",
-            self.owner,
-            delivery.entry,
-            delivery.task,
-            delivery.run,
-            step,
-            value,
-            delivery.attempt,
-            data,
-            name,
-        )
+            "emit", self.owner, delivery.entry, delivery.task, delivery.run, branch, attempt, first, checksum, step,
+            *pieces,
+        )  # fmt: skip
         self._fence(reply)
         _within_output(reply)
+        return reply == b"OK"
+
+    async def restart_output(self, delivery: Delivery, attempt: int) -> bool:
+        """Begin the run's output anew, as this attempt. Return False if the turn is lost."""
+        reply = await self.call("restart_output", self.owner, delivery.entry, delivery.task, delivery.run, attempt)
+        self._fence(reply)
         return reply == b"OK"
 
     async def progress(self, delivery: Delivery, data: bytes) -> bool:

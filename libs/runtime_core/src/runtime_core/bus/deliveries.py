@@ -108,6 +108,26 @@ class Adopted:
     """Whether a quarantined entry waits until this owner has no other delivery."""
 
 
+class BranchOutput(msgspec.Struct):
+    """How far the output of one branch of a run is on the broker."""
+
+    count: int = 0
+    """The number of its pieces in the latest attempt of the output."""
+    recorded: int = 0
+    """How many of its pieces have their rows on the record."""
+    checksum: int | None = None
+    """Of these pieces; None: not known, as in a fork."""
+
+
+class StoredOutput(msgspec.Struct):
+    """The output of a run on the broker."""
+
+    attempt: int = 1
+    """How often it has begun."""
+    branches: dict[str, BranchOutput] = {}
+    """By the prefix of the branch's steps."""
+
+
 class RunFields(msgspec.Struct):
     """The fields of a run that a replay needs. A new run only has data and time."""
 
@@ -128,6 +148,8 @@ class RunFields(msgspec.Struct):
     """The instance's state from a step on, if a nested run has changed it."""
     unrecorded: dict[str, bytes] = {}
     """Journaled steps whose rows are not on the record yet, with their usage (JSON; empty: none)."""
+    output: StoredOutput | None = None
+    """None: the run has emitted nothing."""
     withdrawn: bool = False
     """Whether nobody wants the task's answer any more."""
 
@@ -140,6 +162,8 @@ class Journaled:
     """Steps that were finished in mid-turn."""
     called: bool
     """Whether the run has made calls in mid-turn."""
+    emitted: bool
+    """Whether the run has emitted output."""
 
 
 def pairs(reply: object) -> list[tuple[bytes, list[bytes]]]:
@@ -148,10 +172,36 @@ def pairs(reply: object) -> list[tuple[bytes, list[bytes]]]:
     return [(entry[0], entry[1]) for entry in entries if entry is not None and entry[1] is not None]
 
 
-def steps_of(unwritten: bytes) -> dict[str, bytes]:
-    """Return the steps in a run's field `w`, with their usage (JSON): one line each, `step · kind · name · usage`."""
-    lines = [line.split(b"\t") for line in unwritten.split(b"\n") if line]
-    return {words[0].decode(): words[3] if len(words) > 3 else b"" for words in lines}
+def steps_of(unwritten: bytes) -> tuple[dict[str, bytes], set[str]]:
+    """Return the steps in a run's field `w`, with their usage (JSON), and the branches that have emitted.
+
+    One line each: `step · kind · name · usage`, or `step · emit · @branch`.
+    """
+    steps: dict[str, bytes] = {}
+    branches: set[str] = set()
+    for line in unwritten.split(b"\n"):
+        words = line.split(b"\t")
+        if words[1:2] == [b"emit"] and words[2].startswith(b"@"):
+            branches.add(words[2][1:].decode())
+        elif line:
+            steps[words[0].decode()] = words[3] if len(words) > 3 else b""
+    return steps, branches
+
+
+def _stored_output(attempt: int, stored: dict[str, bytes], unrecorded: set[str]) -> StoredOutput:
+    """Return a run's output from its fields by branch (`attempt count recorded checksum ms`).
+
+    The rows of a branch that is not in `unrecorded` are all on the record.
+    """
+    output = StoredOutput(attempt)
+    for branch, value in stored.items():
+        own, count, recorded, checksum, _ = value.split(b" ")
+        branch_output = BranchOutput(recorded=int(recorded if branch in unrecorded else max(count, recorded, key=int)))
+        if int(own) == attempt:
+            branch_output.count = int(count)
+            branch_output.checksum = None if checksum == b"-" else int(checksum)
+        output.branches[branch] = branch_output
+    return output
 
 
 _Found = list[tuple[bytes, list[tuple[bytes, list[bytes] | None]]]]
@@ -312,6 +362,9 @@ class TakingVerbs(Partition):
         fields = RunFields(
             cur=reply[0].decode(), status=reply[1].decode(), context=reply[2], state=reply[3], header=reply[4].decode()
         )
+        emitted: dict[str, bytes] = {}
+        emitting: set[str] = set()
+        output_attempt = 1
         for at in range(5, len(reply), 2):
             name, value = reply[at].decode(), reply[at + 1]
             if name == "d":
@@ -319,17 +372,23 @@ class TakingVerbs(Partition):
             elif name == "u":
                 fields.turn = int(value)
             elif name == "w":
-                fields.unrecorded = steps_of(value)
+                fields.unrecorded, emitting = steps_of(value)
+            elif name == "ea":
+                output_attempt = int(value)
             elif name == "wd":
                 fields.withdrawn = True
             elif name == "h":
                 fields.started_ms = int(value.split(b"\n")[4] or 0)
+            elif name.startswith("e:"):
+                emitted[name[2:]] = value
             elif name.startswith("o:"):
                 fields.overrides[name[2:]] = value
             elif name.startswith("j:"):
                 fields.journal[name[2:]] = value
             else:
                 fields.pending[name[2:]] = value[:8].decode()
+        if emitted:
+            fields.output = _stored_output(output_attempt, emitted, emitting)
         return fields
 
     async def begin_turn(self, delivery: Delivery, *, anyway: bool = False) -> Journaled | None:
@@ -346,8 +405,9 @@ class TakingVerbs(Partition):
             raise TurnTaken(f"another process works on the turn of {delivery!r}")
         if reply == b"DONE":
             return None
-        steps, called = cast(list[bytes], reply)
-        return Journaled(list(steps_of(steps)), called == b"1")
+        unwritten, called = cast(list[bytes], reply)
+        steps, emitting = steps_of(unwritten)
+        return Journaled(list(steps), called == b"1", bool(emitting))
 
     async def is_live(self, task: str) -> bool:
         """Return whether the broker has the task, and it has not ended."""

@@ -53,6 +53,7 @@ FUNCTIONS = {
     "refuse": True,
     "repair": True,
     "repeat_request": True,
+    "restart_output": True,
     "retry": True,
     "schedule": True,
     "settle_call": True,

@@ -30,7 +30,7 @@ from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import TASKS, TOPICS, send_span
 from runtime_core.bus.tasks import NotYet, Submitted
 from runtime_core.bus.topics import Topics, published
-from runtime_core.client.task import TaskHandle
+from runtime_core.client.task import Tails, TaskHandle
 from runtime_core.declare.declaration import agent_name
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
 from runtime_core.ingress.admission import Admission
@@ -70,6 +70,7 @@ class Client:
         self._transports: list[Transport] = []
         self._admission: Admission | None = None
         self._topics: Topics | None = None
+        self._tails = Tails(self)
 
     @classmethod
     def connect(
@@ -239,9 +240,9 @@ class Client:
             replies.forget(new.task_id, expected)
             raise
         if submitted.task == new.task_id and submitted.partition == replies.bus.keys.partition:
-            return TaskHandle(self, new.task_id, replies, expected)
+            return TaskHandle(self._tails, new.task_id, replies, expected)
         replies.forget(new.task_id, expected)
-        return TaskHandle(self, submitted.task, self._partitions[submitted.partition])
+        return TaskHandle(self._tails, submitted.task, self._partitions[submitted.partition])
 
     async def _admit(self, admission: Admission, new: Submission, timeout: float | None) -> Submitted:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -310,7 +311,7 @@ class Client:
         if not isinstance(task_id, str):
             raise InvalidInput("task_id", f"{codec.quoted(task_id)} is not text")
         bus = await self._ready().find(task_id)
-        return TaskHandle(self, task_id, self._partitions[bus.keys.partition])
+        return TaskHandle(self._tails, task_id, self._partitions[bus.keys.partition])
 
     def _ready(self) -> Admission:
         if self._admission is None:

@@ -18,7 +18,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.declared import STEP, named_before
 from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
-from runtime_core.record.step import ATTEMPTS, DIGEST, STEPS, Step, before, place
+from runtime_core.record.step import ATTEMPTS, DIGEST, PIECES, STEPS, Step, before, place
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, pack, payload_of, status_of, time_of
 from runtime_core.runs.step import canonical
 from runtime_core.telemetry.secret_search import HIDDEN
@@ -57,6 +57,8 @@ class RecordedStep:
     ended_ms: int
     recorded_digest: str = ""
     """The recorded digest of a step whose digest does not derive from its request."""
+    pieces: int = 1
+    """The pieces of a row of output: they have the places from the step's on."""
 
     @property
     def wildcard(self) -> bytes:
@@ -92,6 +94,30 @@ class RecordedRun:
     attempts: Mapping[str, int] | None = None
     """What `ctx.attempt` has returned, by the number of the step before it; None if that is not recorded."""
     steps: dict[str, RecordedStep] = field(default_factory=dict)
+
+    def journal(self, step: str | None = None) -> dict[str, bytes]:
+        """Return the `Begun.journal` of the steps before a step; None: of all. Its values match any arguments."""
+        values = {each.id: each.wildcard for each in self.before(step) if each.kind != "emit"}
+        return values | {f"@{branch}": b"%d" % pieces for branch, pieces in self.emitted_before(step).items()}
+
+    def emitted_before(self, step: str | None) -> dict[str, int]:
+        """Return how many pieces of output each branch (by its prefix) has emitted before a step; None: in all."""
+        found: dict[str, int] = {}
+        for each in self.before(step):
+            if each.kind == "emit":
+                prefix, _, first = each.id.rpartition(".")
+                branch = f"{prefix}." if prefix else ""
+                pieces = each.pieces
+                if step is not None and step.startswith(branch):
+                    pieces = min(pieces, int(step[len(branch) :].partition(".")[0]) - int(first))
+                found[branch] = found.get(branch, 0) + pieces
+        return found
+
+    @property
+    def last_place(self) -> int:
+        """The place of the last step of its function, or of its last piece of output."""
+        places = [(int(first), each) for each in self.steps.values() if (first := each.id.partition(".")[0]).isdigit()]
+        return max((at + (each.pieces - 1 if each.id.isdigit() else 0) for at, each in places), default=0)
 
     def before(self, step: str | None) -> list[RecordedStep]:
         """Return the steps with a smaller path, in the program's order; None: all steps."""
@@ -158,7 +184,10 @@ def _step(step: str, row: Step) -> RecordedStep:
     if row.kind in _OUTGOING:
         request = bytes(row.output) if row.kind == "emit" else bytes(row.input)
         recorded = str(row.attributes.get(DIGEST, ""))
-        return RecordedStep(step, row.kind, row.name, row.key, request, COMPLETED, b"null", int(row.ended), recorded)
+        pieces = int(row.attributes.get(PIECES, 1))
+        return RecordedStep(
+            step, row.kind, row.name, row.key, request, COMPLETED, b"null", int(row.ended), recorded, pieces
+        )
     if row.status == "completed":
         status, payload = COMPLETED, bytes(row.output) or b"null"
     else:
@@ -349,7 +378,7 @@ def _run_of(runs: Mapping[str, RecordedRun], at: str, origin: str) -> RecordedRu
     run = runs.get(f"{ROOT_RUN}/{above}" if above else ROOT_RUN)
     if run is None:
         raise InvalidInput("at", f"step {above} of task {origin!r} has no run: name the step of a call of an agent")
-    last = max((int(first) for each in run.steps if (first := each.partition(".")[0]).isdigit()), default=0)
+    last = run.last_place
     if int(step.partition(".")[0]) > last + 1:
         whose = f"run {run.id} of task {origin!r}" if above else f"task {origin!r}"
         raise InvalidInput("at", f"step {at} is too late: the last step of {whose} is {last}")
@@ -368,17 +397,17 @@ def _inherited(runs: Mapping[str, RecordedRun], at: str) -> dict[str, bytes]:
         step, above = "/".join(path), "/".join([*path[:-1], ""])
         if not inside and (not before(run.id, "", at) or step in journal or (above and above not in journal)):
             continue
-        steps = run.before(wanted[len(path)] if inside else None)
         if path:
             journal[f"{step}/"] = run.agent.encode()
-        journal |= {f"{step}/{each.id}" if path else each.id: each.wildcard for each in steps}
+        inherited = run.journal(wanted[len(path)] if inside else None)
+        journal |= {f"{step}/{name}" if path else name: value for name, value in inherited.items()}
     return journal
 
 
 def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
     step = at.rpartition("/")[2]
     there = run.steps.get(step)
-    if there is None:
+    if there is None or there.kind == "emit":
         raise InvalidInput(
             "at",
             f"step {at} has no recorded result to replace with `input`: choose one that `weft trajectory show` lists",

@@ -1,9 +1,13 @@
-"""The handle of a task: waits for its answer, reads its stream, answers its questions, cancels it."""
+"""The handle of a task: waits for its answer, reads its stream, answers its questions, cancels it.
+
+All readers of a client that follow one task share a connection, and what it reads (`Tails`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, cast
 
@@ -17,6 +21,7 @@ from runtime_core.bus.replies import Answer, Replies
 from runtime_core.errors import BusError, BusLost, InvalidInput
 from runtime_core.wire.events import (
     ENDED,
+    Answerer,
     StreamEvent,
     StreamingMode,
     TaskResponse,
@@ -25,6 +30,181 @@ from runtime_core.wire.events import (
     stream_event,
 )
 
+PAGE_ENTRIES = 100
+"""The most entries of one read."""
+WINDOW_EVENTS = 1_000
+"""How many of the latest events are kept for readers that are a little slower than the others."""
+WINDOW_BYTES = 1024 * 1024
+"""The most bytes of these events."""
+IDLE_MS = 1_000
+"""How often a tail without new entries looks whether the task has ended in another way."""
+
+EntryId = tuple[int, int]
+
+
+def parsed_id(entry_id: str) -> EntryId:
+    """Return an entry id as two numbers, which can be compared. Raises InvalidInput (`after`)."""
+    first, _, second = entry_id.partition("-")
+    try:
+        return int(first), int(second or 0)
+    except ValueError:
+        raise InvalidInput("after", f"{entry_id!r} is not the `entry_id` of an event") from None
+
+
+class Tail:
+    """The end of one task's stream, as one connection reads it. Belongs to one event loop."""
+
+    def __init__(self, bus: EventBus, task_id: str, answerer: Answerer, start: EntryId) -> None:
+        """Read the entries after `start`; `answerer` answers the task's questions."""
+        self.readers = 0
+        """How many follow it."""
+        self.error: Exception | None = None
+        """Why it has ended."""
+        self._bus = bus
+        self._task_id = task_id
+        self._key = bus.keys.out(task_id)
+        self._answerer = answerer
+        self._ids: list[EntryId] = []
+        self._events: list[StreamEvent] = []
+        self._sizes: list[int] = []
+        self._bytes = 0
+        self._before = start
+        """The entry before the first one that is kept."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._looks = 0
+        """How often it has looked at the task and at the whole stream."""
+        self._newest: EntryId | None = None
+        """The newest entry of the stream at the last look; None: it has none, or the tail has read more since."""
+        self._final: dict[str, Any] | None = None  # Any: JSON
+        """The data of the final event, if the task has ended and its stream lacks the event."""
+        self.reading: asyncio.Task[None] | None = None
+
+    async def stop(self) -> None:
+        if self.reading is not None:
+            self.reading.cancel()
+            await asyncio.wait((self.reading,))
+
+    async def events(self, after: EntryId) -> AsyncGenerator[StreamEvent]:
+        """Yield the events after an entry, up to the final event. Raises BusError and InvalidInput."""
+        cursor, looks = after, self._looks
+        while True:
+            behind = cursor < self._before
+            found = await self._page(cursor) if behind else self._kept(cursor)
+            for event in found:
+                cursor = parsed_id(event.entry_id)
+                yield event
+                if event.type.removeprefix("weft.task.") in ENDED:
+                    return
+            if found:
+                continue
+            if behind:
+                cursor = max(cursor, self._before)  # these entries are gone
+            elif self.error is not None:
+                raise self.error
+            elif self._newest is not None and cursor > self._newest and looks < self._looks:
+                cursor = (0, 0)  # the broker has lost its last writes
+            elif self._final is not None:
+                yield StreamEvent(_text(cursor), f"weft.task.{self._final['status']}", self._final)
+                return
+            else:
+                await self._change()
+
+    def _kept(self, cursor: EntryId) -> list[StreamEvent]:
+        at = bisect_right(self._ids, cursor)
+        return self._events[at : at + PAGE_ENTRIES]
+
+    async def _page(self, cursor: EntryId) -> list[StreamEvent]:
+        """Return entries that are no longer kept, or were never read here."""
+        page = await self._bus.transport.call(
+            "XRANGE", self._key, f"({_text(cursor)}", _text(self._before), "COUNT", PAGE_ENTRIES
+        )
+        return [stream_event(entry, fields, self._answerer) for entry, fields in cast(list[list[Any]], page)]
+
+    async def _change(self) -> None:
+        """Wait until the tail has read entries, or has looked at the task."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def read(self, reader: Transport) -> None:
+        """Read until this is cancelled. Raises BusLost, and InvalidInput if the broker does not know the task."""
+        cursor = self._before
+        while True:
+            try:
+                cursor = await self._read_once(reader, cursor)
+            except BusLost:
+                raise
+            except BusError:
+                await asyncio.sleep(0.1)
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Let every reader raise this error."""
+        self.error = error
+        self._wake()
+
+    async def _read_once(self, reader: Transport, cursor: EntryId) -> EntryId:
+        """Read once. Return the last entry that was read."""
+        reply = await reader.blocking(
+            "XREAD", "COUNT", PAGE_ENTRIES, "BLOCK", IDLE_MS, "STREAMS", self._key, _text(cursor)
+        )
+        if reply is None:
+            return await self._look(cursor)
+        for entry, fields in cast(list[list[list[Any]]], reply)[0][1]:  # Any: RESP2 shapes
+            cursor = self._add(stream_event(entry, fields, self._answerer), sum(map(len, fields)))
+        return cursor
+
+    def _add(self, event: StreamEvent, size: int) -> EntryId:
+        entry = parsed_id(event.entry_id)
+        self._newest = None
+        self._ids.append(entry)
+        self._events.append(event)
+        self._sizes.append(size)
+        self._bytes += size
+        dropped = 0
+        while len(self._ids) - dropped > WINDOW_EVENTS or (self._bytes > WINDOW_BYTES and dropped < len(self._ids)):
+            self._bytes -= self._sizes[dropped]
+            self._before = self._ids[dropped]
+            dropped += 1
+        if dropped:
+            del self._ids[:dropped], self._events[:dropped], self._sizes[:dropped]
+        return entry
+
+    async def _look(self, cursor: EntryId) -> EntryId:
+        """Look whether the task has ended, and whether the stream ends before the cursor. Return where it continues.
+
+        The stream lacks the final event if it began after the end, or has expired.
+        """
+        transport = self._bus.transport
+        found = cast(list[Reply], await transport.call("HMGET", self._bus.keys.task(self._task_id), "status", "out"))
+        if found[0] is None:
+            raise unknown_task(self._task_id)
+        last = cast(list[Any], await transport.call("XREVRANGE", self._key, "+", "-", "COUNT", 1))
+        newest = parsed_id(last[0][0].decode()) if last else None
+        self._newest = newest
+        self._looks += 1
+        if newest is not None and cursor > newest:
+            self._ids, self._events, self._sizes, self._bytes = [], [], [], 0
+            cursor = self._before = newest
+        elif found[1] is not None and (newest is None or newest <= cursor):
+            self._final = msgspec.json.decode(cast(bytes, found[1]))
+        return cursor
+
+
+def _text(entry: EntryId) -> str:
+    return f"{entry[0]}-{entry[1]}"
+
+
+def unknown_task(task_id: str) -> InvalidInput:
+    """Return the error for a task that the broker does not know."""
+    return InvalidInput("task_id", f"there is no task {task_id!r}; its retention time may be over")
+
 
 class Readers(Protocol):
     """Opens connections for blocking reads, as a client does."""
@@ -32,6 +212,48 @@ class Readers(Protocol):
     async def open_reader(self, bus: EventBus) -> Transport: ...
 
     async def close_reader(self, reader: Transport) -> None: ...
+
+
+class Tails:
+    """The streams that a client follows."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._tails: dict[str, Tail] = {}
+
+    async def follow(self, bus: EventBus, task_id: str, answerer: Answerer, after: str) -> AsyncGenerator[StreamEvent]:
+        """Yield the events of a task's stream after the entry `after`, up to the final event.
+
+        The first reader of a task opens a connection, and the last one closes it. Raises BusError, and InvalidInput if
+        the broker does not know the task.
+        """
+        start, key = parsed_id(after), bus.keys.out(task_id)
+        tail = self._tails.get(key)
+        if tail is None or tail.error is not None:
+            tail = self._tails[key] = Tail(bus, task_id, answerer, start)
+            tail.reading = asyncio.create_task(self._read(bus, tail), name=f"stream of {task_id}")
+        tail.readers += 1
+        events = tail.events(start)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+            tail.readers -= 1
+            if not tail.readers:
+                if self._tails.get(key) is tail:
+                    del self._tails[key]
+                await tail.stop()
+
+    async def _read(self, bus: EventBus, tail: Tail) -> None:
+        try:
+            reader = await self._readers.open_reader(bus)
+            try:
+                await tail.read(reader)
+            finally:
+                await self._readers.close_reader(reader)
+        except Exception as error:
+            tail.fail(error)
 
 
 def _time_out(future: asyncio.Future[Answer]) -> None:
@@ -43,10 +265,10 @@ class TaskHandle:
     """A submitted task."""
 
     def __init__(
-        self, readers: Readers, task_id: str, partition: Replies, expected: asyncio.Future[Answer] | None = None
+        self, tails: Tails, task_id: str, partition: Replies, expected: asyncio.Future[Answer] | None = None
     ) -> None:
         """`expected` is a future of the answer that was created before the submit."""
-        self._readers = readers
+        self._tails = tails
         self.task_id = task_id
         self._partition = partition
         self._future = expected
@@ -101,67 +323,20 @@ class TaskHandle:
 
         `after` is the `entry_id` of an earlier event. `mode` selects events; None: all. If it selects steps, a task
         that was submitted without them adds them from now on. The final event is yielded however the task ends, and
-        however late within its retention time. The output of a repeated attempt has a higher `attempt` in its data.
+        however late within its retention time. `TaskOutput` collects the output of the latest attempts.
+
+        All readers of this client that follow the task share a connection, and the data of the events: do not change
+        it. Raises InvalidInput if the broker does not know the task, or no longer.
         """
         bus = self._partition.bus
-        reader = await self._readers.open_reader(bus)
-        await self._partition.bus.call("watch", self.task_id, "1" if mode is not None and mode.steps else "0")
-        cursor = after
+        await bus.call("watch", self.task_id, "1" if mode is not None and mode.steps else "0")
+        events = self._tails.follow(bus, self.task_id, self.signal, after)
         try:
-            while True:
-                try:
-                    reply = await reader.blocking(
-                        "XREAD", "COUNT", 100, "BLOCK", 1000, "STREAMS", bus.keys.out(self.task_id), cursor
-                    )
-                except BusLost:
-                    raise
-                except BusError:
-                    await asyncio.sleep(0.1)
-                    continue
-                if reply is None:
-                    cursor = await self._within_stream(cursor)
-                    ended = await self._ended_without_stream(cursor)
-                    if ended is not None:
-                        yield ended
-                        return
-                    continue
-                for entry, fields in cast(list[list[list[Any]]], reply)[0][1]:  # Any: RESP2 shapes
-                    event = stream_event(entry, fields, self.signal)
-                    cursor = event.entry_id
-                    if mode is None or mode.shows(event.type, event.data):
-                        yield event
-                    if event.type.removeprefix("weft.task.") in ENDED:
-                        return
+            async for event in events:
+                if mode is None or mode.shows(event.type, event.data):
+                    yield event
         finally:
-            await self._readers.close_reader(reader)
-
-    async def _within_stream(self, cursor: str) -> str:
-        """Return the cursor; the start if the stream ends before it, because the broker lost its last writes."""
-        bus = self._partition.bus
-        newest = cast(
-            list[Any], await bus.transport.call("XREVRANGE", bus.keys.out(self.task_id), "+", "-", "COUNT", 1)
-        )
-        if not newest:
-            return cursor
-        last = newest[0][0].decode()
-        ahead = tuple(map(int, cursor.split("-"))) > tuple(map(int, last.split("-")))
-        return "0-0" if ahead else cursor
-
-    async def _ended_without_stream(self, cursor: str) -> StreamEvent | None:
-        """Return the final event if the task has ended and its stream lacks it: it began later, or has expired.
-
-        None if the stream has entries after the cursor: the task may have ended since the last read.
-        """
-        bus = self._partition.bus
-        found = cast(list[Reply], await bus.transport.call("HMGET", bus.keys.task(self.task_id), "status", "out"))
-        if found[0] is None:
-            raise unknown_task(self.task_id)
-        if found[1] is None:
-            return None
-        if await bus.transport.call("XRANGE", bus.keys.out(self.task_id), f"({cursor}", "+", "COUNT", 1):
-            return None
-        data = msgspec.json.decode(cast(bytes, found[1]))
-        return StreamEvent(cursor, f"weft.task.{data['status']}", data)
+            await events.aclose()
 
     async def show(self) -> dict[str, Any]:  # Any: JSON
         """Return the task's status, agent, times and open steps. Raises InvalidInput if the broker does not know it."""
@@ -194,11 +369,6 @@ class TaskHandle:
             raise unknown_task(self.task_id)
         if found != "OK":
             raise InvalidInput("task_id", f"the task is {found}: cancel it before you delete it")
-
-
-def unknown_task(task_id: str) -> InvalidInput:
-    """Return the error for a task that the broker does not know."""
-    return InvalidInput("task_id", f"there is no task {task_id!r}; its retention time may be over")
 
 
 def check_answered(answer: Sequence[str], task_id: str, request_id: str) -> None:

@@ -86,6 +86,10 @@ class Settings:
     """How much open work a work stream may hold before submits are answered with `overloaded`."""
     output_max_bytes: int = 16_777_216
     """How much one task may write to its output: deltas, chunks of answers and progress."""
+    output_run_bytes: int = 1_048_576
+    """How much output of one run may be on its way to the broker before `ctx.emit` waits."""
+    output_process_bytes: int = 33_554_432
+    """The same for all runs of a process."""
     ready_max: int = 128
     """How many unread entries a work stream may hold before new tasks wait for their tenants' turns."""
     record_max: int = 200_000
@@ -181,6 +185,10 @@ class Settings:
             stream_max=read.whole("WEFT_STREAM_MAX", 1, 1_000_000_000, cls.stream_max),
             output_max_bytes=read.whole(
                 "WEFT_OUTPUT_MAX_BYTES", MAX_DATA_BYTES, 1_099_511_627_776, cls.output_max_bytes
+            ),
+            output_run_bytes=read.whole("WEFT_OUTPUT_RUN_BYTES", 1024, 1_073_741_824, cls.output_run_bytes),
+            output_process_bytes=read.whole(
+                "WEFT_OUTPUT_PROCESS_BYTES", 1024, 1_099_511_627_776, cls.output_process_bytes
             ),
             ready_max=read.whole("WEFT_READY_MAX", 1, 1_000_000_000, cls.ready_max),
             record_max=read.whole("WEFT_RECORD_MAX", 1, 1_000_000_000, cls.record_max),

@@ -24,8 +24,8 @@ from runtime_core.declare.manifest import announce, announce_served
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
 from runtime_core.host.host import Host, open_partitions, service_host
-from runtime_core.runs.commit import PROCESS_BYTES, Outflow
 from runtime_core.runs.engine_calls import ProcessCompute
+from runtime_core.runs.output import Outflow, OutputLimits
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
@@ -84,6 +84,7 @@ async def build_agent_handler(settings: Settings, metrics: Metrics) -> Host:
         results=Results.of_settings(settings),
         compute=compute,
         recorded=RecordedInStore(settings),
+        output=OutputLimits.of_settings(settings),
     )
     return host
 
@@ -133,16 +134,19 @@ def add_agents(
     compute: ProcessCompute | None = None,
     in_flight: int | None = None,
     recorded: RecordedCalls | None = None,
+    output: OutputLimits | None = None,
 ) -> None:
     """Run the agents of these pools, with up to `in_flight` turns at once. The host closes `compute` when it stops.
 
-    `recorded` finds recorded steps, for errors.
+    `recorded` finds recorded steps, for errors. `output` bounds the output on its way to the broker; None: by the
+    defaults.
     """
+    output = output or OutputLimits()
     host.add(stop=app.functions.models.close)
     host.add(stop=app.functions.engines.close)
     if compute is not None:
         host.add(stop=compute.close)
-    outflow = Outflow(PROCESS_BYTES)
+    outflow = Outflow(output.process)
 
     def handler(bus: EventBus) -> Handler:
         return TurnHandler(
@@ -154,6 +158,7 @@ def add_agents(
             results=results,
             outflow=outflow,
             recorded=recorded,
+            run_output_bytes=output.run,
         )
 
     host.consume(buses, pool_streams("agent", pools), handler, service=AGENT_HANDLER, in_flight=in_flight)
@@ -294,9 +299,16 @@ async def build_task_host(app: App, settings: Settings, in_flight: int | None = 
     abandoned = add_tools(host, app, await open_partitions(host, settings), tool_pools(app))
     compute = ProcessCompute(settings.engine_processes) if settings.engine_processes else None
     results = Results.of_settings(settings)
-    recorded = RecordedInStore(settings)
     add_agents(
-        host, app, buses, agent_pools(app), results=results, compute=compute, in_flight=in_flight, recorded=recorded
+        host,
+        app,
+        buses,
+        agent_pools(app),
+        results=results,
+        compute=compute,
+        in_flight=in_flight,
+        recorded=RecordedInStore(settings),
+        output=OutputLimits.of_settings(settings),
     )
     host.add(run=lambda: end_without_threads(abandoned))
     return host

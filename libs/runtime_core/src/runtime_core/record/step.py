@@ -98,6 +98,12 @@ ATTEMPTS = "weft.attempts"
 A place is the number of the step before it."""
 
 
+PIECES = "weft.pieces"
+"""The attribute of a row of output with the number of its pieces: `ctx.emit`s without another step between them."""
+BYTES = "weft.bytes"
+"""The attribute with the bytes of all of these pieces, if the row has only the first ones."""
+
+
 INCOMPLETE = "weft.messages.incomplete"
 """The attribute (true) of a step that was read without its first messages, because the store has lost them."""
 

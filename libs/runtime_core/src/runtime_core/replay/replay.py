@@ -424,8 +424,7 @@ async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str |
         return replayed
     run = runs_of(trajectory)[ROOT_RUN]
     # The journal has all results, so nothing runs again. Keep the id: some values derive from it.
-    journal = {step.id: step.wildcard for step in run.steps.values()}
-    begun = Begun(trajectory.task, "", journal, started_ms=run.started_ms)
+    begun = Begun(trajectory.task, "", run.journal(), started_ms=run.started_ms)
     session = trajectory.end.session if trajectory.end is not None else ""
     plan = ForkPlan(run, run.input, {"session_id": session}, begun)
     task = await local.client.start(plan.submission(task_id=trajectory.task))

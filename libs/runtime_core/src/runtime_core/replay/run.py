@@ -10,22 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_core.aworld.events.message import Message, message_id
-from runtime_core.bus.commits import CallBegun
+from runtime_core.bus.commits import JOURNAL_LIMIT, CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Effect, Failed, JournaledStep
 from runtime_core.consumer.failure import place_in_code
-from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt
+from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt, step_digest
 from runtime_core.record.step import as_call
-from runtime_core.runs.calls import Call, RequestStep
+from runtime_core.runs.calls import Call, Emit, RequestStep
 from runtime_core.runs.journal import from_json, pack
+from runtime_core.runs.output import Piece
 from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.step import Step
+from runtime_core.runs.step import Step, canonical
 
-_SAID = ("emit", "send", "publish", "message", "usage")
+_SAID = ("send", "publish", "message", "usage")
 """Kinds of steps without a result, which a record need not have."""
 
 
@@ -78,8 +79,8 @@ class _NoBroker:
     async def manifests(self) -> None:
         return None
 
-    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
-        raise AssertionError(f"a replay must not emit step {step}")
+    def emit(self, piece: Piece, known: Container[str]) -> None:
+        raise AssertionError(f"a replay must not emit piece {piece.number}")
 
     def room(self) -> None:
         return None
@@ -115,7 +116,8 @@ class ReplayRun(Run):
         until: str | None = None,
         by_place: bool = True,
     ) -> None:
-        journal = {step.id: step.wildcard for step in recorded.steps.values()} if by_place else {}
+        steps = recorded.steps.values() if by_place else ()
+        journal = {step.id: step.wildcard for step in steps if step.kind != "emit"}
         super().__init__(
             definition,
             Attempt(task_id, recorded.id, recorded.key, recorded.attempt),
@@ -136,6 +138,8 @@ class ReplayRun(Run):
         """Values of `ctx.emit`, in order. Any: JSON."""
         self.messages: list[Message] = []
         """The emitted messages, in order."""
+        self._pieces_left = sum(recorded.emitted_before(None).values()) + (0 if by_place else JOURNAL_LIMIT)
+        """How many pieces of output the code may emit: as many as recorded, and other code some more."""
         self._by_question: Mapping[str, deque[RecordedStep]] | None = None if by_place else _questions(recorded)
 
     def find(self, step: Step[Any]) -> bytes | None:  # Any: steps of all result types
@@ -166,6 +170,18 @@ class ReplayRun(Run):
     def passed(self, branch: Branch) -> bool:
         """As `Run.passed`. A run that has ended has passed every place."""
         return bool(self.recorded.status) or super().passed(branch)
+
+    def emit(self, step: Emit, branch: Branch) -> None:
+        there = self.recorded.steps.get(step.id)
+        if step.id == self.until or not self._pieces_left:
+            raise self._stop(step)
+        self.asked.add(step.id)
+        if self._by_question is None and there is not None and there.pieces == 1:
+            step.digest = step_digest(step.kind, step.name, step.key, canonical(step.data))
+            if not _fits(step, there):
+                raise self._diverge(step, there)
+        self._pieces_left -= 1
+        self.emitted.append(from_json(step.data))
 
     def read_attempt(self) -> int:
         """Return `ctx.attempt` as the recorded run saw it; its last attempt if its record does not say."""
@@ -205,9 +221,7 @@ class ReplayRun(Run):
         return self.flow.end(Failed("Divergence", str(diverged), retryable=False), str(diverged))
 
     def _note_said(self, step: Step[Any]) -> None:  # Any: see find
-        if step.kind == "emit":
-            self.emitted.append(from_json(step.data))
-        elif step.kind == "message":
+        if step.kind == "message":
             data = from_json(step.data)
             if Message.is_message(data):
                 assert isinstance(data, dict)  # is_message has checked it

@@ -102,7 +102,7 @@ class Gather(OwnFlowOnly):
                 if run.find(part) is None:
                     self._tasks[place] = run.flow.help(part.perform(), None, wait), None
             case Outgoing():
-                part.perform()
+                part.perform(branch)
             case Gather():
                 if part._wait is None:
                     part._start(wait, branch)

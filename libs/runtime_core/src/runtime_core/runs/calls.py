@@ -373,8 +373,7 @@ class Outgoing(Step[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, T]:  # Any: asyncio's protocol
-        self.run.flow.branch_here(self)
-        self.perform()
+        self.perform(self.run.flow.branch_here(self))
         yield from room(self.run)
         return self.result()
 
@@ -382,7 +381,8 @@ class Outgoing(Step[T]):
         """Return the step's result; None for most kinds."""
         return None  # type: ignore[return-value]  # T is None but for steps that say otherwise
 
-    def perform(self) -> None:
+    def perform(self, branch: Branch) -> None:
+        """Perform it in this branch."""
         if self.run.find(self) is None:
             self.run.flow.check_going()
             self.go()
@@ -401,23 +401,38 @@ def room(run: Run) -> Generator[Any, None, None]:  # Any: asyncio's protocol
         yield from waiting.__await__()
     except LimitExceeded as error:
         raise run.flow.abort(error) from error
+    except Exception as error:
+        raise run.flow.abandon(error) from error
     run.flow.check_going()
 
 
 class Emit(Outgoing[None]):
-    """A delta (text or any JSON value) to the client. Its name is `emit`, or `chunk` for a piece of a longer output."""
+    """A piece of output (text or any JSON value). Its name is `emit`, or `chunk` for a piece of a longer output.
 
-    __slots__ = ()
+    It has a place like a step, but is none: the journal does not hold it, and no limit of steps counts it.
+    """
+
+    __slots__ = ("_performed", "place")
 
     def __init__(self, run: Run, branch: Branch, data: bytes, name: str = "emit") -> None:
-        super().__init__(run, branch, "emit", name, "", data)
+        # Not Step's: it takes a step and computes a digest.
+        self.run = run
+        self.kind, self.name, self.key, self.data, self.digest = "emit", name, "", data, ""
+        branch.count += 1
+        self.place = branch.count
+        self.id = f"{branch.prefix}{branch.count}"
+        self.order = run.steps_taken
+        self._performed = False
+        run.wait_for_await(self)
 
-    def go(self) -> None:
-        try:
-            self.run.port.emit(self.id, self.digest, self.data, self.name)
-        except Exception as error:
-            raise self.run.flow.abandon(error) from error
-        self.run.rows.add(self, output=self.data)
+    def perform(self, branch: Branch) -> None:
+        run = self.run
+        run.unawaited.pop(self.id, None)
+        if self._performed:
+            return
+        run.flow.check_going()
+        self._performed = True
+        run.emit(self, branch)
 
 
 class SendStep(Outgoing[str]):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -26,21 +25,19 @@ from runtime_core.consumer.effects import (
     Suspended,
 )
 from runtime_core.declare.manifest import Manifest
-from runtime_core.errors import BusError, Fenced, InvalidInput, JournalMoved, LimitExceeded, WeftError
+from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, WeftError
 from runtime_core.record.step import ATTEMPTS, Step, StepError
 from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import packed_now
+from runtime_core.runs.output import RUN_BYTES, Batch, Outflow, OutputWriter, Piece
 from runtime_core.runs.ports import DeclaredApp
+from runtime_core.runs.scheduler import ONE_ROUND
 
 logger = logging.getLogger(__name__)
 MANIFESTS_FRESH_SECONDS = 2.0
 """How long manifests are cached. A new one takes effect after that time at the latest."""
-RUN_BYTES = 1024 * 1024
-"""The most unanswered bytes of a run before `ctx.emit` waits."""
-RUN_MAX_BYTES = 8 * RUN_BYTES
-"""The most unanswered bytes of a run in calls that cannot wait, such as `ModelCall.stream`."""
-PROCESS_BYTES = 32 * RUN_BYTES
-"""The most unanswered bytes of all runs of a process before `ctx.emit` waits."""
+UNWAITED = 8
+"""How many times the unanswered bytes of a run may exceed their limit in calls that cannot wait: `ModelCall.stream`."""
 NO_ATTEMPTS: Mapping[str, int] = {}
 _AGAIN = "a"
 _JOURNALED = "j"
@@ -185,19 +182,22 @@ class TurnPort:
         "_bus",
         "_confirmed_at",
         "_draining",
-        "_emitted_bytes",
         "_failed",
+        "_journal",
         "_known",
+        "_knows_output",
         "_manifest_cache",
         "_marking",
         "_marks",
-        "_outflow",
-        "_output_writes",
+        "_notes",
         "_over",
         "_partitions",
         "_process",
         "_replies",
+        "_run_bytes",
+        "_sending",
         "_storing",
+        "_writer",
         "_writes",
         "anyway",
         "delivery",
@@ -217,12 +217,14 @@ class TurnPort:
         loaded: bool = False,
         draining: asyncio.Event | None = None,
         process: Outflow | None = None,
+        run_bytes: int = RUN_BYTES,
     ) -> None:
         """`loaded`: the run came from the broker's journal, including requests in the middle of a turn.
 
         `draining`: set when this process starts no further step.
 
-        `process`: bounds the unanswered writes of all runs of this process; None: no bound.
+        `process`: bounds the unanswered writes of all runs of this process; None: no bound. `run_bytes` bounds those
+        of this run.
         """
         self._draining = draining
         self._bus = bus
@@ -232,10 +234,10 @@ class TurnPort:
         self._replies = replies
         self.delivery = delivery
         self._writes: set[asyncio.Task[object]] = set()
-        self._outflow = Outflow(RUN_BYTES)
-        self._process = process or Outflow(PROCESS_BYTES)
+        self._run_bytes = run_bytes
+        self._process = process
         self._over: LimitExceeded | None = None
-        self._failed: BusError | Fenced | None = None
+        self._failed: Exception | None = None
         self._marks: list[JournaledStep] = []
         """Marks that no write has followed yet: a run that ends in this turn needs none."""
         self._marking: asyncio.Task[None] | None = None
@@ -244,10 +246,15 @@ class TurnPort:
         self._confirmed_at = -1
         """The number of the connection over which the broker confirmed that this process is in the turn; -1: none."""
         self._asked = loaded
+        self._knows_output = loaded
+        """Whether this process knows all output of the current turn on the broker."""
         self.last_output = ""
-        """The step of this turn's last delta or note."""
-        self._output_writes: list[Callable[[], Coroutine[None, None, object]]] = []
-        self._emitted_bytes = 0
+        """This turn's last note, or its last piece of output as `@<branch> <number>`."""
+        self._notes: list[Callable[[], Coroutine[None, None, object]]] = []
+        self._writer: OutputWriter | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._journal: Container[str] = ()
+        """The steps that the run knows."""
         self.anyway = False
         """Begin the turn although the broker reports another live owner in it."""
         self.wrote = False
@@ -257,10 +264,12 @@ class TurnPort:
         """Prepare for the next turn of a warm run, which other processes may have begun before."""
         self.delivery = delivery
         self._confirmed_at = -1
+        self._knows_output = False
         self.last_output = ""
-        self._output_writes.clear()
-        self._emitted_bytes = 0
         self._marking = None
+        self._notes.clear()
+        if self._writer is not None:
+            self._writer.forget()
 
     async def confirm(self, known: Container[str]) -> None:
         """Check that the broker's journal holds no step beyond `known`, and that no other process is in this turn.
@@ -271,6 +280,9 @@ class TurnPort:
         """
         if self._draining is not None and self._draining.is_set():
             raise HandedBack(f"{self.delivery!r} is handed back: this process is stopping")
+        await self._begin_if_unsure(known)
+
+    async def _begin_if_unsure(self, known: Container[str]) -> None:
         if self._confirmed_at != self._bus.transport.reconnects or time.monotonic() >= self._bus.alive_until:
             await self.begin(known)
         await self._write_marks()
@@ -314,6 +326,8 @@ class TurnPort:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if (found.called and not self._asked) or any(step not in known for step in found.steps):
             raise JournalMoved(f"another process has journaled steps of {self.delivery!r}")
+        if found.emitted and not self._knows_output:
+            raise JournalMoved(f"another process has emitted output of {self.delivery!r}")
         self._confirmed_at = reconnects
 
     async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
@@ -335,9 +349,11 @@ class TurnPort:
                 raise TurnGone(f"{delivery!r} is handled by another owner")
             if stored != value:
                 raise JournalMoved(f"another process has journaled step {step} of {delivery!r} with another result")
-        for write in self._output_writes:
-            with contextlib.suppress(LimitExceeded):  # the output: it was within its limit before
-                await write()
+        for note in self._notes:
+            await note()
+        for batch in self._writer.kept() if self._writer is not None else ():
+            with contextlib.suppress(LimitExceeded):  # it was within its limit before
+                await self._send(batch)
         return over
 
     async def record(
@@ -384,12 +400,13 @@ class TurnPort:
     def stream(self, step: str, attempt: int, data: bytes) -> None:
         if self._over is not None:
             raise self._over
-        if self._outflow.bytes > RUN_MAX_BYTES:
+        waiting, most = self._writing().own.bytes, UNWAITED * self._run_bytes
+        if waiting > most:
             raise LimitExceeded(
-                f"the model's answer arrives faster than the broker accepts it: {self._outflow.bytes:,} bytes are "
-                f"waiting, over the limit of {RUN_MAX_BYTES:,}"
+                f"the model's answer arrives faster than the broker accepts it: {waiting:,} bytes are "
+                f"waiting, over the limit of {most:,}"
             )
-        self._write(self._bus.stream(self.delivery, step, attempt, data), len(data))
+        self._add((step, attempt, "chunk"), b"chunk", data)
 
     async def usage(self) -> bytes:
         return await self._bus.usage(self.delivery.task)
@@ -398,34 +415,82 @@ class TurnPort:
         return await self._manifest_cache.manifests()
 
     def progress(self, step: str, data: bytes) -> None:
-        if not self._outflow.full:  # otherwise drop it: a later report supersedes it
-            self._write(self._bus.stream(self.delivery, step, self.delivery.attempt, data, progress=True), len(data))
+        if not self._writing().own.full:  # otherwise drop it: a later report supersedes it
+            self._add((step, self.delivery.attempt, "progress"), b"progress", data)
 
-    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
-        value, self.last_output = packed_now(digest), step
-        self._emitted_bytes += len(data)
-        if self._emitted_bytes <= RUN_BYTES:
-            self._output_writes.append(partial(self._bus.emit, self.delivery, step, value, data, name))
+    def emit(self, piece: Piece, known: Container[str]) -> None:
+        if self._failed is not None:
+            return  # a piece after one that may be lost would leave a gap; the error ends the run
+        self._journal = known
+        batch = self._add((piece.branch, piece.attempt, ""), b"chunk" if piece.chunk else b"", piece.data)
+        if not batch.number:
+            batch.number, batch.step = piece.number, piece.step
+        batch.checksum = piece.checksum
+        self.last_output = f"@{piece.branch} {piece.number}"
+
+    def _add(self, target: tuple[str, int, str], mark: bytes, data: bytes) -> Batch:
+        writer = self._writing()
+        batch = writer.add(target, mark, data)
+        if self._sending is None:
+            self._start_sending(writer)
+        return batch
+
+    def _writing(self) -> OutputWriter:
+        """Return the writer, which most turns do not need."""
+        if self._writer is None:
+            self._writer = OutputWriter(self._write_batch, self._run_bytes, self._process)
+        return self._writer
+
+    def _start_sending(self, writer: OutputWriter) -> None:
+        self._sending = asyncio.get_running_loop().create_task(writer.send())
+        self._sending.add_done_callback(partial(self._all_sent, writer))
+        self._writes.add(self._sending)
+        self.wrote = True
+
+    async def _write_batch(self, batch: Batch) -> None:
+        if not batch.number:
+            await self._send(batch)
+            return
+        # Before the turn's first output, since another process may have emitted it and handed the run back.
+        await self._begin_if_unsure(self._journal)
+        await self._write_marks()
+        self._knows_output = True
+        self._writing().keep(batch)
+        await self._send(batch)
+
+    async def _send(self, batch: Batch) -> None:
+        place, attempt, _ = batch.target
+        if batch.number:
+            await self._bus.emit(self.delivery, place, attempt, batch.number, batch.checksum, batch.step, batch.pieces)
         else:
-            # Its data is not kept: only the step is stored again, so that no replay sends the delta out of its order.
-            self._output_writes.append(partial(self._bus.record, self.delivery, step, value, "emit", name))
-        self._write(self._bus.emit(self.delivery, step, value, data, name), len(data))
+            await self._bus.stream(self.delivery, place, attempt, batch.pieces)
+
+    def _all_sent(self, writer: OutputWriter, sending: asyncio.Task[None]) -> None:
+        self._sending = None
+        self._written(0, sending)
+        if sending.cancelled() or sending.exception() is not None:
+            writer.drop()
+        elif writer.waiting:  # added after the task had looked for the last time
+            self._start_sending(writer)
 
     def room(self) -> Awaitable[None] | None:
-        if self._over is None and not self._outflow.full and not self._process.full:
-            return None
+        flow = self._process if self._writer is None else self._writer
+        if self._over is None and self._failed is None and (flow is None or not flow.full):
+            return ONE_ROUND if self._writer is not None and self._writer.ends_round() else None
         return self._room()
 
     async def _room(self) -> None:
-        await self._outflow.room()
-        await self._process.room()
+        if self._over is None and self._failed is None:
+            await self._writing().room()
         if self._over is not None:
             raise self._over
+        if self._failed is not None:
+            raise self._failed
 
     def note(self, step: str, digest: str, name: str = "") -> None:
         write = partial(self._bus.record, self.delivery, step, packed_now(digest), "message", name)
         self.last_output = step
-        self._output_writes.append(write)
+        self._notes.append(write)
         self._write(write(), 0)
 
     def _write(self, writing: Coroutine[None, None, object], size: int) -> None:
@@ -433,8 +498,7 @@ class TurnPort:
             writing = self._after_marks(writing)
         task = asyncio.get_running_loop().create_task(writing)
         size += WRITE_OVERHEAD_BYTES
-        self._outflow.begin(size)
-        self._process.begin(size)
+        self._writing().begin(size)
         task.add_done_callback(partial(self._written, size))
         self._writes.add(task)
         self.wrote = True
@@ -448,15 +512,14 @@ class TurnPort:
         await writing
 
     def _written(self, size: int, task: asyncio.Task[object]) -> None:
-        self._outflow.end(size)
-        self._process.end(size)
+        self._writing().end(size)
         self._writes.discard(task)
         # Keep the first error for the commit. Nobody waits for the writes of a dropped turn.
         if not task.cancelled():
             match task.exception():
                 case LimitExceeded() as over:
                     self._over = self._over or over
-                case Fenced() | BusError() as failed:
+                case Exception() as failed:
                     self._failed = self._failed or failed
 
     async def ask(
@@ -510,42 +573,10 @@ class TurnPort:
         if ends:
             self._marks.clear()
         await self._write_marks()
-        if self._writes:
+        while self._writes:
             await asyncio.gather(*self._writes, return_exceptions=True)
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
         if self._over is not None:
             raise self._over
-
-
-class Outflow:
-    """Bounds the unanswered bytes of a run or of a process. Belongs to one event loop."""
-
-    __slots__ = ("_limit", "_waiting", "bytes")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self.bytes = 0
-
-    @property
-    def full(self) -> bool:
-        return self.bytes > self._limit
-
-    def begin(self, size: int) -> None:
-        self.bytes += size
-
-    def end(self, size: int) -> None:
-        self.bytes -= size
-        while self._waiting and not self.full:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(None)
-
-    async def room(self) -> None:
-        """Wait until the unanswered bytes are below the limit."""
-        while self.full:
-            waiting = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""
-EMITTED_BYTES = 1024 * 1024
-"""The most bytes of deltas in a turn's rows. The commit writes all of these rows at once."""
-SHORT_DELTA_BYTES = 100
-"""Beyond that limit, deltas up to this size are still recorded."""
 DIGEST_BYTES = 8
 _STATUS = slice(8, 9)
 _TIME = slice(9, JOURNAL_PREFIX)
@@ -240,7 +236,7 @@ class Rows:
     (JSON).
     """
 
-    __slots__ = ("_attempt", "_emitted", "_owner", "_run", "collected", "unrecorded")
+    __slots__ = ("_attempt", "_owner", "_run", "collected", "unrecorded")
 
     def __init__(self, run: str, attempt: int, owner: str, unrecorded: Mapping[str, bytes]) -> None:
         self._run = run
@@ -249,7 +245,6 @@ class Rows:
         self.unrecorded = dict(unrecorded)
         """Steps of the journal whose rows no commit has written, with their usage (JSON)."""
         self.collected: list[Row] = []
-        self._emitted = 0
 
     def add(
         self,
@@ -265,13 +260,7 @@ class Rows:
     ) -> None:
         """Add the row of a finished step. Times are epoch milliseconds; 0: now."""
         ended = ended or time.time() * 1000
-        cut = False
-        if step.kind == "emit":
-            self._emitted += len(output)
-            cut = self._emitted > EMITTED_BYTES and len(output) > SHORT_DELTA_BYTES
-        if cut:
-            output = b'"(%d bytes, which are on the task\'s output only)"' % len(output)
-        if cut or step.identified:
+        if step.identified:
             attributes = {**(attributes or {}), DIGEST: step.digest}
         self.collected.append(
             Row(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.definition import AgentDefinition
     from runtime_core.runs.engine_calls import OwnEngines
     from runtime_core.runs.model_step import Reserve
+    from runtime_core.runs.output import Piece
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
     from runtime_core.tools.mcp.server import MCPServer
@@ -92,14 +93,14 @@ class RunPort(Protocol):
         """
         ...
 
-    def emit(self, step: str, digest: str, data: bytes, name: str = "emit") -> None:
-        """Journal a delta (JSON) and send it to the client, once, without waiting. `name`: `emit` or `chunk`."""
+    def emit(self, piece: Piece, known: Container[str]) -> None:
+        """Send a piece of output that the run has not sent before, without waiting. `known` are its journaled steps."""
         ...
 
     def room(self) -> Awaitable[None] | None:
-        """Return what to await before the next emit if the broker is behind; else None.
+        """Return what to await before the next emit if the broker is behind, or others should run; else None.
 
-        When awaited, raises LimitExceeded if the task's output exceeds its limit.
+        When awaited, raises LimitExceeded if the task's output exceeds its limit, and the errors of failed writes.
         """
         ...
 

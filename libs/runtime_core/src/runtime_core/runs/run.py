@@ -24,19 +24,20 @@ from runtime_core.consumer.effects import (
 )
 from runtime_core.consumer.failure import failure_of, place_in_code
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
-from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest
+from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest, step_digest
 from runtime_core.record.step import as_call
 from runtime_core.runs.calls import Patch
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, PATCHED, Journal, Rows, State, packed_now
+from runtime_core.runs.output import RunOutput
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import ONE_ROUND, Branch, Flow, Wait
 from runtime_core.runs.sharing import answer_of, with_member
-from runtime_core.runs.step import Step
+from runtime_core.runs.step import Step, canonical
 
 if TYPE_CHECKING:
     from runtime_core.runs.branches import Gather, Job
-    from runtime_core.runs.calls import RequestStep
+    from runtime_core.runs.calls import Emit, RequestStep
     from runtime_core.runs.ports import RunHooks
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,8 @@ class Run:
         self.steps_taken = 0
         self.attempts_read: dict[str, int] = {}
         """What `ctx.attempt` has returned, by place."""
+        self.output = RunOutput(stored.output) if stored.output is not None else None
+        """None: it has emitted nothing."""
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
         self.overrides = dict(stored.overrides)
         """The instance's state from each of these steps on, since a nested run changed it; see `later_state`."""
@@ -305,6 +308,8 @@ class Run:
                 job.stop()
 
     async def _suspended(self) -> Suspended | Failed:
+        if self.output is not None:
+            self.output.close_rows()
         pending = self.journal.pending
         result = suspend(self.flow.waits, pending)
         if self.state.used:
@@ -358,6 +363,9 @@ class Run:
             else:
                 if self.unawaited:
                     self._warn_of_unawaited()
+                if self.output is not None:
+                    self.output.check_end([f"{job.id}." for job in self.jobs if job.cancelled])
+                    self.output.close_rows()
                 return Completed(
                     output, answer, sends=self.sends, spends=self.spends, steps=self.rows.collected, state=state,
                     journaled=[step for step in self.journaled if step.usage] if self.journaled else [],
@@ -373,6 +381,8 @@ class Run:
         return self._with_effects(verdict)
 
     def _with_effects(self, failed: Failed) -> Failed:
+        if self.output is not None:
+            self.output.close_rows()
         failed.spends, failed.steps, failed.journaled = self.spends, self.rows.take(), self.journaled
         return failed
 
@@ -405,6 +415,31 @@ class Run:
         branch.count += 1
         return f"{branch.prefix}{branch.count}"
 
+    def wait_for_await(self, step: Emit) -> None:
+        """Note a piece of output until it is emitted. Ends the run with CancelledError if too many are not awaited."""
+        if len(self.unawaited) >= JOURNAL_LIMIT:
+            raise self.flow.abort(LimitExceeded(f"more than {JOURNAL_LIMIT} emits are not awaited: await each one"))
+        self.unawaited[step.id] = step
+
+    def emit(self, step: Emit, branch: Branch) -> None:
+        """Send a piece of output, unless the broker has it.
+
+        Ends the run with CancelledError: to replay it, if the broker has other output; if the port fails.
+        """
+        if step.id in self.journal.values or step.id in self.journal.pending:
+            # From a release that journaled each piece; or another step is there, which parks the run.
+            step.digest = step_digest(step.kind, step.name, step.key, canonical(step.data))
+            self.find(step)
+            return
+        if self.output is None:
+            self.output = RunOutput()
+        try:
+            piece = self.output.add(branch, step, self.rows)
+            if piece is not None:
+                self.port.emit(piece, self.journal.values)
+        except Exception as error:
+            raise self.flow.abandon(error) from error
+
     def read_attempt(self) -> int:
         """Return `ctx.attempt`: where the journal holds later steps of this branch, the attempt that took them.
 
@@ -432,7 +467,7 @@ class Run:
             mark = self.journal.patch(branch.prefix, name)
             taken = bool(mark) or not self.passed(branch)
             if taken:
-                Patch(self, name, mark or f"{branch.prefix}{branch.count}{PATCHED}{name}").perform()
+                Patch(self, name, mark or f"{branch.prefix}{branch.count}{PATCHED}{name}").perform(branch)
             branch.patches = {**branch.patches, name: taken}
         return branch.patches[name]
 

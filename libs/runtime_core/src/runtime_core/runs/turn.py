@@ -19,13 +19,11 @@ from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResu
 from runtime_core.consumer.failure import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.engines.results import Results
-from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, TurnTaken
+from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
 from runtime_core.record.step import ENCODER, StepError, total_usage
 from runtime_core.runs.commit import (
-    PROCESS_BYTES,
     HandedBack,
     ManifestCache,
-    Outflow,
     TurnGone,
     TurnPort,
     answer_parts,
@@ -34,6 +32,7 @@ from runtime_core.runs.commit import (
     row_of_run,
 )
 from runtime_core.runs.definition import AgentDefinition
+from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
 from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import NO_META, Run
 from runtime_core.telemetry import gen_ai, trace_context
@@ -100,13 +99,16 @@ class TurnHandler:
         results: Results | None = None,
         outflow: Outflow | None = None,
         recorded: RecordedCalls | None = None,
+        run_output_bytes: int = RUN_BYTES,
     ) -> None:
         """`outflow` bounds the unanswered writes of all handlers of this process; None: of this handler alone.
 
-        `recorded` finds a step of a task as the call that made it, for errors.
+        `recorded` finds a step of a task as the call that made it, for errors. `run_output_bytes` bounds the unanswered
+        writes of one run.
         """
         self._recorded = recorded
         self._bus = bus
+        self._run_output_bytes = run_output_bytes
         self._outflow = outflow or Outflow(PROCESS_BYTES)
         self._replies = replies
         self._workplace = Workplace(app.functions, compute, results or Results())
@@ -199,6 +201,11 @@ class TurnHandler:
         match error:
             case JournalMoved():
                 logger.info("%s: replaying it", error)
+                return await self._replay(delivery, definition)
+            case OutputChanged(attempt=attempt):
+                logger.warning("%r: %s, so its output begins anew", delivery, error)
+                if not await self._bus.restart_output(delivery, attempt):
+                    return None
                 return await self._replay(delivery, definition)
             case HandedBack() | TurnTaken():
                 if isinstance(error, TurnTaken):
@@ -335,6 +342,7 @@ class TurnHandler:
         port = TurnPort(
             self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
             loaded=loaded, draining=self._draining, process=self._outflow,
+            run_bytes=self._run_output_bytes,
         )  # fmt: skip
         taken_at = self._taken.get((delivery.stream, delivery.entry)) if self._taken else None
         # The other process has probably ended the turn with a commit that the server lost: no turn lasts this long.

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from runtime_core.codec import readable
-from runtime_core.record.step import Fork, Step, StepError, place
+from runtime_core.record.step import PIECES, Fork, Step, StepError, place
 from runtime_core.text import duration, plain, shortened
 from runtime_core.trajectory.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
 from runtime_core.trajectory.reading import TaskTrajectory
@@ -227,6 +227,8 @@ def _line(node: _Node) -> str:
     parts += [plain(step.status), duration(step.ended - step.started)]
     if step.attempt > 1:
         parts.append(f"{step.attempt} attempts")
+    if PIECES in step.attributes:
+        parts.append(f"{step.attributes[PIECES]} pieces")
     if (answer := answer_of(step)) is not None:
         parts += [text for text in (_model_of(step, answer), _usage_line(step), answer.finish_reason) if text]
         if answer.retry_after is not None:

@@ -178,7 +178,10 @@ class Begun:
     step: str
     """The first step that the fork executes itself; empty: all of them. `1/3`: step 3 of the run of step 1."""
     journal: dict[str, bytes] = field(default_factory=dict)
-    """Steps of the first run. `1/3` is step 3 of the open run of step 1, and `1/` has the name of its agent."""
+    """Steps of the first run. `1/3` is step 3 of the open run of step 1, and `1/` has the name of its agent.
+
+    `@<branch>` has the number of pieces of output that a branch of the run, by its prefix, has emitted.
+    """
     result: bytes = b""
     """JSON that replaces the result of `step`; empty: the fork executes that step itself."""
     started_ms: int = 0

@@ -111,16 +111,20 @@ def output_delta(
     value: bytes | None = None,
     progress: bool = False,
     chunk: bool = False,
+    restart: bool = False,
 ) -> Envelope:
     """Return a `weft.output.delta`: output of an agent, `text` or `value` (JSON).
 
-    With `chunk`, it is a piece of an answer that is being written; with `progress`, a call's progress.
+    With `chunk`, it is a piece of an answer that is being written; with `progress`, a call's progress; with `restart`,
+    the run's output begins anew with this attempt.
     """
     data: dict[str, object] = {"task_id": task_id, "run_id": run_id, "attempt": attempt, "seq": seq}
     if progress:
         data["progress"] = True
     elif chunk:
         data["chunk"] = True
+    elif restart:
+        data["restart"] = True
     if text is not None:
         data["text"] = text
     else:
@@ -208,6 +212,8 @@ class StreamingMode(Enum):
         if type == STEP_RECORDED:
             return self.steps
         if type == OUTPUT_DELTA and self is not StreamingMode.ALL:
+            if data.get("restart"):
+                return self is not StreamingMode.CORE
             piece = data.get("chunk") or data.get("progress")
             own = StreamingMode.CHUNK if piece else StreamingMode.OUTPUT
             return self in (own, StreamingMode.CHUNK_OUTPUT)
@@ -396,6 +402,63 @@ class StreamEvent:
         if self.ended is not None:
             return self.ended
         return _response(self.data) if self.type.removeprefix("weft.task.") in ENDED else None
+
+
+class TaskOutput:
+    """Collects the output in the events of a task's stream.
+
+        output = TaskOutput()
+        async for event in task.stream(mode=StreamingMode.CHUNK):
+            if output.add(event):
+                show(output.text)
+
+    It drops the pieces of an attempt when a higher one of the same run begins, and pieces that it has already, so you
+    may add events of a stream that you read again. Progress reports are no output. It holds all pieces in memory, at
+    most `WEFT_OUTPUT_MAX_BYTES` of a task.
+    """
+
+    __slots__ = ("_attempts", "_pieces", "_runs")
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, int] = {}
+        """The latest attempt by run."""
+        self._pieces: dict[int, Any] = {}  # Any: JSON
+        """By their number in the task."""
+        self._runs: dict[str, list[int]] = {}
+        """The numbers of each run's pieces."""
+
+    def add(self, event: StreamEvent) -> bool:
+        """Add an event of the stream. Return whether it has changed the output."""
+        data = event.data
+        if event.type != OUTPUT_DELTA or data.get("progress"):
+            return False
+        run, attempt, number = data["run_id"], data["attempt"], data["seq"]
+        latest = self._attempts.setdefault(run, attempt)
+        if attempt < latest:
+            return False
+        dropped = []
+        if attempt > latest:
+            self._attempts[run] = attempt
+            dropped = self._runs.pop(run, [])
+            for old in dropped:
+                del self._pieces[old]
+        if data.get("restart"):
+            return bool(dropped)
+        if number in self._pieces:
+            return False
+        self._pieces[number] = data["text"] if "text" in data else data["value"]
+        self._runs.setdefault(run, []).append(number)
+        return True
+
+    @property
+    def pieces(self) -> list[Any]:  # Any: JSON
+        """All pieces, in the order of the stream."""
+        return [self._pieces[number] for number in sorted(self._pieces)]
+
+    @property
+    def text(self) -> str:
+        """The pieces that are text, one after the other."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
 
 
 def response_of(final: bytes) -> TaskResponse:

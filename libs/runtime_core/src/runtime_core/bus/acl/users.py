@@ -146,7 +146,10 @@ _CLIENT = (
     *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "keep_letter", "node", "publish", "put_state",
     "schedule", "signal", "subscribe", "write_marker", "unsubscribe", "watch", "withdraw_request",
 )  # fmt: skip
-_TURNS = ("ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "settle_call", "stream")
+_TURNS = (
+    "ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "restart_output",
+    "settle_call", "stream",
+)  # fmt: skip
 _ANNOUNCED = ("agents", "end_hooks", "functions", "interleaved", "manifests", "served", "tools", "topics")
 _HANDLER_COMMANDS = (
     "hdel", "hexists", "hgetall", "hkeys", "hset", "hsetnx", "hvals", "xadd", "xlen", "zrange",

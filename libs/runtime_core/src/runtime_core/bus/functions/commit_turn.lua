@@ -19,6 +19,7 @@
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
 --        j step                                            a step that was journaled in mid-turn: only for `w` and `c`
+--          step `@<branch> <number>`: the branch has emitted so many pieces
 --        w step                                            withdraws a call of an earlier turn: only for `w` and `c`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
 --         In the next three cases nothing was written: 'FENCED' if the owner was declared dead · 'LIMIT <why>' over a
@@ -52,8 +53,11 @@ end
 -- Whether the server has lost a step that the turn has journaled: another owner may have restarted the turn and stored
 -- another result.
 local function lacks_step(args, turn, step)
-  return turn.owner and turn.owner ~= args[3] .. ' ' .. args[1]
-    or redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0
+  if turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] then return true end
+  local branch, number = string.match(step, '^@(.*) (%d+)$')
+  if not branch then return redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0 end
+  local _, count = branch_output(redis.call('HGET', turn.run_key, RUN.emitted .. branch))
+  return count < tonumber(number)
 end
 
 -- Stores the parts that describe the turn itself. Returns an error for a malformed part, and for a step that the

@@ -3,7 +3,8 @@
 -- ARGV 1 to 17 as those of `submit` · 18 origin (JSON: task, step) · 19 record (JSON: the row that names the origin)
 --      20 start time of its run (epoch ms), or '' for now
 --      21 … alternately a step and its journal value. `1/3` is step 3 of the child run that step 1 started; `1/` has
---        the name of that run's agent, or '' if it is unknown
+--        the name of that run's agent, or '' if it is unknown; `@<branch>` has the number of pieces that a branch has
+--        emitted, which the fork does not emit again
 -- RETURNS as `submit`
 
 -- Stores the journals of child runs: each waits until the fork requests its run. Returns the task's flags.
@@ -31,8 +32,13 @@ local function fork(keys, args)
       end
       fields = children[child]
     end
+    local branch = string.match(step or args[i], '^@(.*)$')
     if step == '' then
       fields.agent = args[i + 1]
+    elseif branch then
+      fields[#fields + 1] = RUN.emitted .. branch
+      -- No checksum: the pieces themselves are not known.
+      fields[#fields + 1] = '1 ' .. args[i + 1] .. ' ' .. args[i + 1] .. ' - 0'
     else
       fields[#fields + 1] = RUN.result .. (step or args[i])
       fields[#fields + 1] = args[i + 1]

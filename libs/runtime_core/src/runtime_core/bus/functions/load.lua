@@ -6,7 +6,8 @@
 --         field, value …} or nothing if the run is gone, or waits for another one
 local LOADED = {
   [RUN.missing] = true, [RUN.result] = true, [RUN.override_from] = true, [RUN.input] = true, [RUN.turn] = true,
-  [RUN.header] = true, [RUN.unrecorded] = true, [TASK.withdrawn] = true,
+  [RUN.header] = true, [RUN.unrecorded] = true, [TASK.withdrawn] = true, [RUN.emitted] = true,
+  [RUN.output_attempt] = true,
 }
 
 local function load(keys, args)

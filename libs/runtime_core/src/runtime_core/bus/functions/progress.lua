@@ -11,8 +11,9 @@ local function progress(keys, args)
     'status', TASK.flags, TASK.output_bytes, 'seq', RUN.missing .. step)
   if not status or ENDED[status] then return 'DONE' end
   if not missing then return 'DONE' end
-  local size, most = output_with(base, written, args[5], 0.5)
-  if not size then return 'LIMIT ' .. most end
-  add_chunk(base, task, run, args[4], seq, args[5], 'progress', size, flags)
+  local number, size, last, most =
+    publish_pieces(base, task, run, args[4], seq, written, {'progress', args[5]}, 1, 0.5)
+  if last < 1 then return 'LIMIT ' .. most end
+  note_output(base, task, number, size, flags)
   return 'OK'
 end

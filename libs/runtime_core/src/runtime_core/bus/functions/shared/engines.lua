@@ -39,8 +39,10 @@ local function start_engine_step(base, task, child, stream, header, data, contex
   context = with_member(context, 'engine_until', string.format('%.3f', (now_ms(base) + wait) / 1000))
   redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.data, data, ENTRY.context, context)
   if away then
-    publish_delta(base, task, child, '1', redis.call('HINCRBY', base .. 'task:' .. task, 'seq', 1),
-      '{"waiting":' .. quote(engine) .. ',"reason":' .. quote(no_gateway(stream)) .. '}', 'progress')
+    local key, report = base .. 'task:' .. task,
+      '{"waiting":' .. quote(engine) .. ',"reason":' .. quote(no_gateway(stream)) .. '}'
+    redis.call('HSET', key, 'seq',
+      (publish_pieces(base, task, child, '1', redis.call('HGET', key, 'seq'), '0', {'progress', report}, 1)))
   end
   return nil, away
 end

@@ -18,6 +18,9 @@ local RUN = {
   turn = 'u',               -- turns committed, and changes of the instance's state by nested runs
   missing = 'm:',           -- + step: a step without a result, as digest (8), KIND (1) and WAKES
   result = 'j:',            -- + step: its result, as digest (8), RESULT (1), time in ms (13) and JSON
+  emitted = 'e:',           -- + branch: how far its output is, as `attempt count recorded checksum ms`: of `count` pieces
+                            -- the rows of the first `recorded` are committed
+  output_attempt = 'ea',    -- how often its output has begun, from 1
   attempts = 'b:',          -- + step: how often a model call without a result was begun
   question = 'q:',          -- + step: when it was asked (13 digits, ms) and its event's data
   request = 'r:',           -- + step: an open request to another partition, packed (requests.lua)
@@ -26,7 +29,8 @@ local RUN = {
   override_from = 'o:',     -- + step: the same, valid from this step on: the number of the change, a space, the state
   state_at_start = 's0',    -- of a nested run: the instance's state when it began
   unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one per line: step, kind,
-                            -- name and usage (JSON), separated by tabs
+                            -- name and usage (JSON), separated by tabs; for output the first step of a branch that
+                            -- has emitted, `emit`, and `@` with the branch
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
   open_asks = 'ao',         -- how many requests of its turn have no answer yet

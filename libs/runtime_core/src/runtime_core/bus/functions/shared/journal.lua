@@ -149,3 +149,12 @@ local function journal_step(run_hash, unrecorded, step, value, label, most)
     '\n')
   return true
 end
+
+-- A branch that has emitted since the last commit has a line in `unrecorded`: its first step there, and this.
+local function branch_mark(branch) return '\temit\t@' .. branch .. '\n' end
+
+-- How far a branch's output is: the attempt (a text), the number of its pieces, and of those whose rows are recorded.
+local function branch_output(stored)
+  local attempt, count, recorded = string.match(stored or '', '^(%d+) (%d+) (%d+)')
+  return attempt, tonumber(count or '0'), tonumber(recorded or '0')
+end

@@ -18,34 +18,45 @@ end
 
 local KINDS = {completed = 'weft.task.completed', failed = 'weft.task.failed', cancelled = 'weft.task.cancelled'}
 
--- `mark`: `progress` of a call's progress report, `chunk` of a piece of an answer that is being written, nil of an
--- agent's whole output. `seq`: the delta's number, a text.
-local function publish_delta(base, task, run, attempt, seq, value, mark)
-  local name = string.sub(value, 1, 1) == '"' and 'text' or 'value'
-  publish_out(base, task, 'weft.output.delta', '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) ..
-    ',"attempt":' .. attempt .. ',"seq":' .. seq .. (mark and ',"' .. mark .. '":true,"' or ',"') .. name .. '":' ..
-      value .. '}')
-end
-
--- The task's output so far, and this value with it. Returns nil and the limit if that exceeds it; `share` is the usable
--- part of the limit. Small outputs never read the limit.
+-- Room that a piece takes in the output besides its value, and the limits of an output. Small outputs never read theirs.
 local OUTPUT_PIECE, OUTPUT_SMALL, OUTPUT_MAX = 128, 1048576, 16777216
 
-local function output_with(base, written, value, share)
-  local size = (tonumber(written) or 0) + #value + OUTPUT_PIECE
-  if size <= OUTPUT_SMALL then return text(size) end
-  local most = tonumber(redis.call('HGET', base .. 'meta', 'output_max')) or OUTPUT_MAX
-  if size > most * (share or 1) then return nil, text(most) end
-  return text(size)
+-- The last of these pieces that is within the task's limit, the output's size with it, and the limit if one is not.
+-- `pieces` has pairs of mark and value from `at` on; `share` is the usable part of the limit.
+local function fitting_pieces(base, written, pieces, at, share)
+  local size, last, most = tonumber(written or '0'), at - 1, nil
+  for i = at, #pieces, 2 do
+    local with = size + #pieces[i + 1] + OUTPUT_PIECE
+    if with > OUTPUT_SMALL then
+      most = most or tonumber(redis.call('HGET', base .. 'meta', 'output_max')) or OUTPUT_MAX
+      if with > most * (share or 1) then return last, size, most end
+    end
+    size, last = with, i + 1
+  end
+  return last, size, nil
 end
 
-local function next_seq(seq) return text(tonumber(seq or '0') + 1) end
+-- Appends pieces of a run's output, as many as fit, one entry each. The mark is `progress` for a report of progress,
+-- `chunk` for a piece of a longer output, `restart` for a new attempt, '' for a whole output. `seq`: the number of the
+-- task's last piece. Returns the number of its last piece now, the size of the output, the place of the last piece that
+-- fits, and the limit if one does not. The entries come before any other write: one that fails has changed nothing.
+local function publish_pieces(base, task, run, attempt, seq, written, pieces, at, share)
+  local last, size, most = fitting_pieces(base, written, pieces, at, share)
+  local key, number = base .. 'out:' .. task, tonumber(seq or '0')
+  local head = '{"task_id":' .. quote(task) .. ',"run_id":' .. quote(run) .. ',"attempt":' .. attempt .. ',"seq":'
+  for i = at, last, 2 do
+    local mark, value = pieces[i], pieces[i + 1]
+    number = number + 1
+    local name = string.byte(value) == 34 and ',"text":' or ',"value":'
+    if mark ~= '' then name = ',"' .. mark .. '":true' .. name end
+    redis.call('XADD', key, '*', 'type', 'weft.output.delta', 'source', 'weft', 'taskid', task,
+      'data', head .. text(number) .. name .. value .. '}')
+  end
+  return text(number), text(size), last, most and text(most)
+end
 
--- Appends a chunk that is not journaled. `seq`: the number of the last one; `size`: of the output with this one. The
--- stream comes first: a write that fails has changed nothing.
-local function add_chunk(base, task, run, attempt, seq, value, mark, size, flags)
-  seq = next_seq(seq)
-  publish_delta(base, task, run, attempt, seq, value, mark)
+-- Notes the output of a task after its pieces were appended.
+local function note_output(base, task, seq, size, flags)
   redis.call('HSET', base .. 'task:' .. task, 'seq', seq, TASK.output_bytes, size, TASK.flags,
     flag(flags or '', FLAG.output))
 end

@@ -35,7 +35,7 @@ local function forget_waits(base, task, run, gone, goes_on)
       has_journal = true
     elseif missing or OF_ONE_LIFE[prefix] or string.find(name, '^g%d+$') then
       gone[#gone + 1] = name
-    elseif prefix == RUN.result then
+    elseif prefix == RUN.result or prefix == RUN.emitted then
       has_journal = true
     end
   end

@@ -13,6 +13,16 @@ local function usage_of_row(usage)
   return ',"usage":' .. cjson.encode(amounts)
 end
 
+-- The row of the pieces that a branch has emitted since the last commit.
+local function emitted_row(base, task, run, step, branch)
+  local stored = redis.call('HGET', run_key(base, task, run), RUN.emitted .. branch)
+  local _, count, recorded = branch_output(stored)
+  local ms = string.match(stored or '', '(%d+)$') or '0'
+  return '{"run":' .. quote(run) .. ',"kind":"emit","name":"emit","status":"completed","started":' .. ms ..
+    ',"ended":' .. ms .. ',"step":' .. quote(step) .. ',"attributes":{"weft.pieces":' ..
+    text(math.max(0, count - recorded)) .. '}}'
+end
+
 -- Rows of the steps that a run has finished in mid-turn and no commit will write: `w` is the run's field. They
 -- have kind, name, time and usage. Values stay out, since the process that commits them would redact their secrets.
 -- Returns the rows without brackets, and their number.
@@ -21,7 +31,9 @@ local function unwritten_rows(base, task, run, w)
   for line in string.gmatch(w or '', '[^\n]+') do
     local step, kind, name, usage = string.match(line, '^([^\t]*)\t([^\t]*)\t([^\t]*)\t?(.*)$')
     step = step or line
-    local value = redis.call('HGET', run_key(base, task, run), RUN.result .. step)
+    local branch = kind == 'emit' and string.match(name, '^@(.*)$')
+    if branch then rows[#rows + 1] = emitted_row(base, task, run, step, branch) end
+    local value = not branch and redis.call('HGET', run_key(base, task, run), RUN.result .. step)
     if value then
       local ms, done = ms_of_result(value), status_of(value) == RESULT.ok
       rows[#rows + 1] = '{"run":' .. quote(run) .. ',"kind":' .. quote(kind or 'step') .. ',"name":' ..

@@ -1,0 +1,198 @@
+"""The output of a run: its pieces are no steps, a replay emits none again, and they share rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runtime_core.consumer.effects import COMPLETED, Completed, Failed
+from runtime_core.errors import OutputChanged
+from runtime_core.ids import step_digest
+from runtime_core.record.step import BYTES, PIECES, Step
+from runtime_core.runs import output as output_module
+from runtime_core.runs import run as run_module
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.journal import pack
+from tests.unit.runs.run_world import STARTED_MS, Program, World
+
+
+def shown(row: Step) -> tuple[str, str, object, object]:
+    output = json.loads(bytes(row.output))
+    return row.step, row.name, output, row.attributes.get(PIECES)
+
+
+async def rows_of(world: World, code: Any) -> list[tuple[str, str, object, object]]:
+    result = await world.new_run(Program(code)).advance()
+    return [shown(row) for row in result.steps if row.kind == "emit"]
+
+
+async def test_pieces_of_output_are_no_steps() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        for number in range(25_000):
+            await ctx.emit(number)
+        return await ctx.tool("t")
+
+    world = World()
+    assert isinstance(await world.play(code), Completed)
+    assert [value for _, value in world.emitted] == list(range(25_000))
+    assert list(world.journal) == ["25001"], "the place of a step counts the pieces before it"
+    assert [row for row in world.rows if row[0] == "emit"] == [("emit", "1", "emit", "completed")]
+
+
+async def test_pieces_without_a_step_between_them_share_a_row() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        for text in ("a", 'b"', "c\\n", "ü"):
+            await ctx.emit(text, chunk=True)
+        await ctx.step(int, "7")
+        await ctx.emit("one")
+        await ctx.emit({"n": 2})
+        await ctx.send("audit")
+        await ctx.emit("alone")
+        return None
+
+    assert await rows_of(World(), code) == [
+        ("1", "chunk", 'ab"c\\nü', 4),
+        ("6", "emit", ["one", {"n": 2}], 2),
+        ("9", "emit", "alone", None),
+    ]
+
+
+async def test_each_branch_has_its_own_rows() -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch(name: str) -> None:
+            for number in range(3):
+                await ctx.emit(f"{name}{number}")
+
+        await ctx.gather(branch("a"), branch("b"), ctx.emit("c"), ctx.emit("d"))
+        return None
+
+    world = World()
+    assert sorted(await rows_of(world, code)) == [
+        ("1", "emit", "cd", 2),
+        ("3.0.1", "emit", "a0a1a2", 3),
+        ("3.1.1", "emit", "b0b1b2", 3),
+    ]
+    assert {branch: at.count for branch, at in world.output.items()} == {"": 2, "3.0.": 3, "3.1.": 3}
+
+
+async def test_a_row_holds_the_first_pieces_of_much_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_module, "RECORDED_BYTES", 10)
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        for _ in range(5):
+            await ctx.emit("1234")
+        await ctx.send("audit")
+        await ctx.emit("x" * 200)
+        return None
+
+    result = await World().new_run(Program(code)).advance()
+    first, second = (row for row in result.steps if row.kind == "emit")
+    assert shown(first) == ("1", "emit", "1234", 5)
+    assert first.attributes[BYTES] == 30
+    assert "202 bytes" in json.loads(bytes(second.output))
+
+
+async def two_turns(ctx: AgentContext, _: object) -> object:
+    await ctx.emit("a")
+    await ctx.emit("b")
+    await ctx.tool("t")
+    await ctx.emit("c")
+    return None
+
+
+async def test_a_replay_emits_nothing_again_and_records_nothing_again() -> None:
+    world = World(cold=True)
+    assert isinstance(await world.play(two_turns), Completed)
+    assert [value for _, value in world.emitted] == ["a", "b", "c"]
+    assert [row[1] for row in world.rows if row[0] == "emit"] == ["1", "4"]
+
+
+async def test_the_next_process_records_what_the_dead_one_has_emitted() -> None:
+    world = World()
+    await world.new_run(Program(two_turns)).advance()  # its commit never comes
+    assert await rows_of(world, two_turns) == [("1", "emit", "ab", 2)]
+    assert [value for _, value in world.emitted] == ["a", "b"]
+
+
+async def test_other_output_than_before_begins_anew() -> None:
+    """Its source is not a step, so it says something else each time: readers replace the earlier attempt."""
+    said = iter([["a", "b"], ["a", "B", "c"], ["A"]])
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        for word in next(said):
+            await ctx.emit(word)
+        return await ctx.tool("t")
+
+    world = World()
+    first = world.new_run(Program(code))
+    await first.advance()
+    await first.aclose()
+    assert isinstance(await world.play(code), Completed)
+    assert world.output_attempt == 2
+    assert [value for _, value in world.emitted] == ["a", "b", "A"]
+
+
+@pytest.mark.parametrize("first", [3, 1])
+async def test_less_output_than_before_begins_anew_at_the_end(first: int) -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        for number in range(first if ctx.attempt == 1 else first - 1):
+            await ctx.emit(number)
+        if ctx.attempt == 1:
+            raise RuntimeError("the first attempt fails")
+        return None
+
+    world = World()
+    assert isinstance(await world.new_run(Program(code)).advance(), Failed)
+    with pytest.raises(OutputChanged, match=f"there are {first - 1} pieces, not {first}"):
+        await world.new_run(Program(code), attempt=2).advance()
+
+
+async def test_a_cancelled_job_keeps_its_output() -> None:
+    """A replay does not start it: how far it came depended on the time."""
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def job() -> None:
+            await ctx.emit("begun")
+            await ctx.tool("never")
+
+        running = ctx.background(job())
+        await ctx.tool("t")
+        await running.cancel()
+        return await ctx.tool("u")
+
+    world = World(cold=True, unanswered=frozenset({"1.2"}))
+    assert isinstance(await world.play(code), Completed)
+    assert [value for _, value in world.emitted] == ["begun"]
+
+
+async def test_an_earlier_release_has_journaled_each_piece() -> None:
+    values = {
+        str(place): pack(step_digest("emit", "emit", "", data), COMPLETED, STARTED_MS, b"null")
+        for place, data in ((1, b'"a"'), (2, b'"b"'))
+    }
+    world = World(journal=values)
+    assert isinstance(await world.play(two_turns), Completed)
+    assert [value for _, value in world.emitted] == ["c"]
+
+
+async def test_output_at_the_place_of_another_step_parks_the_run() -> None:
+    world = World(journal={"1": pack("d" * 8, COMPLETED, STARTED_MS, b"null")})
+    result = await world.play(two_turns)
+    assert isinstance(result, Failed)
+    assert result.type == "Divergence"
+
+
+async def test_emits_that_nobody_awaits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "JOURNAL_LIMIT", 20)
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        while True:
+            ctx.emit("x")
+
+    world = World()
+    result = await world.play(code)
+    assert isinstance(result, Failed)
+    assert (result.type, result.message) == ("LimitExceeded", "more than 20 emits are not awaited: await each one")
+    assert world.emitted == []
