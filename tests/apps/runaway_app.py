@@ -100,6 +100,12 @@ def starts(path: str) -> None:
     note(path, str(other.pid))
 
 
+@app.agent("pauses", retry=ONCE)
+async def pauses(ctx: AgentContext, seconds: float) -> str:
+    time.sleep(seconds)  # the point: a synchronous library in an async function
+    return str(ctx.attempt)
+
+
 @app.agent("emits", retry=ONCE)
 async def emits(ctx: AgentContext) -> None:
     """Emits large values without end."""

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client
+from runtime_core.errors import ConfigurationError
+from runtime_core.host.local import LocalApp
+from tests.apps.runaway_app import app
 from tests.fleet import Fleet
 from tests.servers.process import Server
 
@@ -16,7 +19,7 @@ WHERE = {"spins": "in spin", "catches": "in catches_all", "waits": "in waits_for
 
 
 async def test_code_that_holds_the_loop_ends_with_its_stack(valkey: Server, namespace: str, tmp_path: Path) -> None:
-    fleet = Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=3.0)
+    fleet = Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=1.5)
     async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
         for how, where in WHERE.items():
             neighbours = [await client.submit("naps", 5.0) for _ in range(2)]
@@ -28,14 +31,44 @@ async def test_code_that_holds_the_loop_ends_with_its_stack(valkey: Server, name
             for agent, end in ends.items():
                 assert end.status == "failed"
                 assert end.error is not None
-                assert end.error["type"] == "LoopBlocked", (how, agent, end.error)
-                assert "tests/apps/runaway_app.py" in end.error["message"]
+                assert end.error["type"] == "BlockedEventLoop", (how, agent, end.error)
+                assert "runaway_app.py:" in end.error["message"]
                 assert where[3:] in end.error["message"]
             for neighbour in neighbours:
                 end = await neighbour.result(timeout=60)
                 assert (end.status, end.output) == ("completed", "1")
             logs = "".join(member.text() for member in fleet.members.values())
-            assert "the event loop has been blocked for" in logs
+            assert "event loop blocked for" in logs
             assert where in logs
+            assert "by run r of task" in logs
+            assert "(agent holds)" in logs
+            assert "by tool 'holding' of task" in logs
         assert fleet.declared_dead() == set()
         assert fleet.harmed == 0
+
+
+async def test_a_block_below_the_limit_keeps_its_deliveries(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """Others would adopt them after a lease without a heartbeat."""
+    fleet = Fleet(
+        valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=1.0, replicas=2,
+        environ={"WEFT_LOOP_BLOCK_SECONDS": "60"},
+    )  # fmt: skip
+    async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
+        end = await (await client.submit("pauses", 4.0)).result(timeout=60)
+        assert (end.status, end.output) == ("completed", "1")
+        logs = "".join(member.text() for member in fleet.members.values())
+        assert "in pauses by run r of task" in logs
+        assert fleet.declared_dead() == set()
+        assert fleet.harmed == 0
+
+
+async def test_a_local_app_reports_and_ends_blocking_code(caplog: pytest.LogCaptureFixture) -> None:
+    async with LocalApp(app, loop_block_seconds=2.0) as client:
+        end = await (await client.submit("pauses", 30.0)).result(timeout=60)
+        assert end.error is not None
+        assert end.error["type"] == "BlockedEventLoop"
+        assert "runaway_app.py" in end.error["message"]
+        assert "in pauses" in end.error["message"]
+    assert "in pauses by run r of task" in caplog.text
+    with pytest.raises(ConfigurationError, match="loop_block_seconds is 0: pass seconds above 0"):
+        LocalApp(app, loop_block_seconds=0)

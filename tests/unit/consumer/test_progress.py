@@ -9,17 +9,19 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType, SimpleNamespace
 from typing import cast
 
 import pytest
 
+from runtime_core.bus.deliveries import Delivery
 from runtime_core.consumer import progress
 from runtime_core.consumer.failure import failed_from, failure_of
 from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible
-from runtime_core.errors import LoopBlocked, LoopInterrupt
+from runtime_core.errors import BlockedEventLoop, LoopInterrupt
+from runtime_core.telemetry.logs import HANDLED
 from runtime_core.tools.tool import run_limited
 
 LIMIT = 0.4
@@ -29,7 +31,7 @@ LIMIT = 0.4
 async def watched(monkeypatch: pytest.MonkeyPatch, *, interrupts: bool = True) -> AsyncIterator[LoopWatch]:
     # A test runs under coverage or a debugger now and then.
     monkeypatch.setattr(progress, "sys", SimpleNamespace(**{**vars(sys), "gettrace": lambda: None}))
-    watch = LoopWatch(LIMIT, interrupts=interrupts)
+    watch = LoopWatch(LIMIT, LIMIT, interrupts=interrupts)
     watch.start()
     try:
         yield watch
@@ -49,14 +51,57 @@ async def test_code_that_holds_the_loop_is_interrupted(
 ) -> None:
     async with watched(monkeypatch):
         began = time.monotonic()
+        HANDLED.set(Delivery(0, "tool", b"1-0"))
         with pytest.raises(
-            LoopBlocked, match=r"blocked the event loop for .* at .*test_progress.py:\d+ \(spin\)"
+            BlockedEventLoop, match=r"blocked the event loop for .* in test_progress.py:\d+ in spin"
         ) as caught:
             await run_limited("spin", 60, spin)
         assert time.monotonic() - began < 20
     assert "in spin" in "".join(traceback.format_exception(caught.value))
-    assert "the event loop has been blocked for" in caplog.text
+    assert "event loop blocked for" in caplog.text
     assert "in spin" in caplog.text
+
+
+async def test_code_that_no_delivery_runs_is_only_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(monkeypatch):
+        time.sleep(1.5 * LIMIT)  # holding the loop is the point
+    assert "in test_code_that_no_delivery_runs_is_only_reported by" in caplog.text
+
+
+async def test_a_blocked_loop_has_heartbeats_until_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[float] = []
+
+    async def beat(lasts: Callable[[], bool]) -> None:
+        while lasts():
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.02)
+
+    watch = LoopWatch(LIMIT, 4 * LIMIT, interrupts=False)
+    watch.start(beat)
+    try:
+        began = time.monotonic()
+        time.sleep(6 * LIMIT)  # holding the loop is the point
+    finally:
+        watch.stop()
+    # Measured roughly, since the machine may be busy.
+    assert LIMIT / 3 <= beats[0] - began < 3 * LIMIT
+    assert 2 * LIMIT < beats[-1] - began < 6 * LIMIT
+
+
+async def test_a_program_with_its_own_handler_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert INTERRUPT_SIGNAL is not None
+
+    def own(number: int, frame: FrameType | None) -> None: ...
+
+    signal.signal(INTERRUPT_SIGNAL, own)
+    try:
+        async with watched(monkeypatch):
+            assert signal.getsignal(INTERRUPT_SIGNAL) is own
+        assert signal.getsignal(INTERRUPT_SIGNAL) is own
+    finally:
+        signal.signal(INTERRUPT_SIGNAL, signal.SIG_DFL)
 
 
 async def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +114,10 @@ async def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_service_without_users_code_only_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    HANDLED.set(Delivery(0, "tool", b"1-0"))
     async with watched(monkeypatch, interrupts=False):
         end_at = time.monotonic() + 60
-        while "the event loop has been blocked for" not in caplog.text:
+        while "event loop blocked for" not in caplog.text:
             assert time.monotonic() < end_at
         for _ in range(10):
             time.sleep(LIMIT / 20)  # holding the loop is the point
@@ -113,7 +159,7 @@ def test_only_code_of_users_is_interrupted(modules: tuple[str, ...], wanted: boo
 def test_a_blocked_loop_is_an_attempt_that_failed() -> None:
     error = LoopInterrupt("held the loop").blocked()
     for failed in (failure_of(error), failed_from(error)):
-        assert (failed.type, failed.message, failed.retryable) == ("LoopBlocked", "held the loop", True)
+        assert (failed.type, failed.message, failed.retryable) == ("BlockedEventLoop", "held the loop", True)
 
 
 FORKS = """

@@ -139,7 +139,7 @@ class LimitExceeded(WeftError):
     """A task, run or journal would exceed a limit; the message names the limit and its value."""
 
 
-class LoopBlocked(WeftError):
+class BlockedEventLoop(WeftError):
     """Code blocked the event loop of its process; message and traceback say where."""
 
 
@@ -149,8 +149,8 @@ class LoopInterrupt(BaseException):
     Not an Exception: a loop that catches exceptions and tries again would keep blocking the event loop.
     """
 
-    def blocked(self) -> LoopBlocked:
-        return LoopBlocked(str(self)).with_traceback(self.__traceback__)
+    def blocked(self) -> BlockedEventLoop:
+        return BlockedEventLoop(str(self)).with_traceback(self.__traceback__)
 
 
 class Reserved(WeftError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runtime_core.errors import (
     AgentError,
+    BlockedEventLoop,
     BusError,
     BusUnavailable,
     ConfigurationError,
@@ -18,7 +19,6 @@ from runtime_core.errors import (
     JobCancelled,
     LimitExceeded,
     LocalStepError,
-    LoopBlocked,
     NotReady,
     Reject,
     Rejected,
@@ -34,6 +34,7 @@ from runtime_core.errors import (
 
 __all__ = [
     "AgentError",
+    "BlockedEventLoop",
     "BusError",
     "BusUnavailable",
     "ConfigurationError",
@@ -48,7 +49,6 @@ __all__ = [
     "JobCancelled",
     "LimitExceeded",
     "LocalStepError",
-    "LoopBlocked",
     "NotReady",
     "Reject",
     "Rejected",

@@ -76,6 +76,8 @@ class Settings:
     """None: no metrics and health over HTTP. 0: a free port, which is logged."""
     lease_seconds: float = 3.0
     """How long an owner may be silent before others adopt its deliveries."""
+    loop_block_seconds: float = 10.0
+    """How long code of an agent or a tool may block the event loop before it is interrupted."""
     retention_seconds: float = 3600.0
     """How long a finished task stays on the broker."""
     dedupe_max: int = 1_000_000
@@ -179,6 +181,7 @@ class Settings:
             metrics_host=read.text("WEFT_METRICS_HOST") or cls.metrics_host,
             metrics_port=read.port("WEFT_METRICS_PORT"),
             lease_seconds=read.seconds("WEFT_LEASE_SECONDS", 0.1, 3600.0, cls.lease_seconds),
+            loop_block_seconds=read.seconds("WEFT_LOOP_BLOCK_SECONDS", 0.1, 3600.0, cls.loop_block_seconds),
             retention_seconds=read.seconds("WEFT_RETENTION_SECONDS", 0.0, 31_536_000.0, cls.retention_seconds),
             dedupe_max=read.whole("WEFT_DEDUPE_MAX", 1, 1_000_000_000, cls.dedupe_max),
             mailbox_max=read.whole("WEFT_MAILBOX_MAX", 1, 10_000_000, cls.mailbox_max),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+from runtime_core.bus.connection import Transport
 from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, group_of
@@ -151,6 +152,14 @@ class Consumer:
                     for item in (await self._bus.reopen(stream, await self._bus.own_pending(stream)))[0]
                 ]
                 await self._bus.leave(unknown)
+
+    async def beat_beside(self, connect: Callable[[], Awaitable[Transport]], lasts: Callable[[], bool]) -> None:
+        """Send heartbeats from the loop of another thread while `lasts` returns True, over a connection of its own."""
+        transport = await connect()
+        try:
+            await self._owner.beat_beside(EventBus(transport, self._bus.keys), lasts)
+        finally:
+            await transport.close()
 
     @property
     def held(self) -> int:

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import NamedTuple, TypeVar
 
 from runtime_core.bus.event_bus import EventBus
@@ -86,6 +86,17 @@ class Owner:
         # Two heartbeats may report the same task.
         before, self._reported = self._reported, frozenset(stopped)
         return [task for task in stopped if task not in before]
+
+    async def beat_beside(self, bus: EventBus, lasts: Callable[[], bool]) -> None:
+        """Send heartbeats while `lasts` returns True, from the loop of another thread, whose `bus` this is.
+
+        Raises Fenced if this owner was declared dead.
+        """
+        while lasts():
+            bus.owner = self._bus.owner
+            await bus.beat(self._lease_ms, False, self._since)
+            self._bus.alive_until, self._heard = bus.alive_until, time.monotonic()
+            await asyncio.sleep(self._lease_ms / 1000 / BEATS_PER_LEASE)
 
     async def alive_until(self, answer: Coroutine[None, None, Answer]) -> Answer:
         """Wait for an answer of the broker, and send heartbeats meanwhile."""

@@ -9,21 +9,29 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
+from runtime_core.consumer.failure import place_in_code
 from runtime_core.errors import LoopInterrupt
+from runtime_core.telemetry.logs import HANDLED
 
 logger = logging.getLogger(__name__)
 INTERRUPT_SIGNAL = getattr(signal, "SIGURG", None)
 """Ignored by default and unused elsewhere, so a stray one does no harm. None on Windows."""
-CHECKS_PER_LIMIT = 20
-"""How often the thread checks within the limit."""
-LEASE_PART = 0.75
-"""The limit as a share of the lease: the last heartbeat may be a sixth of a lease older than the block."""
+REPORT_PART = 1 / 3
+"""A loop that is blocked for this share of the lease is reported, and its heartbeat comes from another thread."""
+CHECKS_PER_REPORT = 10
+"""How often the thread checks within that time."""
 STACK_FRAMES = 20
+IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
+
+
+BeatsBeside = Callable[[Callable[[], bool]], Coroutine[Any, Any, None]]  # Any: asyncio's protocol
+"""Sends heartbeats from the loop of another thread while its argument returns True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +103,17 @@ class ProgressWatch:
 class LoopWatch:
     """Watches the event loop of the main thread. `interrupts`: the process runs the user's code there.
 
-    A blocked loop sends no heartbeat. Other processes then declare this one dead and reclaim all of its deliveries. In
-    the end they blame a delivery that did not block it. So a thread checks whether the loop still runs. If not, the
-    thread logs the loop's stack and signals the main thread. There the signal handler interrupts the code that blocks
-    the loop, even inside `time.sleep`, and raises `LoopInterrupt`.
+    A blocked loop runs nothing else and sends no heartbeat. So a thread checks whether the loop still runs. After a
+    third of the lease it logs which agent or tool blocks the loop, and where, and a heartbeat beside the loop keeps the
+    process's deliveries. After `limit_seconds` that heartbeat ends, and the thread signals the main thread. There the
+    signal handler interrupts the code that blocks the loop, even inside `time.sleep`, and raises `LoopInterrupt`.
     """
 
-    def __init__(self, limit_seconds: float, *, interrupts: bool) -> None:
+    def __init__(self, lease_seconds: float, limit_seconds: float, *, interrupts: bool) -> None:
+        self._report_seconds = min(REPORT_PART * lease_seconds, limit_seconds)
         self._limit_seconds = limit_seconds
         self._interrupts = interrupts
-        self._look_seconds = limit_seconds / CHECKS_PER_LIMIT
+        self._look_seconds = self._report_seconds / CHECKS_PER_REPORT
         self._turns = 0
         self._held_seconds = 0.0
         """How long the loop has been blocked; 0 if it runs. The thread writes it, and the signal handler resets it."""
@@ -112,11 +121,18 @@ class LoopWatch:
         self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._beats: BeatsBeside | None = None
 
-    def start(self) -> None:
-        """Start watching the running loop. Does nothing outside the main thread, since no signal arrives there."""
+    def start(self, beats: BeatsBeside | None = None) -> None:
+        """Start watching the running loop. `beats` sends the process's heartbeats from another loop.
+
+        Does nothing outside the main thread, where no signal arrives, and where a program handles the signal itself.
+        """
         if INTERRUPT_SIGNAL is None or threading.current_thread() is not threading.main_thread():
             return
+        if signal.getsignal(INTERRUPT_SIGNAL) is not signal.SIG_DFL:
+            return
+        self._beats = beats
         self._loop = asyncio.get_running_loop()
         signal.signal(INTERRUPT_SIGNAL, self._on_signal)
         self._turn()
@@ -137,7 +153,7 @@ class LoopWatch:
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        seen, looked_at, logged = -1, time.monotonic(), -1
+        seen, looked_at, reported = -1, time.monotonic(), -1
         while not self._over.wait(self._look_seconds):
             now = time.monotonic()
             # A paused process blocks nothing: a long gap between two checks counts as one interval.
@@ -146,17 +162,46 @@ class LoopWatch:
                 seen, self._held_seconds = self._turns, 0.0
                 continue
             self._held_seconds += gap
-            if self._held_seconds >= self._limit_seconds:
-                if logged != seen:
-                    logged = seen
-                    self._log_stack()
-                if self._interrupts:
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(INTERRUPT_SIGNAL or 0))
+            if self._held_seconds >= self._report_seconds and reported != seen:
+                reported = seen
+                self._report()
+                if self._beats is not None:
+                    threading.Thread(target=self._beat, args=(seen,), name="heartbeat beside", daemon=True).start()
+            if self._held_seconds >= self._limit_seconds and self._interrupts:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(INTERRUPT_SIGNAL or 0))
 
-    def _log_stack(self) -> None:
+    def _report(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is not None and not _idle(frame):
-            logger.warning("the event loop has been blocked for %.1f s by\n%s", self._held_seconds, _text(frame))
+            place, _ = place_in_code(frame)
+            logger.warning(
+                "event loop blocked for %.1f s in %s by %s, so nothing else in the process runs: write the code as a "
+                "plain function, which runs in a thread, or await in between\n%s",
+                self._held_seconds, place or _place_of(frame), self._culprit(frame), _text(frame),
+            )  # fmt: skip
+
+    def _culprit(self, frame: FrameType) -> str:
+        """Return the agent or tool in whose stack the frame is, and its task."""
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name == "_handle" and at.f_globals.get("__name__") == IN_FLIGHT:
+                handled = at.f_locals["delivery"]
+                return f"{handled.stream.partition(':')[0]} {handled.name!r} of task {handled.task}"
+            at = at.f_back
+        task = asyncio.current_task(self._loop)
+        return "code outside asyncio's tasks" if task is None else task.get_name()
+
+    def _beat(self, seen: int) -> None:
+        """Send heartbeats until the loop runs again, but no longer than the limit."""
+
+        def blocked() -> bool:
+            return self._turns == seen and not self._over.is_set() and self._held_seconds < self._limit_seconds
+
+        assert self._beats is not None
+        try:
+            asyncio.run(self._beats(blocked))
+        except Exception as error:
+            logger.warning("no heartbeat while the event loop is blocked: %s", error)
 
     # -- in the loop's thread ----------------------------------------------------------------------------------
 
@@ -165,10 +210,12 @@ class LoopWatch:
         # A debugger may block the loop for as long as it likes.
         if held < self._limit_seconds or frame is None or sys.gettrace() is not None or not interruptible(frame):
             return
+        if HANDLED.get() is None:
+            return  # code of the program itself, which no delivery answers for
         self._held_seconds = 0.0
-        at = _users(frame)
+        place, _ = place_in_code(frame)
         raise LoopInterrupt(
-            f"blocked the event loop for {held:.1f} s at {at.f_code.co_filename}:{at.f_lineno} ({at.f_code.co_name}), "
+            f"blocked the event loop for {held:.1f} s in {place or _place_of(frame)}, "
             "so nothing else in the process could run: write it as a plain function, which runs in a thread, or await "
             "in between"
         )
@@ -193,14 +240,8 @@ def interruptible(frame: FrameType | None) -> bool:
     return False
 
 
-def _users(frame: FrameType) -> FrameType:
-    """Return the innermost frame outside the standard library."""
-    at: FrameType | None = frame
-    while at is not None:
-        if str(at.f_globals.get("__name__", "")).partition(".")[0] not in sys.stdlib_module_names:
-            return at
-        at = at.f_back
-    return frame
+def _place_of(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def _idle(frame: FrameType) -> bool:

@@ -168,6 +168,10 @@ class Host:
         self.consumers += consumers
         self.add_roles(*consumers)
 
+    async def beat_beside(self, lasts: Callable[[], bool]) -> None:
+        """Keep all consumers alive from the loop of another thread while `lasts` returns True: this loop is blocked."""
+        await asyncio.gather(*(consumer.beat_beside(self._connect, lasts) for consumer in self.consumers))
+
     def _share_of_stop(self, part: float | None) -> float | None:
         return None if part is None or self._shutdown is None else part * self._shutdown
 

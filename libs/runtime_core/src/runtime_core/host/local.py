@@ -28,6 +28,8 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.client.client import Client
+from runtime_core.config.settings import Settings
+from runtime_core.consumer.progress import LoopWatch
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
 from runtime_core.host.app_services import add_agents, add_tools, agent_pools, announce_app, pool_streams, tool_pools
@@ -54,12 +56,21 @@ class LocalApp:
 
     `trajectory` records the steps of tasks: True keeps them until the exit, a store's URL (`sqlite:///path`) or a
     LocalTrajectories keeps them in that store. `engine_processes` worker processes run `ctx.engine("local")`; 0 runs it
-    in threads.
+    in threads. Async code that blocks the event loop for a second is logged with its agent or tool and its stack; after
+    `loop_block_seconds` its attempt ends with BlockedEventLoop.
     """
 
     def __init__(
-        self, app: App, *, trajectory: bool | str | LocalTrajectories = False, engine_processes: int = 0
+        self,
+        app: App,
+        *,
+        trajectory: bool | str | LocalTrajectories = False,
+        engine_processes: int = 0,
+        loop_block_seconds: float = Settings.loop_block_seconds,
     ) -> None:
+        if not loop_block_seconds > 0:
+            raise ConfigurationError(f"loop_block_seconds is {loop_block_seconds!r}: pass seconds above 0")
+        self._loop_block_seconds = loop_block_seconds
         self._app = app
         self._url = new_database()
         self._client = Client.connect(self._url, namespace=NAMESPACE, partitions=1)
@@ -67,6 +78,7 @@ class LocalApp:
         self.metrics = Metrics(CollectorRegistry(), "local")
         """The metrics of its handlers."""
         self._compute = ProcessCompute(engine_processes) if engine_processes else None
+        self._watch: LoopWatch | None = None
         self._trajectories: LocalTrajectories | None = None
         if trajectory and not isinstance(trajectory, bool | str):
             self._trajectories = trajectory
@@ -127,12 +139,16 @@ class LocalApp:
         )
         host.add(start=self._client.open, stop=self._client.close)
         await host.start()
+        self._watch = LoopWatch(Settings.lease_seconds, self._loop_block_seconds, interrupts=True)
+        self._watch.start(host.beat_beside)
         return self._client
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._host is not None
+        if self._watch is not None:
+            self._watch.stop()
         if self._app.hooks.of_ends:
             await self._hooks_of_ends()
         try:

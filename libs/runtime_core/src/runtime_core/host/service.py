@@ -31,10 +31,10 @@ from typing import Any, NoReturn, cast
 from prometheus_client import CollectorRegistry
 
 from runtime_core.config.settings import Settings
-from runtime_core.consumer.progress import HEALTHY, LEASE_PART, LoopWatch
+from runtime_core.consumer.progress import HEALTHY, LoopWatch
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.host.forked import guard_forks
-from runtime_core.host.host import Role
+from runtime_core.host.host import Host, Role
 from runtime_core.periodic import Periodic, cancel_and_wait
 from runtime_core.telemetry import logs, tracing
 from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics, version
@@ -208,7 +208,7 @@ class _Process:
         self._name = name
         self._environ = environ
         self._traces: tracing.Traces | None = None
-        self._watch = LoopWatch(LEASE_PART * settings.lease_seconds, interrupts=name in RUN_USERS_CODE)
+        self._watch = LoopWatch(settings.lease_seconds, settings.loop_block_seconds, interrupts=name in RUN_USERS_CODE)
         self._settings = settings
         self._build = build
         self._metrics = Metrics(CollectorRegistry(), name)
@@ -270,7 +270,7 @@ class _Process:
         )  # fmt: skip
         await self._role.start()
         # Only now: loading an app may block the loop for long.
-        self._watch.start()
+        self._watch.start(self._role.beat_beside if isinstance(self._role, Host) else None)
         # Loaded modules stay alive: scanning them at each collection costs a handler a sixth of its time.
         gc.collect()
         gc.freeze()
