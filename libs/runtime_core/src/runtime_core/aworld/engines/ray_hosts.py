@@ -14,7 +14,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayError
 
-from runtime_core.aworld.target import HostsSpec, start_host
+from runtime_core.aworld.engines.packing import HostsSpec, start_host
 from runtime_core.engines.protocol import Error, Outcome, Report
 from runtime_core.errors import WeftError
 from runtime_core.host.host import Host

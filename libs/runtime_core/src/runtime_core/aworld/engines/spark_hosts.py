@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 from pyspark import cloudpickle
 
-from runtime_core.aworld.target import HostsSpec, app_of, start_host
+from runtime_core.aworld.engines.packing import HostsSpec, app_of, start_host
 from runtime_core.clusters.spark.backend import SparkBackend
 from runtime_core.clusters.spark.calls import Calls
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Step, Work

@@ -30,7 +30,8 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
-from runtime_core.aworld.target import HostsSpec, PackedApp, RunTarget, TasksApp, pack
+from runtime_core.aworld.engines.packing import HostsSpec, PackedApp, pack
+from runtime_core.aworld.target import RunTarget, TasksApp
 from runtime_core.aworld.task import Task
 from runtime_core.bus.connector import MEMORY, parse_address
 from runtime_core.bus.embedded import EmbeddedServer

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime_core.aworld.engines import target as engines_target
-from runtime_core.aworld.target import PackedApp, TasksApp, pack, reference_of, unpack
+from runtime_core.aworld.engines.packing import PackedApp, pack, reference_of, unpack
+from runtime_core.aworld.target import TasksApp
 from runtime_core.config.settings import Settings
 from runtime_core.host import app_services
 from tests.servers.process import Server
