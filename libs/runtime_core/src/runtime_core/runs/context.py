@@ -167,7 +167,7 @@ class AgentContext:
     def state(self) -> dict[str, Any]:  # Any: JSON values of the user's choice
         """The instance's durable state: JSON values, as of the start of the run.
 
-        The commit that ends the run writes the changes.
+        The commit that ends the run writes the changes. A run without a key has no instance: its state ends with it.
         """
         return self._run.state.value()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -344,9 +343,8 @@ class ClassAgent(AgentDefinition):
         return self._run(ctx, value)
 
     async def _run(self, ctx: AgentContext, message: _Message) -> object:
-        for name, initial in self.agent.state.items():
-            if name not in ctx.state:
-                ctx.state[name] = copy.deepcopy(initial)
+        if self.agent.state:
+            ctx._run.state.set_initial(self.agent.state)
         instance = self.agent()
         # `handlers_of` has checked that it is an async method with these arguments.
         method = cast("Callable[[object, AgentContext], Coro]", getattr(instance, message.handler.method))

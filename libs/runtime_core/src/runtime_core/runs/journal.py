@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""
+_OF_WEFT = ("memory", "window")
+"""What Weft itself keeps in the state of a run without a key, for the rest of that run: see `aworld` and `llm`."""
 DIGEST_BYTES = 8
 _STATUS = slice(8, 9)
 _TIME = slice(9, JOURNAL_PREFIX)
@@ -170,7 +173,7 @@ def _path(step: str) -> tuple[int, ...]:
 class State:
     """The instance's state: a dict of JSON values, decoded at its first use and written only if it has changed."""
 
-    __slots__ = ("_at_start", "_put", "_reported", "_value", "snapshot", "used")
+    __slots__ = ("_at_start", "_initial", "_put", "_reported", "_value", "snapshot", "used")
 
     def __init__(self, snapshot: bytes) -> None:
         self.snapshot = snapshot
@@ -180,6 +183,7 @@ class State:
         self._put: bytes | None = None
         self._value: dict[str, Any] | None = None  # Any: JSON values of the user's choice
         self._at_start = b""
+        self._initial: dict[str, object] = {}
         self._reported = b""
 
     def value(self) -> dict[str, Any]:
@@ -205,6 +209,20 @@ class State:
         value.clear()
         if isinstance(decoded, dict):
             value.update(decoded)
+
+    def set_initial(self, values: Mapping[str, object]) -> None:
+        """Add the initial values of an agent's class that the state does not have."""
+        state = self.value()
+        self._initial = {name: value for name, value in values.items() if name not in state}
+        state.update(copy.deepcopy(self._initial))
+
+    def lost_without_key(self) -> list[str]:
+        """Return the names that the user's code has changed, so that a run without a key loses them."""
+        if self._value is None:
+            return []
+        before = {**cast("dict[str, object]", from_json(self._at_start)), **self._initial}
+        changed = (name for name, value in self._value.items() if name not in before or before[name] != value)
+        return [name for name in changed if name not in _OF_WEFT]
 
     def put(self, state: bytes) -> None:
         """Have the commit that ends the run write this state (JSON)."""

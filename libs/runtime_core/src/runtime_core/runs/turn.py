@@ -15,6 +15,7 @@ from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
+from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.consumer.failure import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.consumer.heartbeat import EndedPart
@@ -120,6 +121,8 @@ class TurnHandler:
         self._metrics = metrics
         self._warm: OrderedDict[tuple[str, str], _Warm] = OrderedDict()
         self._warm_limit = warm_runs
+        self._lost_state: set[str] = set()
+        """The agents whose loss of state is logged."""
         self._partitions = partitions
         self._running: dict[Delivery, Run] = {}
         self._draining = asyncio.Event()
@@ -412,6 +415,8 @@ class TurnHandler:
             warm.run.drop()
             return "repeated"
         if mode == "c":
+            if state and not delivery.key:
+                self._warn_of_lost_state(delivery, warm.run)
             return "completed"
         warm.turn += 1
         place = (delivery.task, delivery.run)
@@ -424,6 +429,17 @@ class TurnHandler:
         if len(self._warm) > self._warm_limit:
             self._warm.popitem(last=False)[1].run.drop()
         return "suspended"
+
+    def _warn_of_lost_state(self, delivery: Delivery, run: Run) -> None:
+        name = delivery.name
+        if name not in self._lost_state and (lost := run.state.lost_without_key()):
+            self._lost_state.add(name)
+            logger.warning(
+                "agent %r changed ctx.state (%s) in a run without a key, so the change is lost now that the run has "
+                "ended (task %s): give the agent a key, as in client.submit(%r, …, key=\"…\"), or use a variable. This "
+                "is logged once",
+                name, ", ".join(map(quoted, lost[:5])), delivery.task, name,
+            )  # fmt: skip
 
     async def _fail(self, delivery: Delivery, definition: AgentDefinition, failed: Failed, warm: _Warm) -> str:
         warm.run.drop()
