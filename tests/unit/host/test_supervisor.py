@@ -281,6 +281,7 @@ def up_command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Starts `up` with two small services; a folder `runtime_core` in the working directory must not matter."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "small_services.py").write_text(SERVICE)
+    (tmp_path / "desk.py").write_text("from weft import App\n\napp = App('desk')\n")
     (tmp_path / "runtime_core").mkdir()
     (tmp_path / "runtime_core" / "__init__.py").write_text("raise RuntimeError('the wrong runtime_core')")
 

@@ -11,9 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
+from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -23,7 +25,11 @@ WRONG_USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
+COMPLETION = "_WEFT_COMPLETE"
+"""The variable by which a shell asks for completions."""
+
 COMMANDS = {
+    "new": "Create a project with an agent, a tool, a test and a Dockerfile.",
     "up": "Run everything on this machine.",
     "submit": "Start a task and wait for its answer.",
     "task": "List, show, fork, cancel, answer and delete tasks.",
@@ -37,6 +43,7 @@ COMMANDS = {
     "lag": "Show how much work is waiting, and where.",
     "doctor": "Check the installation.",
     "acl": "Print ACL rules for the broker's users.",
+    "completion": "Print the completion script of a shell.",
 }
 """Each one is in the module of the same name."""
 GROUPS = ("task", "trajectory", "replay", "schedule", "publisher", "tenant", "dead", "agents")
@@ -45,8 +52,9 @@ GROUPS = ("task", "trajectory", "replay", "schedule", "publisher", "tenant", "de
 HELP = """Run durable agents, and inspect and operate them.
 
 \b
-Get started with an app in desk.py:
-  weft up --app desk:app
+Get started:
+  weft new desk
+  cd desk && weft up --app app:app
   weft submit researcher "Redis Streams"        (in another terminal, same folder)
 
 Commands connect to the broker at WEFT_REDIS_URL, or to that of a running `weft up` with the same data folder \
@@ -62,6 +70,11 @@ class Weft(TyperGroup):
             return None
         return get_command(import_module(f"runtime_core.cli.{cmd_name}").app)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete the names of commands without importing them."""
+        here = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return here if not incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -73,10 +86,34 @@ def build() -> Weft:
         name="weft",
         help=HELP,
         commands=[TyperCommand(name) for name in COMMANDS],  # for their names
+        params=_root_options(),
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
+
+
+def _root_options() -> Any:
+    """Return the options of `weft` itself, as Typer makes them."""
+    root = typer.Typer(add_completion=False)
+
+    @root.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+        ] = False,
+    ) -> None: ...
+
+    @root.command()
+    def nothing() -> None: ...
+
+    return get_command(root).params
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {version('weft')}")
+        raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     """Run the command and return its exit status. An unexpected error is raised."""
+    if asked := os.environ.get(COMPLETION):
+        from typer._completion_classes import completion_init
+        from typer.completion import shell_complete
+
+        completion_init()
+        return shell_complete(build(), {}, "weft", COMPLETION, asked)
     words = [word for word in arguments[:2] if word.isalpha()]
     path = " ".join(["weft", *words[: 2 if words and words[0] in GROUPS else 1]])
     try:

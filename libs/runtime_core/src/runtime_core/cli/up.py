@@ -28,6 +28,9 @@ def up_command(
         bool,
         Option("--spark", help="Also run steps on Spark: on a local one, or on the server at WEFT_SPARK_REMOTE."),
     ] = False,
+    reload: Annotated[
+        bool, Option("--reload", help="Restart the handlers when a Python file in this folder changes.")
+    ] = False,
     data_dir: Annotated[
         str | None,
         Option(
@@ -46,11 +49,12 @@ def up_command(
 ) -> None:
     """Run everything on this machine.
 
-    Start a broker, unless WEFT_REDIS_URL names one, and all services. Print their log lines. Ctrl-C stops them.
+    Import the app, then start a broker, unless WEFT_REDIS_URL names one, and all services. Print their log lines.
+    Ctrl-C stops them.
 
     \b
     Example:
-      weft up --app desk:app --replicas 2
+      weft up --app desk:app --reload
     """
     given = {"WEFT_APP": app, "WEFT_DATA_DIR": data_dir, "WEFT_METRICS_PORT": metrics_port}
     environ = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
@@ -60,4 +64,4 @@ def up_command(
             'no app is named: define one in a module, such as desk.py with `app = App("desk")`, and run in its folder: '
             "weft up --app desk:app"
         )
-    raise Exit(asyncio.run(up(settings, replicas, services_for(settings, ray=ray, spark=spark))))
+    raise Exit(asyncio.run(up(settings, replicas, services_for(settings, ray=ray, spark=spark), reload=reload)))

@@ -15,6 +15,7 @@ from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import ConfigurationError, WeftError
+from runtime_core.host.reload import check_app, reload_on_change
 from runtime_core.host.supervisor import ChildSpec, Supervisor
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry import logs
@@ -37,20 +38,21 @@ def services_for(settings: Settings, *, ray: bool = False, spark: bool = False) 
     return (*SERVICES, *(service for service, wanted in gateways if wanted))
 
 
-async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SERVICES) -> int:
+async def up(settings: Settings, replicas: int = 1, services: Sequence[str] = SERVICES, *, reload: bool = False) -> int:
     """Run everything on this machine until SIGINT or SIGTERM, and return the exit status.
 
-    `replicas` is the number of agent-handlers and of tool-handlers. An error is one line on standard error.
+    `replicas` is the number of agent-handlers and of tool-handlers. `reload` restarts services of the app when its code
+    changes. An error is one line on standard error.
     """
     logs.configure("weft", settings.log_level, settings.log_format)
     try:
-        return await _up(settings, replicas, services)
+        return await _up(settings, replicas, services, reload)
     except WeftError as error:
         print(f"weft up: {logs.one_line(str(error))}", file=sys.stderr, flush=True)
         return 1
 
 
-async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int:
+async def _up(settings: Settings, replicas: int, services: Sequence[str], reload: bool) -> int:
     if settings.app is None and not WITH_APP.isdisjoint(services):
         raise ConfigurationError("WEFT_APP is not set: name your app, as in WEFT_APP=package.module:app")
     if settings.redis_url is not None and settings.redis_url.startswith("memory:"):
@@ -69,6 +71,9 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int
                 supervisor.stop()
 
         stack.enter_context(_signals(on_signal))
+        # Before the broker starts: each service would report the same error.
+        if settings.app is not None and not await _unless_stopped(check_app(settings.app), stopping):
+            return 0
         if settings.redis_url is None:
             server = EmbeddedServer(
                 settings.data_dir, appendfsync="everysec" if settings.durability == "fast" else "always"
@@ -83,10 +88,13 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str]) -> int
             if not await _unless_stopped(_checked(settings.redis_url, settings), stopping):
                 return 0
             effective = settings
-        supervisor = Supervisor(
-            child_specs(effective, replicas, services), sys.stdout, shutdown_seconds=settings.shutdown_seconds
-        )
+        specs = child_specs(effective, replicas, services)
+        supervisor = Supervisor(specs, sys.stdout, shutdown_seconds=settings.shutdown_seconds)
         print(banner(effective, services, embedded=settings.redis_url is None), flush=True)
+        if reload and settings.app is not None:
+            restarted = frozenset(spec.name for spec in specs if spec.argv[-1].replace("-", "_") in WITH_APP)
+            watch = asyncio.create_task(reload_on_change(settings.app, supervisor, restarted), name="reload")
+            stack.push_async_callback(cancel_and_wait, watch)
         status = await supervisor.run()
         if supervisor.failure:
             print(supervisor.failure, file=sys.stderr, flush=True)

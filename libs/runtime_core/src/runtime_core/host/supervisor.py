@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -53,6 +53,8 @@ class _Child:
     """The last refusal that the current process wrote."""
     refusals: int = 0
     """Consecutive processes that refused to start."""
+    reloading: bool = False
+    """Whether `restart` has ended the current process."""
 
 
 @dataclass
@@ -119,6 +121,17 @@ class Supervisor:
         for child in self._children:
             self._signal(child, signal.SIGTERM)
 
+    def restart(self, names: Collection[str]) -> None:
+        """End the children of these names gracefully; each starts again at once."""
+        for child in self._children:
+            if child.spec.name in names and child.process is not None and child.process.returncode is None:
+                child.reloading = True
+                self._signal(child, signal.SIGTERM)
+
+    def note(self, text: str) -> None:
+        """Show a line of the supervisor itself."""
+        self._write(f"{_clock()} {'weft'.ljust(self._width)}  · {text}")
+
     async def _keep(self, child: _Child) -> None:
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -130,6 +143,9 @@ class Supervisor:
                 return
             if self._stopping.is_set():
                 return
+            if child.reloading:
+                child.reloading = False
+                continue
             lived = time.monotonic() - began
             self._count_refusal(child, status, lived)
             if self._stopping.is_set():
