@@ -29,6 +29,49 @@ def test_tasks_are_listed_newest_first_and_filtered(weft: Weft) -> None:
     weft("task", "cancel", "list-3")
 
 
+def test_tasks_are_filtered_by_session_key_and_time(weft: Weft) -> None:
+    for number, key in ((1, "a"), (2, "b")):
+        weft("submit", "echo", "x", "--task-id", f"of-{number}", "--session", "s-filter", "--key", key)
+
+    def listed(*filters: str) -> list[str]:
+        return [row["task_id"] for row in weft("task", "list", "--session", "s-filter", *filters, "--json").json]
+
+    assert listed() == ["of-2", "of-1"]
+    assert listed("--key", "a") == ["of-1"]
+    assert listed("--since", "1h") == ["of-2", "of-1"]
+    assert listed("--until", "1h") == []
+    assert listed("--since", "2999-01-01") == []
+    wrong = weft("task", "list", "--since", "yesterday")
+    assert (wrong.status, wrong.err.count("\n")) == (2, 1)
+    assert "--since 'yesterday' is neither a span, as in 7d or 12h, nor a time" in wrong.err
+
+
+def test_many_tasks_are_cancelled_at_once(weft: Weft) -> None:
+    for number in (1, 2, 3):
+        weft("submit", "sleeper", "300", "--task-id", f"many-{number}", "--session", "s-many", "--no-wait")
+    assert weft("task", "cancel", "many-1", "many-1").out == "cancelled task many-1\ncancelled task many-1\n"
+    assert weft("task", "cancel", "--all", "--session", "s-many").out == "cancelled 2 tasks\n"
+    assert weft("task", "cancel", "--all", "--session", "s-many", "--json").json == []
+    rows = weft("task", "list", "--session", "s-many", "--json").json
+    assert {row["status"] for row in rows} == {"cancelled"}
+    for arguments in ((), ("many-1", "--all"), ("many-1", "--agent", "sleeper")):
+        wrong = weft("task", "cancel", *arguments)
+        assert (wrong.status, wrong.err.count("\n")) == (2, 1)
+        assert "give either ids, or --all with any filters" in wrong.err
+
+
+def test_watch_prints_each_change_and_ends_with_the_task(weft: Weft) -> None:
+    weft("submit", "echo", "x", "--task-id", "watch-1")
+    weft("submit", "rejecting", "x", "--task-id", "watch-2")
+    completed, failed = weft("task", "watch", "watch-1"), weft("task", "watch", "watch-2")
+    assert (completed.status, failed.status) == (0, 1)
+    assert completed.out.endswith("  completed\n")
+    assert "  failed; " in failed.out
+    assert weft("task", "watch", "watch-3").err == (
+        "weft task watch: task_id: there is no task 'watch-3'; see `weft task list`\n"
+    )
+
+
 def test_tasks_that_only_the_store_has_are_listed_and_shown(weft: Weft, desk: Desk) -> None:
     weft("submit", "echo", "kept", "--task-id", "old-1")
     shown_with(weft, "old-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])

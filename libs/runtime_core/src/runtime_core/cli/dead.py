@@ -19,6 +19,7 @@ from runtime_core.cli.output import (
     print_facts,
     print_json,
     print_rows,
+    progress,
     shown,
 )
 from runtime_core.errors import InvalidInput, WeftError
@@ -185,7 +186,8 @@ async def _each(
     async with broker() as opened:
         letters = DeadLetters(opened.buses)
         # Read the ids first: a letter that fails again meanwhile is not redriven twice.
-        for letter_id in ids or [letter.letter_id async for letter in letters.all(selection)]:
+        selected = ids or [letter.letter_id async for letter in letters.all(selection)]
+        for letter_id in progress(selected, "handled"):
             try:
                 done.append(await work(letters, letter_id))
             except InvalidInput as error:

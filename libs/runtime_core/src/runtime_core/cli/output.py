@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -15,6 +17,9 @@ from runtime_core.telemetry.redaction import redactor
 from runtime_core.text import plain, shortened
 
 PREVIEW = 80
+Item = TypeVar("Item")
+_SPAN = re.compile(r"(\d{1,6})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Row = dict[str, Any]
@@ -69,6 +74,35 @@ def without_secrets(value: Any) -> Any:  # Any: JSON
 def moment(milliseconds: float | None) -> str:
     """Return a time (milliseconds since 1970) in the local time zone; `-` for None and 0."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds / 1000)) if milliseconds else "-"
+
+
+def past_moment(text: str, option: str) -> datetime | None:
+    """Return a time given as a span before now, as in 7d, or as a date or time; None for an empty text.
+
+    Raises BadParameter that names the option.
+    """
+    if not text:
+        return None
+    if span := _SPAN.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{option} {text!r} is neither a span, as in 7d or 12h, nor a time, as in 2026-11-01 or 2026-11-01T08:00Z"
+        ) from None
+    return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+
+
+def progress(items: Sequence[Item], done: str) -> Iterator[Item]:
+    """Yield the items, and show on a terminal's standard error how many are `done`."""
+    shows = sys.stderr.isatty() and len(items) > 1
+    for number, item in enumerate(items, 1):
+        yield item
+        if shows:
+            print(f"\r{done} {number} of {len(items)}", end="", file=sys.stderr, flush=True)
+    if shows:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def in_bytes(size: int) -> str:

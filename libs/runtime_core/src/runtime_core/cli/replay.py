@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from typer import BadParameter, Exit, Option
 
 from runtime_core.app.loading import load_app
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
-from runtime_core.cli.output import Json, print_json
+from runtime_core.cli.output import Json, past_moment, print_json
 from runtime_core.errors import ConfigurationError
 from runtime_core.text import plain
 
 app = Commands("Check new code against recorded tasks.")
-_SPAN = re.compile(r"(\d{1,6})([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @app.callback()
@@ -50,7 +46,9 @@ async def check_recorded(
     named = app_name or settings.app
     if not named:
         raise ConfigurationError("no app: name it with --app package.module:app, or set WEFT_APP")
-    after = _since(since)
+    after = past_moment(since, "--since")
+    if after is None:
+        raise BadParameter("--since is empty: give a span, as in 7d, or a time, as in 2026-11-01")
     loaded = load_app(named)
     from runtime_core.replay.replay import check
 
@@ -65,15 +63,3 @@ async def check_recorded(
             print(plain(line))
     if not found.ok:
         raise Exit(1)
-
-
-def _since(text: str) -> datetime | timedelta:
-    if span := _SPAN.fullmatch(text):
-        return timedelta(**{_UNITS[span[2]]: int(span[1])})
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadParameter(
-            f"--since {text!r} is neither a span, as in 7d or 12h, nor a time, as in 2026-11-01"
-        ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from typer import Argument, Option, confirm
+from typer import Argument, BadParameter, Exit, Option, confirm
 
 from runtime_core import codec
 from runtime_core.blobs import folder_of, open_blobs
@@ -25,17 +27,23 @@ from runtime_core.cli.output import (
     Row,
     error_line,
     moment,
+    past_moment,
     preview,
     print_facts,
     print_json,
     print_rows,
+    progress,
     without_secrets,
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
 from runtime_core.cli.task_view import (
+    EVERY_TASK,
     MAX_SCANNED,
+    TaskFilter,
     answers_to,
+    changes_of,
     describe_wait,
+    open_questions,
     parked_runs,
     read_task,
     task_in_store,
@@ -56,6 +64,7 @@ from runtime_core.wire.events import ENDED
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import TaskTrajectory
 
+WATCH_SECONDS = 0.5
 RECORDER_SECONDS = 5.0
 """How long a deletion waits for the trajectory-recorder, in seconds."""
 _AMOUNTS = ("tokens", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "requests", "cost")
@@ -65,6 +74,14 @@ app = Commands("List, show, fork, cancel, answer and delete tasks.")
 Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
 Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="The most items to list.")]
 Status = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
+OfStatus = Annotated[Status | None, Option("--status", help="Only tasks with this status.")]
+OfAgent = Annotated[str, Option("--agent", metavar="NAME", help="Only tasks of this agent.")]
+OfSession = Annotated[str, Option("--session", metavar="ID", help="Only tasks of this session.")]
+OfKey = Annotated[str, Option("--key", metavar="KEY", help="Only tasks of the agent's instance with this key.")]
+Since = Annotated[
+    str, Option("--since", metavar="TIME", help="Only tasks created since: 7d, 12h, or a time as in 2026-11-01T08:00Z.")
+]
+Until = Annotated[str, Option("--until", metavar="TIME", help="Only tasks created before: a time, as with --since.")]
 
 
 # -- listing ----------------------------------------------------------------------------------------------------
@@ -72,27 +89,33 @@ Status = Literal["accepted", "running", "waiting", "completed", "failed", "cance
 
 @app.verb("list")
 async def list_tasks(
-    status: Annotated[Status | None, Option(help="Only tasks with this status.")] = None,
-    agent: Annotated[str, Option(metavar="NAME", help="Only tasks of this agent.")] = "",
+    status: OfStatus = None,
+    agent: OfAgent = "",
+    session: OfSession = "",
+    key: OfKey = "",
+    since: Since = "",
+    until: Until = "",
     limit: Limit = 20,
     as_json: Json = False,
 ) -> None:
     """List tasks, the newest first.
 
-    Includes tasks that only the trajectory store still has.
+    Includes tasks that only the trajectory store still has, except with --key.
 
     \b
-    Example:
+    Examples:
       weft task list --status failed --limit 5
+      weft task list --session s-1 --since 2h
     """
+    wanted = _filter(status, agent, session, key, since, until)
     rows: dict[str, Row] = {}
     async with broker() as opened:
         for bus in opened.buses:
-            rows |= {row["task_id"]: row for row in await tasks_on_broker(bus, status or "", agent, limit)}
+            rows |= {row["task_id"]: row for row in await tasks_on_broker(bus, wanted, limit)}
         if not status or status in ENDED:
             async with trajectories(opened.settings) as store:
                 namespace = opened.settings.namespace
-                ended = await tasks_in_store(store, namespace, status or "", agent, limit) if store is not None else []
+                ended = await tasks_in_store(store, namespace, wanted, limit) if store is not None else []
             for row in ended:
                 known = rows.get(row["task_id"])
                 if known is None:
@@ -111,7 +134,19 @@ async def list_tasks(
             "ERROR": lambda row: error_line(row.get("error")),
         },
         as_json,
-        empty="no matching tasks" if status or agent else "no tasks; submit one: weft submit AGENT INPUT",
+        empty="no matching tasks" if wanted != EVERY_TASK else "no tasks; submit one: weft submit AGENT INPUT",
+    )
+
+
+def _filter(status: Status | None, agent: str, session: str, key: str, since: str, until: str) -> TaskFilter:
+    after, before = past_moment(since, "--since"), past_moment(until, "--until")
+    return TaskFilter(
+        status=status or "",
+        agent=agent,
+        session=session,
+        key=key,
+        since_ms=after.timestamp() * 1000 if after else 0.0,
+        until_ms=before.timestamp() * 1000 if before else math.inf,
     )
 
 
@@ -244,6 +279,40 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
         print("trajectory: nothing is recorded yet; steps are recorded when a turn ends or a call is answered")
 
 
+@app.verb("watch", seconds=None)
+async def watch(task_id: Id) -> None:
+    """Show a task until it ends, and each change of it.
+
+    On a terminal, redraws the view of `weft task show`; otherwise prints a line for each change. The exit status is 1
+    if the task does not complete.
+
+    \b
+    Example:
+      weft task watch t-1
+    """
+    last: list[str] = []
+    async with broker() as opened, trajectories(opened.settings) as store:
+        bus = await opened.admission.find(task_id)
+        while True:
+            view = await read_task(bus, task_id)
+            if view is None:
+                raise _unknown(task_id)
+            view, now = without_secrets(view), await opened.now_ms()
+            if sys.stdout.isatty():
+                recorded = await store.task(opened.settings.namespace, task_id) if store is not None else None
+                print("\x1b[H\x1b[2J", end="")
+                _print_task(view, now)
+                _print_runs(recorded, view)
+            elif (lines := changes_of(view)) != last:
+                last = lines
+                print(f"{moment(now)}  {'; '.join(lines)}", flush=True)
+            if view["status"] in ENDED:
+                break
+            await asyncio.sleep(WATCH_SECONDS)
+    if view["status"] != "completed":
+        raise Exit(1)
+
+
 # -- forking ----------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +386,7 @@ async def questions(limit: Limit = 20, as_json: Json = False) -> None:
     found: list[Row] = []
     async with broker() as opened:
         for bus in opened.buses:
-            found += await _questions_of(bus, limit)
+            found += await open_questions(bus, limit)
         now = await opened.now_ms()
     found = sorted(found, key=lambda question: cast(float, question["created"]))[:limit]
     if as_json:
@@ -327,27 +396,6 @@ async def questions(limit: Limit = 20, as_json: Json = False) -> None:
     else:
         for question in found:
             _print_question(question, now)
-
-
-async def _questions_of(bus: EventBus, limit: int) -> list[Row]:
-    """Return the open questions of a partition's oldest tasks, each with the task's agent and creation time."""
-    found: list[Row] = []
-    call, keys, page = bus.transport.call, bus.keys, 500
-    for start in range(0, MAX_SCANNED, page):
-        tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.index, start, start + page - 1))]
-        replies = [call("HMGET", keys.task(task), "status", "fl") for task in tasks]
-        for task, reply in zip(tasks, replies, strict=True):
-            status, flags = cast(list[bytes | None], await reply)
-            # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
-            if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
-                continue
-            view = await read_task(bus, task)
-            if view is not None:
-                about = {"agent": view["agent"], "created": view["created"]}
-                found += [{**question, **about} for question in view.get("questions", ())]
-        if len(tasks) < page or len(found) >= limit:
-            break
-    return found
 
 
 def _print_question(question: Row, now_ms: int) -> None:
@@ -392,34 +440,78 @@ async def signal(
 # -- ending ------------------------------------------------------------------------------------------------------
 
 
-@app.verb("cancel")
+@app.verb("cancel", seconds=None)
 async def cancel(
-    task_id: Id,
+    task_ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="The tasks' ids.")] = None,
+    every: Annotated[bool, Option("--all", help="All open tasks that the filters select.")] = False,
+    status: Annotated[
+        Literal["accepted", "running", "waiting"] | None, Option(help="With --all: only tasks with this status.")
+    ] = None,
+    agent: OfAgent = "",
+    session: OfSession = "",
+    key: OfKey = "",
+    since: Since = "",
+    until: Until = "",
     reason: Annotated[str, Option(metavar="TEXT", help="Stored as the task's error.")] = "cancelled by its user",
+    yes: Annotated[bool, Option("--yes", "-y", help="With --all: do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Cancel a task.
+    """Cancel tasks.
 
-    The task ends immediately; its running code is cancelled within about a second.
+    A task ends immediately; its running code is cancelled within about a second. With several ids, the first one that
+    cannot be cancelled ends the command.
 
     \b
-    Example:
+    Examples:
       weft task cancel t-1 --reason "asked the wrong question"
+      weft task cancel --all --agent writer --since 1h
     """
+    wanted = _filter(status, agent, session, key, since, until)
+    if bool(task_ids) == every or (not every and wanted != EVERY_TASK):
+        raise BadParameter("give either ids, or --all with any filters")
     async with broker() as opened:
-        bus = await opened.admission.find(task_id)
-        # Check first: after a cancel of an unknown id, the broker would reject the next submit with that id.
-        if not await _status_of(bus, task_id):
-            raise _unknown(task_id)
-        answer = await repeat_after_reconnect(lambda: bus.cancel(task_id, reason))
+        if not every:
+            cancelled = [await _cancel_known(opened, task_id, reason) for task_id in task_ids or ()]
+        else:
+            cancelled = await _cancel_all(opened, wanted, reason, yes or not sys.stdin.isatty())
+    rows = [{"task_id": task_id, "status": "cancelled"} for task_id in cancelled]
+    if as_json:
+        print_json(rows[0] if len(task_ids or ()) == 1 else rows)
+    elif every:
+        print(f"cancelled {len(rows)} {'task' if len(rows) == 1 else 'tasks'}")
+    else:
+        for row in rows:
+            print(f"cancelled task {row['task_id']}")
+
+
+async def _cancel_known(opened: Broker, task_id: str, reason: str) -> str:
+    """Cancel a task and return its id. Raises InvalidInput if it is unknown or has ended otherwise."""
+    bus = await opened.admission.find(task_id)
+    # Check first: after a cancel of an unknown id, the broker would reject the next submit with that id.
+    if not await _status_of(bus, task_id):
+        raise _unknown(task_id)
+    answer = await repeat_after_reconnect(lambda: bus.cancel(task_id, reason))
     if answer[0] == "unknown":
         raise _unknown(task_id)
     if answer[0] == "ended" and answer[1] != "cancelled":
         raise InvalidInput("task_id", f"task {task_id!r} has already ended ({answer[1]})")
-    if as_json:
-        print_json({"task_id": task_id, "status": "cancelled"})
-    else:
-        print(f"cancelled task {task_id}")
+    return task_id
+
+
+async def _cancel_all(opened: Broker, wanted: TaskFilter, reason: str, sure: bool) -> list[str]:
+    """Cancel the open tasks that the filter selects, and return their ids. One that ends meanwhile is left alone."""
+    found: list[tuple[EventBus, str]] = []
+    for bus in opened.buses:
+        rows = await tasks_on_broker(bus, wanted, MAX_SCANNED)
+        found += [(bus, row["task_id"]) for row in rows if row["status"] not in ENDED]
+    if found and not sure:
+        confirm(f"Cancel {len(found)} tasks?", abort=True, err=True)
+    cancelled = []
+    for bus, task_id in progress(found, "cancelled"):
+        answer = await repeat_after_reconnect(partial(bus.cancel, task_id, reason))
+        if answer[0] not in ("unknown", "ended"):
+            cancelled.append(task_id)
+    return cancelled
 
 
 @app.verb("delete", seconds=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.cli.output import Row
+from runtime_core.cli.output import Row, error_line
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.maintenance.measures import Fields, served_by_handlers, unpacked
 from runtime_core.maintenance.stuck import hash_at
@@ -193,13 +194,67 @@ async def _due(bus: EventBus, member: str) -> int | None:
     return None if score is None else int(float(cast(bytes, score)))
 
 
+async def open_questions(bus: EventBus, limit: int) -> list[Row]:
+    """Return the open questions of a partition's oldest tasks, each with the task's agent and creation time."""
+    found: list[Row] = []
+    call, keys, page = bus.transport.call, bus.keys, 500
+    for start in range(0, MAX_SCANNED, page):
+        tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.index, start, start + page - 1))]
+        replies = [call("HMGET", keys.task(task), "status", "fl") for task in tasks]
+        for task, reply in zip(tasks, replies, strict=True):
+            status, flags = cast(list[bytes | None], await reply)
+            # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
+            if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
+                continue
+            view = await read_task(bus, task)
+            if view is not None:
+                about = {"agent": view["agent"], "created": view["created"]}
+                found += [{**question, **about} for question in view.get("questions", ())]
+        if len(tasks) < page or len(found) >= limit:
+            break
+    return found
+
+
+def changes_of(view: Row) -> list[str]:
+    """Return what `weft task watch` prints of a task: its status, its error and the steps for which it waits."""
+    waits = [f"{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}" for wait in view.get("waits_for", ())]
+    return [view["status"], *filter(None, [error_line(view.get("error"), 600)]), *waits[:5]]
+
+
 # -- lists -------------------------------------------------------------------------------------------------------
 
 
-async def tasks_on_broker(bus: EventBus, status: str, agent: str, limit: int) -> list[Row]:
-    """Return tasks of a partition, the newest first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Which tasks a command is about. Empty fields select all."""
+
+    status: str = ""
+    agent: str = ""
+    session: str = ""
+    key: str = ""
+    since_ms: float = 0.0
+    """Only tasks created at or after this time, in epoch milliseconds."""
+    until_ms: float = math.inf
+    """Only tasks created before this time, in epoch milliseconds."""
+
+    def matches(self, row: Row) -> bool:
+        """Whether a task, as described by `describe_task`, is selected."""
+        return (
+            (not self.status or row["status"] == self.status)
+            and (not self.agent or row["agent"] == self.agent)
+            and (not self.session or row.get("session_id") == self.session)
+            and (not self.key or row.get("key") == self.key)
+            and self.since_ms <= row["created"] < self.until_ms
+        )
+
+
+EVERY_TASK = TaskFilter()
+
+
+async def tasks_on_broker(bus: EventBus, wanted: TaskFilter, limit: int) -> list[Row]:
+    """Return tasks of a partition, the newest first. Scans up to MAX_SCANNED tasks."""
     call, keys = bus.transport.call, bus.keys
-    page = limit if not status and not agent else 500
+    page = limit if wanted == EVERY_TASK else 500
     found: list[Row] = []
     for start in range(0, MAX_SCANNED, page):
         tasks = cast(list[bytes], await call("ZREVRANGE", keys.index, start, start + page - 1))
@@ -210,17 +265,29 @@ async def tasks_on_broker(bus: EventBus, status: str, agent: str, limit: int) ->
                 continue  # past its retention time
             named = zip((b"status", b"h", b"ended", b"steps"), values, strict=True)
             row = describe_task(task.decode(), {name: value for name, value in named if value is not None})
-            if (not status or row["status"] == status) and (not agent or row["agent"] == agent):
+            if wanted.matches(row):
                 found.append(row)
         if len(tasks) < page or len(found) >= limit:
             break
     return found[:limit]
 
 
-async def tasks_in_store(store: TrajectoryStore, namespace: str, status: str, agent: str, limit: int) -> list[Row]:
-    """Return ended tasks, the newest first."""
-    ends = await store.tasks(namespace, status=status or None, agent=agent or None, limit=limit)
-    return [{"task_id": end.task, **_of_end(end)} for end in ends]
+async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFilter, limit: int) -> list[Row]:
+    """Return ended tasks, the newest first. The store does not know the keys of tasks."""
+    found: list[Row] = []
+    before: str | None = None
+    page = limit if not (wanted.since_ms or wanted.until_ms < math.inf) else 500
+    for _ in range(0, 0 if wanted.key else MAX_SCANNED, page):
+        ends = await store.tasks(
+            namespace, status=wanted.status or None, agent=wanted.agent or None, session=wanted.session or None,
+            limit=page, before=before,
+        )  # fmt: skip
+        rows = [{"task_id": end.task, **_of_end(end)} for end in ends]
+        found += [row for row in rows if wanted.matches(row)]
+        if len(ends) < page or len(found) >= limit:
+            break
+        before = ends[-1].task
+    return found[:limit]
 
 
 def _of_end(end: TaskEnd) -> Row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
@@ -13,7 +12,7 @@ from typer import Argument, BadParameter, Option
 
 from runtime_core.app.loading import load_app, load_object
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
-from runtime_core.cli.output import Json, print_json
+from runtime_core.cli.output import Json, past_moment, print_json
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput
 
@@ -65,9 +64,7 @@ async def export(
     session: Annotated[str, Option(metavar="ID", help="Only tasks of this session.")] = "",
     since: Annotated[
         str,
-        Option(
-            metavar="TIME", help="Only tasks that ended at or after this time, as in 2026-11-01 or 2026-11-01T08:00Z."
-        ),
+        Option(metavar="TIME", help="Only tasks that ended since: 7d, 12h, or a time as in 2026-11-01T08:00Z."),
     ] = "",
     strategy: Annotated[
         str,
@@ -104,7 +101,7 @@ async def export(
         "status": status,
         "agent": agent or None,
         "session": session or None,
-        "since": _since(since),
+        "since": past_moment(since, "--since"),
     }
     from runtime_core.trajectory import export as write
 
@@ -132,16 +129,6 @@ async def export(
                     count = await write.export_items_jsonl(out, items)
     if output != "-":
         print(f"{count} {'items' if of_items else 'steps'} in {output}")
-
-
-def _since(text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadParameter(f"--since {text!r} is not a time; write 2026-11-01 or 2026-11-01T08:00Z") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @contextmanager
