@@ -340,3 +340,27 @@ async def test_a_fork_and_a_replay_have_the_hooks_of_the_origin() -> None:
         fork = await client.fork("t-1", at="2.0.1", store=local.trajectories)
         assert (await fork.result(timeout=60)).value() == ["FOUND A", "FOUND B"]
         assert calls - done == Counter({"search b": 1, "guard": 1, "loud": 1}), "the second call, and what is around it"
+
+
+async def test_a_fork_keeps_to_the_path_that_the_origin_took_before_its_step() -> None:
+    """The marks of patches before the step are copied, so that the copied steps are where the code looks for them."""
+    calls: Counter[str] = Counter()
+    app = desk(calls)
+
+    @app.agent("changing")
+    async def changing(ctx: AgentContext, topic: str) -> list[object]:
+        taken = ctx.patched("more")
+        if taken:
+            await ctx.tool("search", query="more")
+        first = await ctx.tool("search", query=topic)
+        late = ctx.patched("late")
+        return [taken, late, await ctx.tool("rank", found=[first])]
+
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        await ended(local, client, "changing", "redis", "t-1")
+        fork = await client.fork("t-1", at="3", task_id="t-2", store=local.trajectories)
+        assert (await fork.result(timeout=60)).output == [True, True, "found redis"]
+        assert calls == Counter({"search more": 1, "search redis": 1, "rank": 2})
+        journal = (await local.recorded("t-2")).steps
+    assert [step.step for step in journal if step.kind == "patch"] == []
