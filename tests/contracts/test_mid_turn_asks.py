@@ -257,6 +257,31 @@ async def test_call_backs_run_one_at_a_time_while_their_holder_asks_on(broker: B
     assert (await broker.take(bus)).run == "r/c2/c1"
 
 
+async def test_a_call_back_learns_who_has_its_instance(broker: Broker, bus: EventBus) -> None:
+    """Other handlers that its process finds in the object are over."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1", "writer", key="k"))
+    fields = await bus.load(await broker.take(bus))
+    assert fields is not None
+    assert fields.holders == ["t|r", "t|r/c1"]
+    fields = await bus.load(turn)
+    assert fields is None or fields.holders == []
+
+
+@pytest.mark.parametrize("below", ["fails", "completes"])
+async def test_a_call_back_outlives_the_one_that_it_was_nested_on(broker: Broker, bus: EventBus, below: str) -> None:
+    """Two calls back of one turn: the second one starts when the first one waits, and completes before it."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1", "writer", key="k"), agent("c2", "writer", key="k"), state=b'{"n":1}')
+    first = await broker.take(bus)
+    await asks(bus, first, agent("c1", "editor"), state=b'{"n":2}')
+    waits = {delivery.run: delivery for delivery in [await broker.take(bus), await broker.take(bus)]}
+    assert await complete(bus, waits["r/c2"], state=b'{"n":3}')
+    await (fail(bus, first) if below == "fails" else complete(bus, first))
+    answers = [entry for entry in await broker.entries(f"reply:{REPLY}") if entry.get("t", "").startswith("t|r|c")]
+    assert [entry["s"] for entry in answers if "s" in entry] == ['1 {"n":3}'], "the state that the second one has left"
+
+
 async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker, bus: EventBus) -> None:
     """A time limit ended its handler's wait; the call back is still in a handler."""
     turn = await begun(broker, bus, key="k")

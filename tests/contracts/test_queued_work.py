@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.deliveries import Delivery
+from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer import consumer as consumers
 from runtime_core.consumer.consumer import Consumer
@@ -25,7 +25,7 @@ class Handler:
     """Answers calls and completes turns, each when the test releases it."""
 
     def __init__(self, bus: EventBus) -> None:
-        self._bus = bus
+        self.bus = bus
         self.began: asyncio.Queue[str] = asyncio.Queue()
         self.stopped: asyncio.Queue[str] = asyncio.Queue()
         self.go_on = asyncio.Event()
@@ -33,7 +33,7 @@ class Handler:
     async def handle(self, delivery: Delivery) -> None:
         self.began.put_nowait(f"{delivery.task} {delivery.step or delivery.run}")
         await self.go_on.wait()
-        await (answer(self._bus, delivery) if delivery.kind == "call" else complete(self._bus, delivery))
+        await (answer(self.bus, delivery) if delivery.kind == "call" else complete(self.bus, delivery))
 
     def forget(self) -> None:
         """Nothing is kept."""
@@ -117,6 +117,26 @@ async def test_a_repeated_call_that_has_its_result_does_not_start(broker: Broker
     await broker.call("XADD", broker.keys.stream("tool"), "*", *stored[0][1])
     async with consuming(broker, "tool") as (handler, _):
         await until(lambda: settled(broker, other))
+        assert handler.began.empty()
+
+
+async def test_a_call_found_among_pending_entries_does_not_start_if_it_has_its_result(
+    broker: Broker, bus: EventBus
+) -> None:
+    """A server that has lost its last writes lists it again after a copy of it was answered."""
+    await backlog(broker, bus, calls=2)
+    stream = broker.keys.stream("tool")
+    first, second = pairs(await broker.call("XRANGE", stream, "-", "+"))
+    copy = cast(bytes, await broker.call("XADD", stream, "*", *first[1]))
+    assert await answer(bus, Delivery(0, "tool", copy, first[1]))
+    # So that no read takes them.
+    await broker.call("XGROUP", "SETID", stream, "tool-handler", "9999999999999-0")
+    async with consuming(broker, "tool") as (handler, _):
+        for entry, _ in (first, second):
+            await broker.call("XCLAIM", stream, "tool-handler", handler.bus.owner, 0, entry, "FORCE")
+        assert await handler.begins() == "t r/1"
+        handler.go_on.set()
+        await drained(broker, "tool")
         assert handler.began.empty()
 
 

@@ -675,6 +675,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         IN_FLIGHT,
+        "reopened_call",
+        "(delivery.attempt > 1 or delivery.reopened) and",
+        "delivery.attempt > 1 and",
+        "a call found among pending entries that has its result does not start",
+        "contracts:queued_work",
+    ),
+    python(
+        IN_FLIGHT,
         "repeated_call",
         "if (may_be_over or repeated_call) and",
         "if may_be_over and",

@@ -381,6 +381,7 @@ class ActorRun(Run):
                 self.state.snapshot,
                 alone=not self.actor.interleave,
                 shared=self.actors.shared,
+                holders=self.holders,
                 waits=lambda: self.handling and self._waiting > 0,
             )
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -83,6 +83,11 @@ class Instance:
         raise WeftError(f"operation {operation!r} does not exist")
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the broker has its state, so that another object can take its place."""
+        return self.keeps_state and self.made_here
+
+    @property
     def admits(self) -> bool:
         """Whether another handler may enter: all current ones are waiting for answers."""
         return all(waits() for waits in self.holders.values())
@@ -143,18 +148,27 @@ class Instances:
         *,
         alone: bool,
         shared: bool,
+        holders: Collection[str] = (),
         waits: Callable[[], bool] = lambda: False,
     ) -> Instance:
         """Return the object with the broker's `state` for one handler, which ends with `leave`.
 
         `alone`: wait for other handlers of the object, unless they wait for answers. The broker delivers their answers
         only after this one ends. `waits` tells whether this handler waits for an answer. `shared`: other processes may
-        have an object of this agent, too.
+        have an object of this agent, too. `holders`: of a nested run, who has the instance on the broker, as `task|run`.
         """
         while True:
             instance = await self.get(type, key)
             if self._there.get(instance.place) is not instance:
                 continue  # it was dropped while this handler waited for it
+            if (
+                alone
+                and instance.is_stored
+                and any(place == (task, run) or "|".join(place) not in holders for place in instance.holders)
+            ):
+                # Handlers that are over for the broker will learn that, and may change their object until then.
+                self._forget(instance)
+                continue
             if not alone or instance.admits:
                 break
             # A handler is about to wait, or a lost turn left it here: it is being cancelled.
@@ -168,7 +182,8 @@ class Instances:
             # A call back finds the object as the waiting handler left it, unless another process handled an earlier
             # one.
             if instance.keeps_state and not agrees and (first or (alone and shared)):
-                if first and not state and instance.made_here:
+                if not state and instance.made_here:
+                    # The broker has no state: of handlers that are still here, it has lost the start.
                     self._forget(instance)
                     fresh = await self.get(type, key)
                     self.leave(instance, (task, run))
@@ -184,8 +199,12 @@ class Instances:
         """End a handler's use of the object."""
         instance.holders.pop(holder, None)
         instance.freed.set()
-        if not instance.holders:
+        if instance.holders:
+            return
+        if self._there.get(instance.place) is instance:
             self._shrink()
+        else:
+            self._close(instance)
 
     def release(self) -> None:
         """End the use by all handlers: they ended with their event loop."""
@@ -217,8 +236,13 @@ class Instances:
             self._being_made.pop(place, None)
 
     def _forget(self, instance: Instance) -> None:
+        """Drop an object: the next handler gets another one. It is closed when its last handler leaves."""
         if self._there.get(instance.place) is instance:
             del self._there[instance.place]
+        if not instance.holders:
+            self._close(instance)
+
+    def _close(self, instance: Instance) -> None:
         closing = asyncio.create_task(_close(instance), name="close an agent")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -229,7 +253,7 @@ class Instances:
         if excess <= 0:
             return
         for instance in list(self._there.values()):
-            if instance is not but and not instance.holders and instance.made_here and instance.keeps_state:
+            if instance is not but and not instance.holders and instance.is_stored:
                 self._forget(instance)
                 excess -= 1
                 if not excess:

@@ -34,7 +34,7 @@ class Delivery:
 
     __slots__ = (
         "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "mark", "name", "partition",
-        "quarantined", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
+        "quarantined", "reopened", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
     )  # fmt: skip
 
     def __init__(self, partition: int, stream: str, entry: bytes, fields: list[bytes] | None = None) -> None:
@@ -54,6 +54,8 @@ class Delivery:
         self.errors = b""
         self.deliveries = 1
         self.quarantined = False
+        self.reopened = False
+        """Whether this owner found it among its pending entries."""
         self.mark = ""
         """The mark of a call that may not be repeated and has started; empty: it is not marked."""
         self.waits = 0
@@ -137,6 +139,8 @@ class RunFields(msgspec.Struct):
     context: bytes = b""
     state: bytes = b""
     """The instance's state at the start of the run."""
+    holders: list[str] = []
+    """Of a nested run: who has its instance, this run too, as `task|run`."""
     header: str = ""
     """The task's."""
     data: bytes = b""
@@ -294,7 +298,9 @@ class TakingVerbs(Partition):
             reply = await self.transport.call("XRANGE", self.keys.stream(stream), entry, entry)
             found = pairs(reply)
             if found:
-                self._open(stream, entry, found[0][1], deliveries, taken, malformed)
+                opened = self._open(stream, entry, found[0][1], deliveries, taken, malformed)
+                if opened is not None:
+                    opened.reopened = True
             else:
                 await self.transport.call("XACK", self.keys.stream(stream), group_of(stream), entry)
         return taken, malformed
@@ -377,6 +383,8 @@ class TakingVerbs(Partition):
                 output_attempt = int(value)
             elif name == "wd":
                 fields.withdrawn = True
+            elif name == "busy":
+                fields.holders = value.decode().split("\n")
             elif name == "h":
                 fields.started_ms = int(value.split(b"\n")[4] or 0)
             elif name.startswith("e:"):

@@ -134,9 +134,10 @@ class InFlight:
         ended, entry_ms = self.ended, int(delivery.entry.partition(b"-")[0])
         try:
             # Its task has ended early, or may have ended before this process kept track. A repeated call may be a copy:
-            # a server that has lost its last writes promotes it again, and its result may have come meanwhile.
+            # a server that has lost its last writes promotes it again, or still lists it as pending, and its result may
+            # have come meanwhile.
             may_be_over = entry_ms <= ended.since_ms or (ended.concern(delivery.task) if ended.ended_ms else False)
-            repeated_call = delivery.attempt > 1 and delivery.kind == "call"
+            repeated_call = (delivery.attempt > 1 or delivery.reopened) and delivery.kind == "call"
             if (may_be_over or repeated_call) and await self._settle_if_over(delivery):
                 outcome = "stopped"
             else:

@@ -154,6 +154,7 @@ class Run:
         self.output = RunOutput(stored.output) if stored.output is not None else None
         """None: it has emitted nothing."""
         self.unawaited: dict[str, Step[Any] | Gather] = {}  # Any: steps of all result types
+        self.holders = stored.holders
         self.overrides = dict(stored.overrides)
         """The instance's state from each of these steps on, since a nested run changed it; see `later_state`."""
         self._state_number = 0

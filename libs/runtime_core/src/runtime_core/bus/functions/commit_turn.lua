@@ -159,6 +159,24 @@ local function repeat_above(base, holders, ref, state)
   redis.call('HSET', rk, RUN.current, append_resume(base, task, run, stream, agent, instance_key, '-1', '', ''))
 end
 
+-- Leaves the state of a nested run to the run below it, and to those further down as far as the one that waits for it:
+-- a run in between did not ask for it, and may fail, which must not undo what this one has completed.
+local function leave_state(base, holders, ref, state)
+  local all, task, run = lines(holders), split_ref(ref)
+  local context
+  local nested = false
+  for i = #all, 1, -1 do
+    if nested then
+      local below_task, below_run = split_ref(all[i])
+      redis.call('HSET', run_key(base, below_task, below_run), RUN.override, state)
+      if waits_for(all[i], task, run) then return end
+      context = context or redis.call('HGET', run_key(base, task, run), RUN.context) or ''
+      if waits_through(base, all[i], context) then return end
+    end
+    nested = nested or all[i] == ref
+  end
+end
+
 -- Writes the state that the run leaves. A nested run leaves it to the run below, which is still in the middle.
 local function write_state(base, instance, state, ref)
   if instance == '' or state == '' then return end
@@ -174,8 +192,7 @@ local function write_state(base, instance, state, ref)
     redis.call('HSET', key, INSTANCE.working_state, state, 'state', state)
   else
     redis.call('HSET', key, INSTANCE.working_state, state)
-    local below_task, below_run = split_ref(below)
-    redis.call('HSET', run_key(base, below_task, below_run), RUN.override, state)
+    leave_state(base, holders, ref, state)
   end
 end
 

@@ -3,7 +3,7 @@
 -- it (`pend`). It had called in mid-turn or failed, and its process has died or its retry is due.
 -- KEYS 1 base · ARGV 1 task · 2 run · 3 instance or '' · 4 entry · 5 stream
 -- RETURNS {cur, status, the run's context, else the task's, state at the run's start, task's header,
---         field, value …} or nothing if the run is gone, or waits for another one
+--         field, value …, of a nested run also the holders of its instance} or nothing if the run is gone, or waits for another one
 local LOADED = {
   [RUN.missing] = true, [RUN.result] = true, [RUN.override_from] = true, [RUN.input] = true, [RUN.turn] = true,
   [RUN.header] = true, [RUN.unrecorded] = true, [TASK.withdrawn] = true, [RUN.emitted] = true,
@@ -36,6 +36,9 @@ local function load(keys, args)
     if LOADED[field] or LOADED[string.sub(field, 1, 2)] then
       reply[#reply + 1] = field
       reply[#reply + 1] = all[i + 1]
+    elseif field == RUN.state_at_start and args[3] ~= '' then
+      reply[#reply + 1] = INSTANCE.holders
+      reply[#reply + 1] = redis.call('HGET', base .. 'inst:' .. args[3], INSTANCE.holders) or ''
     end
   end
   return reply
