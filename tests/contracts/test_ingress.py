@@ -641,6 +641,28 @@ async def test_a_full_broker_does_not_end_the_relay(
         await close_broker(broker)
 
 
+@pytest.mark.usefixtures("quick")
+async def test_an_answer_stays_while_no_dead_letter_can_be_written(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.0)
+    caplog.set_level("INFO")
+    wrong = broker.keys.base + "wrong"
+    await broker.call("SET", wrong, "a string")
+    await broker.call("SET", broker.keys.dead, "of the wrong type")
+    await ended(broker, bus, ("t", wrong))
+
+    async def tried_twice() -> bool:
+        return sum("cannot write a dead letter" in record.getMessage() for record in caplog.records) > 1
+
+    async with relaying(bus, Edge(await connected(broker))):
+        await until(tried_twice)
+        assert not await empty(broker)
+        await broker.call("DEL", broker.keys.dead)
+        await until(lambda: empty(broker))
+    assert [letter["reason"] for letter in await broker.entries("dead")] == ["undeliverable"]
+
+
 async def test_a_stream_without_rights_costs_its_answer_only(own_valkey: Server, namespace: str) -> None:
     broker = await open_broker(VALKEY_9, namespace, server_clients(own_valkey.url))
     try:

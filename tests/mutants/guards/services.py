@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no_letter",
         "                return False\n            return True\n",
         "                return True\n            return True\n",
-        "an answer that no dead letter has room for stays",
+        "an answer stays while no dead letter can be written",
         "servers:ingress",
     ),
     python(

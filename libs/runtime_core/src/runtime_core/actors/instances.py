@@ -155,7 +155,8 @@ class Instances:
 
         `alone`: wait for other handlers of the object, unless they wait for answers. The broker delivers their answers
         only after this one ends. `waits` tells whether this handler waits for an answer. `shared`: other processes may
-        have an object of this agent, too. `holders`: of a nested run, who has the instance on the broker, as `task|run`.
+        have an object of this agent, too. `holders`: of a nested run, who has the instance on the broker
+        (`task|run`).
         """
         while True:
             instance = await self.get(type, key)

@@ -190,7 +190,7 @@ class Relay:
                 return False
             try:
                 await self._give_up(fields, error)
-            except ServerError as refused:  # no room for a dead letter either: the entry stays
+            except ServerError as refused:  # the entry stays
                 logger.info("cannot write a dead letter: %s", refused)
                 return False
             return True
