@@ -942,6 +942,21 @@ async def a_turn_that_withdraws_steps(stage: Stage) -> Act:
 
 
 @case
+async def drop_an_agent(stage: Stage) -> Act:
+    await stage.bus.note_agent("writer")
+    await stage.bus.subscribe(TopicSubscription("news", "writer"))
+    return lambda: stage.bus.call("drop_agent", "writer", "actor.writer", "agent", 1000)
+
+
+@case
+async def free_an_instance(stage: Stage) -> Act:
+    await busy(stage)
+    await stage.broker.take(stage.bus)
+    await stage.bus.cancel("t", "no more")
+    return lambda: stage.bus.call("free_instance", "writer/k")
+
+
+@case
 async def keep_a_letter_that_needs_room(stage: Stage) -> Act:
     await stage.broker.submit(stage.bus, "t")
     assert await bury(stage.bus, await stage.broker.take(stage.bus))

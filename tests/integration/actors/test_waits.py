@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from runtime_core.actors import host, watch
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.cli.main import main
 from runtime_core.errors import InvalidInput
-from runtime_core.maintenance import waits
+from runtime_core.maintenance import stuck, waits
 from runtime_core.maintenance.waits import agents_of_runtimes, drop_agent, find_lasting_waits
 from tests.integration.actors.agents import DEFAULT, Answer, Ask, Echo, Gate, Note, Sink
 from tests.servers.process import Server
+from tests.servers.users import documented_users
 from weft.runtime import AgentId, Runtime, TypeSubscription
 
 SECONDS = 60
@@ -145,6 +147,81 @@ async def test_a_type_whose_mailbox_was_dropped_starts_empty(make: Make) -> None
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
     assert await asyncio.wait_for(runtime.send_message(Ask("three"), ECHO), SECONDS) == Answer("three", by="echo/one")
+
+
+async def notes_of(runtime: Runtime) -> list[str]:
+    return (await runtime.try_get_underlying_agent_instance(AgentId("sink", "default"), Sink)).notes
+
+
+@pytest.mark.parametrize("start_first", [True, False])
+async def test_a_type_that_another_program_drops_is_there_again_when_its_own_starts(
+    make: Make, start_first: bool
+) -> None:
+    """A program that has registered a type and does not run yet looks like one that is gone."""
+    later, other = make(), make()
+    await Sink.register(later, "sink", Sink)
+    await later.add_subscription(TypeSubscription("default", "sink"))
+    buses = await other.broker()
+    if start_first:
+        later.start()
+    outcomes = await asyncio.gather(*(drop_agent(buses, "sink") for _ in range(3)), return_exceptions=True)
+    assert all(each == 0 or isinstance(each, InvalidInput) for each in outcomes), outcomes
+    if not start_first:
+        later.start()
+    async with asyncio.timeout(SECONDS):
+        while (
+            [each.processes for each in await agents_of_runtimes(buses) if each.name == "sink"] != [1]
+            or {each.topic for each in await buses[0].subscriptions()} != {"default", "sink:"}
+        ):  # fmt: skip
+            await asyncio.sleep(0.05)
+    other.start()
+    await other.publish_message(Note("to the later one"), DEFAULT)
+    await asyncio.wait_for(other.stop_when_idle(), SECONDS)
+    assert await notes_of(later) == ["to the later one"]
+    (sink,) = [each for each in await agents_of_runtimes(buses) if each.name == "sink"]
+    assert (sink.processes, sink.messages) == (1, 0)
+
+
+async def test_messages_to_a_type_that_comes_back_survive_the_end_of_its_drop(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The type is registered and used again before the drop has cancelled what waited for the gone program."""
+    gone, later = make(), make()
+    await Sink.register(gone, "sink", Sink)
+    await gone.add_subscription(TypeSubscription("default", "sink"))
+    await gone.publish_message(Note("old"), DEFAULT)
+    await gone.close()
+    buses = await later.broker()
+    listed = stuck.open_runs
+
+    async def comes_back(bus: EventBus) -> dict[tuple[str, str], dict[bytes, bytes]]:
+        await asyncio.sleep(0.01)  # ids of entries are milliseconds
+        await Sink.register(later, "sink", Sink)
+        await later.add_subscription(TypeSubscription("default", "sink"))
+        await later.publish_message(Note("new"), DEFAULT)
+        return await listed(bus)
+
+    monkeypatch.setattr(waits, "open_runs", comes_back)
+    assert await drop_agent(buses, "sink") == 1
+    later.start()
+    await asyncio.wait_for(later.stop_when_idle(), SECONDS)
+    assert await notes_of(later) == ["new"]
+
+
+async def test_the_operator_may_list_and_drop_types(
+    make: Make, valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = await left_behind(make)
+    monkeypatch.setenv("WEFT_NAMESPACE", namespace)
+    async with documented_users(valkey, namespace, "operator") as urls:
+        monkeypatch.setenv("WEFT_REDIS_URL", urls["operator"])
+        assert await asyncio.to_thread(main, ["agents", "list", "--json"]) == 0
+        assert [row["agent"] for row in json.loads(capsys.readouterr().out)] == ["echo", "sink"]
+        assert await asyncio.to_thread(main, ["agents", "drop", "echo"]) == 1
+        assert "'echo' runs in 1 process: stop it there first" in capsys.readouterr().err
+        assert await asyncio.to_thread(main, ["agents", "drop", "--gone"]) == 0
+        assert capsys.readouterr().out == "dropped sink: cancelled 1 tasks\n"
+    await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
 
 
 async def test_the_command_lists_and_drops_types(

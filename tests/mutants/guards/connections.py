@@ -40,8 +40,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "actors/messaging.py",
         "unheard",
-        "replay=self._replay_unheard)",
-        "replay=True)",
+        "subscribe(wanted, replay=self._replay_unheard)\n        except",
+        "subscribe(wanted, replay=True)\n        except",
         "a message without a subscriber reaches only later ones that want it",
         "integration/actors:own_namespace",
     ),

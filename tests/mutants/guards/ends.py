@@ -6,6 +6,30 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "drop_agent",
+        "dropped_running",
+        "if running > 0 then return",
+        "if false then return",
+        "an agent that a process runs is not dropped",
+        "contracts:dropped_agents",
+    ),
+    lua(
+        "drop_agent",
+        "dropped_others",
+        "if subscriber ~= agent then",
+        "if false then",
+        "the subscriptions of others stay",
+        "contracts:dropped_agents",
+    ),
+    lua(
+        "free_instance",
+        "frees_live",
+        "if not status or ENDED[status] then",
+        "if true then",
+        "an instance is not freed of a live task",
+        "contracts:dropped_agents",
+    ),
+    lua(
         "reopening",
         "forked_child",
         " or kept == '*' .. name or kept == '*' then",

@@ -22,7 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "maintenance/waits.py",
         "running",
-        "    if running:\n",
+        '    if answer[0] == b"runs":\n',
         "    if False:\n",
         "an agent type that a process runs is not dropped",
         "integration/actors:waits",
@@ -30,8 +30,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "maintenance/waits.py",
         "free_instance",
-        '        await call("HDEL", f"{keys.base}inst:{instance}", "busy", "ws")\n',
-        "",
+        '        await bus.call("free_instance", instance)\n',
+        "        pass\n",
         "an agent whose mailbox was dropped takes messages again",
         "integration/actors:waits",
     ),

@@ -85,6 +85,8 @@ class ActorHost:
         self._opening: asyncio.Task[Client] | None = None
         self._host: Host | None = None
         """The running parts, from `start` to `stop`."""
+        self.on_dropped: Callable[[Sequence[str]], Awaitable[None]] | None = None
+        """Subscribes agents again that `weft agents drop` has forgotten since they were registered here."""
         self._opened = False
         """Whether the broker may have keys of this host."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,10 +178,19 @@ class ActorHost:
                 await self._consume(self._host, [f"agent:{definition.pool}"])
 
     async def _announce(self) -> None:
-        for name in list(self._app.agents):
+        names = [name for name in self._app.agents if self.definition(name) is not None]
+        buses = await self.buses()
+        dropped = [name for name in names if not await buses[0].knows_subscriber(name)]
+        for name in names:
             definition = self.definition(name)
             if definition is not None:
                 await self._announce_one(definition)
+        for name in dropped:
+            logger.warning("agents of type %s were dropped before they ran here: registering them again", name)
+            for bus in buses:
+                await bus.note_agent(name)
+        if dropped and self.on_dropped is not None:
+            await self.on_dropped(dropped)
 
     async def _announce_one(self, definition: ActorDefinition) -> None:
         # One manifest for each type: processes that serve different types would otherwise replace each other's

@@ -310,6 +310,13 @@ class Publishing:
             self._subscriptions.remove(subscription)
             raise
 
+    async def renew(self, agents: Sequence[str]) -> None:
+        """Subscribe these agents again, as this process has subscribed them."""
+        for subscription in self._subscriptions:
+            wanted = self._vocabulary.topic_of(subscription)
+            if wanted is not None and wanted.agent in agents:
+                await (await self._host.topics()).subscribe(wanted, replay=self._replay_unheard)
+
     async def unsubscribe(self, id: str) -> None:
         """Remove a subscription. Raises LookupError for an unknown id."""
         found = [subscription for subscription in self._subscriptions if subscription.id == id]

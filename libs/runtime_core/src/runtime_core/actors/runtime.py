@@ -127,6 +127,7 @@ class Runtime:
         self._requests = Requests(self._host, self._actors)
         self._watch = Watch(self._host, self._actors, self._requests)
         self._publishing = Publishing(self._host, self._vocabulary, replay_unheard)
+        self._host.on_dropped = self._publishing.renew
         self._messages = Messages(self._requests, self._publishing, self._actors, interventions, self._ready)
         self._busy = 0
         """The number of messages that this process is about to send, or waits for an answer to."""

@@ -27,11 +27,13 @@ FUNCTIONS = {
     "commit_turn": True,
     "create_node": False,
     "dead_letter": True,
+    "drop_agent": True,
     "drop_letter": True,
     "due_requests": True,
     "emit": True,
     "erase": True,
     "expire_call": True,  # calls commit_call
+    "free_instance": True,
     "gateways": True,
     "idle": True,
     "keep_letter": True,  # it replaces a larger entry, and letters are bounded

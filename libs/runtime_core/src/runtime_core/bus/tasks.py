@@ -288,6 +288,10 @@ class TopicVerbs(DurabilityVerbs):
         """Note that this agent exists: it does not get later messages of topics that it does not subscribe to."""
         await self.call("subscribe", "agent", "", agent, "")
 
+    async def knows_subscriber(self, agent: str) -> bool:
+        """Return whether this agent was noted, and not dropped since."""
+        return await self.transport.call("HEXISTS", self.keys.topics, f"@{agent}") == 1
+
     async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
         """End a subscription. Return False if there is none."""
         kind = "prefix" if unwanted.prefix else "type"

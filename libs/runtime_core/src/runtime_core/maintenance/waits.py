@@ -18,7 +18,6 @@ from runtime_core.bus.connection import Reply, fields, text
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import Topics
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import ROOT_RUN
@@ -155,42 +154,38 @@ async def drop_agent(buses: Sequence[EventBus], name: str) -> int:
     known = {agent: stream for bus in buses for agent, stream in (await agent_streams(bus)).items()}
     if name not in known:
         raise InvalidInput("agent", f"{name!r} is no agent of a runtime; they are {', '.join(known) or 'none'}")
-    running = sum([await processes_of(bus, known[name]) for bus in buses])
-    if running:
-        raise InvalidInput("agent", f"{name!r} runs in {running} process{'es' * (running > 1)}: stop it there first")
-    topics = Topics(buses)
-    for each in await topics.subscriptions():
-        if each.agent == name:
-            await topics.unsubscribe(each)
     return sum([await _drop(bus, name, known[name]) for bus in buses])
 
 
 async def _drop(bus: EventBus, name: str, stream: str) -> int:
-    call, keys = bus.transport.call, bus.keys
-    # First, so that nobody sends to it from now on.
-    await call("HDEL", keys.agents, name)
-    await call("HDEL", keys.manifests, RUNTIME_MANIFEST + name)
-    await call("HDEL", keys.interleaved, name)
-    await call("HDEL", keys.topics, f"@{name}")
+    answer = cast(
+        list[Any], await bus.call("drop_agent", name, RUNTIME_MANIFEST + name, stream, SILENT_MS)
+    )  # Any: of two lengths and types
+    if answer[0] == b"runs":
+        raise InvalidInput(
+            "agent", f"{name!r} runs in {answer[1]} process{'es' * (answer[1] > 1)}: stop it there first"
+        )
+    # A process may register it again from now on: its messages are newer.
     runs = {
         (task, run): each
         for (task, run), each in (await open_runs(bus)).items()
-        if _agent_of(each).partition("/")[0] == name
+        if _agent_of(each).partition("/")[0] == name and _created_ms(each) <= int(answer[1])
     }
     for task in sorted({task for task, _ in runs}):
         await bus.cancel(task, f"the agent {name!r} was dropped", durable=False)
-    await call("DEL", keys.stream(stream))
     for instance in {_agent_of(each) for each in runs.values()}:
-        await call("HDEL", f"{keys.base}inst:{instance}", "busy", "ws")
-        await call("DEL", f"{keys.base}mail:{instance}")
-        await call("DEL", f"{keys.base}nest:{instance}")
-        await call("ZREM", keys.mailboxes, instance)
+        await bus.call("free_instance", instance)
     return len({task for task, _ in runs})
 
 
 def subscriptions_of(name: str, all_of_them: Sequence[TopicSubscription]) -> list[str]:
     """Return the topics of an agent; a prefix ends with `*`."""
     return [f"{each.topic}{'*' if each.prefix else ''}" for each in all_of_them if each.agent == name]
+
+
+def _created_ms(run: dict[bytes, bytes]) -> int:
+    """Return when a run was requested, in epoch milliseconds."""
+    return int([*run.get(b"h", b"").split(b"\n"), *[b""] * 5][4] or 0)
 
 
 def _agent_of(run: dict[bytes, bytes]) -> str:

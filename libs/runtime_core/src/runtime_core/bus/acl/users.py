@@ -253,7 +253,10 @@ OPERATOR = User(
     "operator",
     "runs the command `weft`: reads everything in the namespace, cancels, answers, repairs, redrives",
     "change the server or its users, disconnect or pause clients, write outside the namespace",
-    functions=(*_CLIENT, "drop_letter", "gateways", "read_ingress", "redrive", "repair", "measure_backlog"),
+    functions=(
+        *_CLIENT, "drop_agent", "drop_letter", "free_instance", "gateways", "read_ingress", "redrive", "repair",
+        "measure_backlog",
+    ),
     commands=(
         *_CLIENT_COMMANDS, "command|info", "function|delete", "llen", "lrange", "scan", "type", "xinfo|consumers",
         "zrevrange",
