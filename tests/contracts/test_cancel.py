@@ -99,7 +99,7 @@ async def test_calls_of_a_turn_that_commits_after_a_cancel_are_not_started(broke
     assert await broker.status("note") == ""
 
 
-async def test_owners_hear_of_it_by_their_heartbeat(broker: Broker, bus: EventBus) -> None:
+async def test_a_heartbeat_reports_a_cancelled_task(broker: Broker, bus: EventBus) -> None:
     """The cancel does not wait behind other work in a stream."""
     since, stopped, _ = await bus.beat(LEASE_MS, False, "0")
     assert stopped == []

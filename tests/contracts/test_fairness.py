@@ -96,7 +96,7 @@ async def test_tasks_wait_behind_a_long_stream(broker: Broker, bus: EventBus) ->
     await no_queues(broker)
 
 
-async def test_nothing_waits_before_a_state_manager_has_come(broker: Broker, bus: EventBus) -> None:
+async def test_no_task_is_queued_before_a_state_manager_has_started(broker: Broker, bus: EventBus) -> None:
     """A client of this release that starts before any service of it must not queue tasks that nobody refills."""
     await broker.call("HDEL", broker.keys.meta, "ready_max")
     await flood(broker, bus, "", READY + 2)
@@ -130,7 +130,7 @@ async def test_weights_share_turns(broker: Broker, bus: EventBus) -> None:
     assert 14 <= shares["heavy"] <= 16, shares
 
 
-async def test_a_tenant_saves_no_turns(broker: Broker, bus: EventBus) -> None:
+async def test_an_idle_tenant_saves_up_no_turns(broker: Broker, bus: EventBus) -> None:
     """A tenant that was idle gets no more turns than the others when it returns."""
     await flood(broker, bus, "busy", 20)
     for _ in range(12):

@@ -35,7 +35,7 @@ async def beat_clock(broker: Broker) -> int:
     return int((await broker.hash("meta"))["beat_clock"])
 
 
-async def test_a_pause_of_the_broker_convicts_nobody(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_a_broker_pause_declares_no_owner_dead(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """After an hour without any heartbeat, the first owner to return is alone only for a moment."""
     await last_beat_was(broker, HOUR_MS)
     _, _, declared_dead = await bus.beat(LEASE_MS, False, "")

@@ -161,7 +161,7 @@ async def test_a_long_line_of_ended_tasks_does_not_stop_the_mailbox(broker: Brok
     await broker.idle()
 
 
-async def test_a_message_overtakes_nobody_while_a_long_line_is_passed_over(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_keeps_its_place_behind_a_long_line_of_cancelled_ones(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "first", key="k")
     for number in range(60):
         await broker.submit(bus, f"dropped-{number}", key="k")

@@ -458,7 +458,7 @@ async def test_an_answer_that_was_held_back_outlives_the_end_of_its_task(broker:
     assert not run.keys() & {"y", "m:1", "ao"}
 
 
-async def test_a_call_back_asks_who_waits_for_the_one_below_it(broker: Broker, bus: EventBus) -> None:
+async def test_a_request_that_would_wait_for_its_own_caller_is_a_deadlock(broker: Broker, bus: EventBus) -> None:
     """That one goes on only when this one is over: the request would wait for itself."""
     _, _, second = await called_back_twice(broker, bus, first="e")
     found = await asks(bus, second, agent("1", "editor", "e"))

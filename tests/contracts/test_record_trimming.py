@@ -73,7 +73,7 @@ async def test_a_foreign_group_does_not_count(broker: Broker, bus: EventBus) -> 
     assert await bus.trim_record() == (2, 0)
 
 
-async def test_no_record_yet(broker: Broker, bus: EventBus) -> None:
+async def test_trimming_a_missing_record_does_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.call("DEL", broker.keys.record)
     assert await bus.trim_record() == (0, 0)
 

@@ -113,7 +113,7 @@ async def test_a_reopened_run_waits_for_its_redriven_call(broker: Broker, bus: E
     await broker.idle()
 
 
-async def test_a_reopened_run_asks_again_for_what_its_end_took_away(broker: Broker, bus: EventBus) -> None:
+async def test_a_reopened_run_requests_the_steps_again_that_its_end_dropped(broker: Broker, bus: EventBus) -> None:
     """The end freed child runs, timers and calls: nothing would ever answer these steps."""
     await broker.submit(bus, "t")
     child = ask("2", "editor", stream="agent", key="e", wait="g0")

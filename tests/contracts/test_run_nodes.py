@@ -448,7 +448,7 @@ async def test_a_wait_is_woken_by_the_end(state: StateManager, broker: Broker) -
     assert await wait == await state.get_node("n")
 
 
-async def test_a_wait_for_what_has_ended_returns_at_once(state: StateManager) -> None:
+async def test_a_wait_for_an_ended_node_returns_immediately(state: StateManager) -> None:
     await state.create_node("n")
     await state.run_failed("n")
     assert (await state.wait_for_node("n", WAIT)).status == "FAILED"
@@ -498,7 +498,7 @@ async def test_a_wait_looks_again_after_its_connection_broke(
     assert await wait == await state.get_node("n")
 
 
-async def test_a_wait_for_what_the_broker_has_lost_is_an_error(state: StateManager, broker: Broker) -> None:
+async def test_a_wait_for_a_lost_node_is_an_error(state: StateManager, broker: Broker) -> None:
     await state.create_node("n")
     await state.create_node("other")
     wait = await waiting(state, broker, state.wait_for_node("n", WAIT))

@@ -314,7 +314,7 @@ async def test_progress_comes_from_the_stages(backend: SparkBackend, tmp_path: P
     assert await running == Value(b"3")
 
 
-async def test_a_later_attempt_ends_what_an_earlier_one_left_running(spark: SparkServer, tmp_path: Path) -> None:
+async def test_a_later_attempt_ends_work_that_an_earlier_one_left_running(spark: SparkServer, tmp_path: Path) -> None:
     """The first gateway's driver is not asked: it may be dead."""
     folder, key = str(tmp_path), f"weft/t1/{uuid.uuid4().hex}"
     backends = [SparkBackend({"WEFT_SPARK_REMOTE": spark.url}) for _ in range(2)]

@@ -61,7 +61,7 @@ async def line(proxy: Proxy) -> AsyncIterator[Line]:
     line.close()
 
 
-async def test_a_cut_connection_is_gone_and_a_new_one_works(proxy: Proxy, line: Line) -> None:
+async def test_a_cut_connection_fails_and_a_new_one_works(proxy: Proxy, line: Line) -> None:
     proxy.cut()
     assert await line.reply() == b""
     again = await Line.open(proxy.url)

@@ -908,7 +908,7 @@ async def test_agents_that_hand_over_without_an_end_are_stopped() -> None:
     assert "max_steps=7 handoffs" in response.msg
 
 
-async def test_only_those_of_the_edges_are_handed_over_to() -> None:
+async def test_a_handoff_outside_the_edges_is_refused() -> None:
     async def rogue(ctx: AgentContext, text: str) -> Handoff:
         return Handoff("nobody")
 

@@ -45,7 +45,9 @@ def test_a_blank_variable_counts_as_not_set() -> None:
     assert Settings.from_environment({"WEFT_COLOUR": " "}) == Settings.from_environment({})
 
 
-def test_a_service_says_it_and_ends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_service_with_an_unknown_setting_names_it_and_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     async def build(*_: object) -> object:
         raise AssertionError("nothing is built with settings that are wrong")
 

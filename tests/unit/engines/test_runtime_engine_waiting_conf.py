@@ -52,7 +52,7 @@ async def test_in_one_process_nobody_is_waited_for_long() -> None:
 
 
 @pytest.mark.parametrize(("conf", "told"), [({"engine_wait_seconds": 0}, 0), ({}, 1)])
-async def test_a_task_of_runners_hands_its_conf_on(conf: dict[str, Any], told: int) -> None:  # Any: of several kinds
+async def test_a_task_of_runners_passes_its_conf_on(conf: dict[str, Any], told: int) -> None:  # Any: of several kinds
     async def works(ctx: AgentContext, text: str) -> Any:  # Any: JSON
         try:
             return await ctx.engine("ray").call("rank", top=1)

@@ -122,7 +122,7 @@ async def test_a_host_ends_with_the_error_of_a_part() -> None:
         await host.run()
 
 
-async def test_a_failed_start_stops_only_what_had_begun() -> None:
+async def test_a_failed_start_stops_only_the_started_parts() -> None:
     told = Told()
     host = told.host()
     host.add(start=told.step("start a"), stop=told.step("stop a"))

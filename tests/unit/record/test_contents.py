@@ -50,7 +50,7 @@ def test_a_new_list_takes_few_rounds_and_parents_come_first() -> None:
         assert parent is None or places[parent] < places[digest]
 
 
-def test_nothing_is_missing_of_what_is_stored() -> None:
+def test_stored_contents_are_not_missing() -> None:
     contents, heads = contents_of([1, 2, 3], [1, 2])
     assert search(heads, contents.nodes, set(contents.nodes))[:2] == ([], 2)
 

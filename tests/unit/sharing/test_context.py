@@ -34,7 +34,7 @@ def test_a_level_reads_its_own_value_over_its_parents() -> None:
     assert (agent.session_id, agent.task_id, agent.agent) == ("s", "t-2", "writer")
 
 
-def test_a_level_hides_what_it_deletes() -> None:
+def test_a_deletion_hides_the_value_of_the_level_above() -> None:
     top = session(color="red")
     task = top.child()
     task.delete("color")
@@ -119,7 +119,7 @@ def test_objects_are_merged_name_by_name() -> None:
     assert top.get("plan") == {"title": "a", "done": {"x": 1, "y": 2, "z": 3}}
 
 
-def test_sets_unite_and_remember_what_was_taken_away() -> None:
+def test_sets_merge_additions_and_removals() -> None:
     top = session(tags={"a", "b"})
     one, two = forks(top)
     one.get("tags").add("c")
@@ -208,7 +208,7 @@ def test_a_branch_continues_after_its_merge() -> None:
     assert (top.get("found"), top.token_usage) == (["0", "1", "2"], {"input_tokens": 5})
 
 
-def test_a_branch_of_a_branch_comes_in_once_by_whichever_way() -> None:
+def test_a_nested_branch_is_merged_once_on_any_path() -> None:
     for order in ("inner first", "outer first", "both ways", "a copy last"):
         top = session(found=["0"])
         outer = top.fork()

@@ -69,7 +69,7 @@ def files(tmp_path: Path) -> Files:
     return files
 
 
-async def test_a_call_goes_there_and_back_and_is_forgotten(files: Files) -> None:
+async def test_a_driver_answers_a_call_and_forgets_it(files: Files) -> None:
     async with driver_of(files.folder) as driver:
         state = await connected(driver)
         assert state.info == {"version": "1.0", "at": "a folder"}

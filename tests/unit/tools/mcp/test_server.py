@@ -85,7 +85,7 @@ def test_an_included_app_brings_its_servers_once() -> None:
     assert list(app.mcp_servers) == ["files"]
 
 
-def test_a_name_is_that_server_s_whose_prefix_fits_it_best() -> None:
+def test_a_tool_belongs_to_the_server_with_the_longest_matching_prefix() -> None:
     app = App("app")
     app.add_mcp("a", command=["serve"])
     app.add_mcp("b", command=["serve"], prefix="a.b")
