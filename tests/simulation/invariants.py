@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.topics import task_of_message
+from runtime_core.ids import ROOT_RUN
 from runtime_core.ids import task_of_message as message_of_step
 from runtime_core.ingress.answers import ANSWER_OVERHEAD
 from runtime_core.wire.controls import SIGNAL
-from runtime_core.wire.events import REJECTED
+from runtime_core.wire.events import REJECTED, StreamEvent, TaskOutput
 from tests.simulation import faults, schedules
 from tests.simulation.programs import LATE, SUBSCRIPTIONS, UNHEARD
 from tests.simulation.services import MOST_ANSWER_BYTES
@@ -30,6 +31,7 @@ def look(history: History) -> list[Violation]:
         found += _leftovers(base, held)
     found += _ends(history, held)
     found += _rows(history, held)
+    found += _output(history, held)
     found += _keys(history, held)
     found += _messages(history, held)
     found += _jobs(history)
@@ -119,6 +121,27 @@ def _signals(history: History) -> list[Violation]:
         place = said["request_id"].rpartition("-")[0]
         if (said["task_id"], place, said["value"]) in counted and reply.decode() in refused:
             found.append(Violation("signal refused", f"the answer {said} counted, and was told that it did not"))
+    return found
+
+
+def _output(history: History, held: Snapshot) -> list[Violation]:
+    """A reader that follows the attempts sees the output of one life of the code that has come to its end."""
+    found: list[Violation] = []
+    if history.lost_tail:
+        return found
+    forks = {fork.id for fork in history.clients.forks}  # their output begins where their origin's ended
+    for name, entries in held.streams.items():
+        base, _, task = name.partition(":out:")
+        if not task or task in forks or held.hashes.get(f"{base}:task:{task}", {}).get("status") != "completed":
+            continue
+        output = TaskOutput()
+        for entry, fields in entries:
+            data = msgspec.json.decode(fields["data"])
+            if data.get("run_id") == ROOT_RUN:
+                output.add(StreamEvent(entry, fields["type"], data))
+        said = history.ledger.said.get((task, ROOT_RUN), {})
+        if sorted(output.pieces) not in map(sorted, said.values()):
+            found.append(Violation("output", f"a reader of {task} sees {output.pieces}, and its code said {said}"))
     return found
 
 

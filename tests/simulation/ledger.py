@@ -26,8 +26,20 @@ class Ledger:
     """By task, run and step: topic, source and sender of a published message."""
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     """Attempts of each tool call that began."""
+    lives: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By task and run: how often its code has begun."""
+    said: dict[tuple[str, str], dict[int, list[str]]] = field(default_factory=dict)
+    """By task and run: the output of each life of its code that has come to its end."""
     once: dict[tuple[str, str], int] = field(default_factory=dict)
     """The same of tools that may not be repeated; a redrive takes its call out."""
+
+    def begins(self, task: str, run: str) -> int:
+        """The code of a run begins. Return the number of its life."""
+        life = self.lives[task, run] = self.lives.get((task, run), 0) + 1
+        return life
+
+    def ends(self, task: str, run: str, life: int, said: list[str]) -> None:
+        self.said.setdefault((task, run), {})[life] = said
 
     def step_begins(self, task: str, run: str, step: str) -> None:
         self.begun.append((task, run, step))

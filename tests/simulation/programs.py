@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, cast
 
@@ -45,8 +46,11 @@ def simulated_app() -> App:
 
     async def play(ctx: AgentContext, program: list[Any]) -> int:
         ledger = LEDGER.get()
+        life, said = ledger.begins(ctx.task_id, ctx.run_id), list[str]()
+        SPEECH.set((life, said))
         for op in program:
             await perform(ctx, op, ledger)
+        ledger.ends(ctx.task_id, ctx.run_id, life, said)
         return len(program)
 
     app.agent("free", retry=RETRY)(_named(play))
@@ -133,7 +137,13 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
             ledger.publishes[ctx.task_id, ctx.run_id, published.id] = topic, source, sender
             await published
         case ["emit"]:
-            await ctx.emit("said")
+            await _say(ctx, "said")
+        case ["stream", pieces, seconds, outside]:
+            life, _ = SPEECH.get()
+            for number in range(pieces):
+                await _say(ctx, f"{life if outside else ''}:{number}")
+                if number % 2:
+                    await asyncio.sleep(seconds)
         case ["sleep", seconds]:
             await ctx.sleep(seconds)
         case ["human", seconds]:
@@ -145,6 +155,15 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
                 raise RuntimeError("an attempt of the agent fails")
         case _:
             raise AssertionError(op)
+
+
+SPEECH: ContextVar[tuple[int, list[str]]] = ContextVar("SPEECH")
+"""The life of the code that runs, and its output so far."""
+
+
+async def _say(ctx: AgentContext, piece: str) -> None:
+    await ctx.emit(piece, chunk=True)
+    SPEECH.get()[1].append(piece)
 
 
 def message(source: str) -> Program:
@@ -192,6 +211,7 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
         [
             *([(10, "ray"), (5, "spark")] if engines else ()),
             (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
+            (2, "stream"),
             (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
             (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
             (1, "limited"),
@@ -210,6 +230,9 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             return ["try", 0, pick(choice_source, (3, 1))]
         case "broken":
             return ["tool", 0, 3]
+        case "stream":
+            # From outside of the run: each life of its code says something else.
+            return ["stream", pick(choice_source, (3, 7)), pick(choice_source, (0, 0.3)), choice_source.choose(2)]
         case "once":
             return ["once", pick(choice_source, (0, 0.5, 2.0))]
         case "limited":
