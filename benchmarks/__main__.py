@@ -20,6 +20,7 @@ from benchmarks.profiler import profile
 from benchmarks.recovery import recovery
 from benchmarks.results import write
 from benchmarks.stack import where
+from benchmarks.streaming import streaming
 from benchmarks.throughput import throughput
 
 Figures = dict[str, object]
@@ -32,6 +33,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
     "memory": lambda given: memory(given.tasks),
     "load": lambda given: load(given.seconds),
     "overload": lambda given: overload(given.seconds, given.stream_max),
+    "streaming": lambda given: streaming(given.pieces, given.readers),
     "growth": lambda given: growth(given.tasks, given.block, given.in_flight),
 }
 IN_ALL = ("throughput", "latency", "recovery", "memory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 from benchmarks.question import found
@@ -32,6 +33,16 @@ async def asker(ctx: AgentContext, text: str) -> str:
 async def sleeper(ctx: AgentContext, text: str) -> str:
     await ctx.sleep(24 * 3600)
     return text
+
+
+@app.agent("speaker")
+async def speaker(ctx: AgentContext, text: list[float]) -> None:
+    """Emits the time (epoch ns). The input is the number of pieces, and the seconds between them."""
+    pieces, seconds = text
+    for _ in range(int(pieces)):
+        await ctx.emit(time.time_ns(), chunk=True)
+        if seconds:
+            await asyncio.sleep(seconds)
 
 
 @app.agent("doubter")

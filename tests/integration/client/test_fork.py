@@ -364,3 +364,38 @@ async def test_a_fork_keeps_to_the_path_that_the_origin_took_before_its_step() -
         assert calls == Counter({"search more": 1, "search redis": 1, "rank": 2})
         journal = (await local.recorded("t-2")).steps
     assert [step.step for step in journal if step.kind == "patch"] == []
+
+
+async def test_a_fork_emits_only_what_follows_its_step() -> None:
+    app = App("streams")
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, input: object) -> None:
+        async def part(name: str) -> None:
+            await ctx.emit(f"{name}0 ")
+            await ctx.emit(f"{name}1 ")
+
+        for number in range(3):
+            await ctx.emit(f"{number} ")
+        await ctx.gather(part("a"), part("b"))
+        await ctx.tool(search)
+        for number in range(3, 6):
+            await ctx.emit(f"{number} ")
+
+    local = LocalApp(app, trajectory=True)
+    async with local as client:
+        await ended(local, client, "writer", None, "t-1")
+
+        async def output_of(at: str) -> list[str]:
+            fork = await client.fork("t-1", at=at, store=local.trajectories, stream=True)
+            return [event.text async for event in fork.stream() if event.type == "weft.output.delta"]
+
+        assert await output_of("5") == ["3 ", "4 ", "5 "]
+        assert await output_of("7") == ["4 ", "5 "], "from the middle of a row"
+        assert await output_of("4.1.1") == ["b0 ", "b1 ", "3 ", "4 ", "5 "]
+        with pytest.raises(InvalidInput, match="has no recorded result to replace"):
+            await client.fork("t-1", at="6", input="other", store=local.trajectories)
