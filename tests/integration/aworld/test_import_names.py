@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft import AgentContext
-from weft.aworld import Observation, TaskConfig, WorkflowSwarm
+from weft.aworld import Observation, Runners, TaskConfig, TaskRunner, WorkflowSwarm
 
 PAGE = Path(__file__).parents[3] / "docs" / "aworld.md"
 
@@ -173,6 +173,56 @@ async def calls(agent, tasks):
 """
 
 
+EVENTS = """
+async def do_run(self):
+    # send init msg
+    await self.event_mng.emit_message(msg)
+    # core process
+    await self._do_run()
+    # gen trajectory
+    await self._save_trajectories()
+    # build response
+    resp = self._response()
+"""
+
+DESIGNED = """
+from aworld.core.task import TaskResponse
+from aworld.runners.task_runner import TaskRunner
+
+class WellDesignedRunner(TaskRunner):
+    async def do_run(self, context):
+        return await self._main_execution(context)
+
+    async def _main_execution(self, context):
+        observation = self.observation
+        results = []
+        processed_obs = await self._preprocess(observation)
+        for step in range(self.max_steps):
+            output = await self._execute_step(processed_obs, step)
+            results.append(output)
+            if self._should_stop(output):
+                break
+            processed_obs = self._update_observation(processed_obs, output)
+        final_result = await self._postprocess(results)
+        return TaskResponse(task_id=self.task.id, content=final_result, status="success")
+
+    async def _execute_step(self, obs, step):
+        return await self.swarm.ordered_agents[0].run(obs)
+
+    def _should_stop(self, output):
+        return len(output) > 3
+
+    def _update_observation(self, ob, output):
+        return output + ob
+
+    async def _preprocess(self, observation):
+        return observation.content
+
+    async def _postprocess(self, results):
+        return results
+"""
+
+
 def run_block(code: str, **names: object) -> dict[str, Any]:  # Any: whatever the code defines
     """Execute a block with the changed prefix. `names` are those that the document takes as given."""
     space: dict[str, Any] = {"__name__": "document", **names}
@@ -216,6 +266,36 @@ async def test_the_block_with_a_tree_search() -> None:
     )
     assert response.status == "completed", response.error
     assert str(response.answer).endswith("zzzzzz"), "the longest of three branches, twice"
+
+
+async def test_the_block_with_the_event_loop_of_a_runner() -> None:
+    space = run_block(EVENTS)
+
+    class OfTheDocument(TaskRunner):
+        async def do_run(self, context: Any = None) -> None:
+            [space["msg"]] = await self.first_messages()
+            await space["do_run"](self)
+
+    response = await Runners.run("hi", agent=shout, runner_cls=OfTheDocument)
+    assert (response.status, response.answer) == ("completed", "HI")
+
+
+async def test_the_block_with_a_runner_in_parts() -> None:
+    runner = run_block(DESIGNED)["WellDesignedRunner"]
+    response = await Runners.run("a", agent=shout, runner_cls=runner, conf={"max_steps": 9})
+    assert response.answer == ["A", "AA", "AAAA"]
+
+
+def test_the_page_lists_the_blocks_that_are_no_programs() -> None:
+    """The others run above. A name that the page gives for one exists."""
+    rows = table("Code of AWorld's documents")
+    assert len(rows) == 6
+    for _, *named in rows:
+        for name in (each for each in named if each.startswith("weft.")):
+            module, _, attribute = name.rpartition(".")
+            owner, _, method = module.rpartition(".")
+            found = getattr(importlib.import_module(owner), method) if method[:1].isupper() else None
+            assert hasattr(found or importlib.import_module(module), attribute), name
 
 
 async def test_the_block_with_an_engine() -> None:
