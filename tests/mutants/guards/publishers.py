@@ -252,15 +252,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         STREAMS,
-        "turns",
-        "                await asyncio.sleep(STREAM_RETRY_SECONDS if waiting else 0 if entries else self._poll_seconds())\n",
-        "                if waiting or not entries:\n"
-        "                    await asyncio.sleep(WAIT_SECONDS if waiting else self._idle_seconds())\n",
-        "a long stream delays no other",
-        TESTS,
-    ),
-    python(
-        STREAMS,
         "again",
         '                elif not waiting:\n                    # Read from the start again: settled entries are gone, and a recreated stream may have smaller ids.\n                    last = b""\n',
         "                elif entries:\n                    last = entries[-1].id\n",

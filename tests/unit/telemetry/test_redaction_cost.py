@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_core.record.step import ENCODER, STEPS, Step, StepError
-from runtime_core.telemetry import json_redaction
+from runtime_core.telemetry import json_redaction, secret_search
 from runtime_core.telemetry.json_redaction import ESCAPES
 from runtime_core.telemetry.redaction import Redactor, patterns_of
 from runtime_core.telemetry.secret_search import MAX_CANDIDATES, RULE, candidate_pattern
@@ -54,6 +54,30 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "a mixture of keys": lambda length: _mixed(("sk-", "AIza", "eyJ", "glpat-", "xoxb-", "AKIA", "hf_", "-"), length),
     "a mixture with a digit at its end": lambda length: _mixed(("sk-", "bearer ", "password:", "x"), length) + "1",
 }
+
+
+def test_the_end_of_a_long_secret_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each candidate inside it would search for the same end."""
+    searched: list[int] = []
+    group = secret_search.RULE.groupindex["private_key"]
+    find_end = secret_search.ENDS[group]
+
+    def counted(text: bytes, start: int) -> int:
+        searched.append(start)
+        return find_end(text, start)
+
+    monkeypatch.setitem(secret_search.ENDS, group, counted)
+    begin, end = "-----BEGIN PRIVATE " + "KEY-----", "-----END PRIVATE " + "KEY-----"
+    assert Redactor().text(begin * 20 + end + " and more") == "*** and more"
+    assert len(searched) == 1
+
+
+def test_a_text_with_few_escapes_is_not_decoded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(json_redaction, "_decode_text")
+    written = b'"two\\nlines"'
+    text, write = json_redaction.unescaped(written, 1)
+    assert text == b"two\nlines"
+    assert write(text) == written
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -27,7 +27,7 @@ def called(tool: str) -> dict[str, Any]:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.integration.tools.mcp.hostile_client", tool],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         timeout=120,
