@@ -83,6 +83,16 @@ def offenders(package: str) -> list[str]:
     ]
 
 
+def test_only_engines_pickle() -> None:
+    """What is pickled goes from an engine to its own workers: a namespace's processes exchange JSON."""
+    picklers = {
+        found.importer for found in production_imports() if found.imported.rpartition(".")[2].endswith("pickle")
+    }
+    engines = ("engines", "clusters", "aworld.engines")
+    assert picklers
+    assert [each for each in picklers if not any(within(each, f"runtime_core.{place}") for place in engines)] == []
+
+
 def test_there_is_something_to_look_at() -> None:
     assert any(within(found.imported, "runtime_core") for found in production_imports())
 

@@ -45,6 +45,39 @@ async def test_work_in_flight_is_settled_when_it_comes_in(
     assert (await broker.final("t"))["status"] == "cancelled"
 
 
+async def test_a_run_that_ends_its_task_as_cancelled_frees_all_that_it_holds(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await broker.submit(bus, "next", key="k")
+    await suspend(bus, await broker.take(bus), nap("1", 1), ask("2"), ask("3", "editor", stream="agent"))
+    call = await broker.take(bus, "tool")
+    since, _, _ = await bus.beat(LEASE_MS, False, "0")
+    await broker.pass_time(10)
+    await bus.promote()
+    child, turn = await broker.take(bus), await broker.take(bus)
+    assert await fail(bus, turn, "not needed", mode="k")
+    final = await broker.final("t")
+    assert final["status"] == "cancelled"
+    assert final["error"] == {"type": "Broken", "message": "not needed"}
+    assert (await bus.beat(LEASE_MS, False, since))[1] == ["t"]
+    assert not await answer(bus, call)
+    assert not await complete(bus, child)
+    following = await broker.take(bus)
+    assert following.task == "next"
+    assert await complete(bus, following)
+    await broker.idle()
+
+
+async def test_a_child_run_that_ends_as_cancelled_only_fails_its_step(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await fail(bus, await broker.take(bus), "not needed", mode="k")
+    turn = await broker.take(bus)
+    assert (turn.run, await broker.status("t")) == ("r", "waiting")
+    assert (await broker.task("t"))["j:1"][8] == "E"
+    assert await complete(bus, turn)
+    await broker.idle()
+
+
 async def test_a_cancelled_call_is_settled_when_it_comes_in(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
