@@ -24,7 +24,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
             command("up", "--app", "desk:app"), cwd=folder, env=environment(folder), stdout=output, stderr=output
         )
     try:
-        until(lambda: process.poll() is not None or log.read_text().count("✓ ready") == 4)
+        until(lambda: process.poll() is not None or log.read_text().count("✓ ready") == 4, 60)
         assert process.poll() is None, log.read_text()
         url = find_endpoint(folder / "data")
         assert url is not None

@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
+from runtime_core.cli.submit import PrintedOutput
 from runtime_core.codec import typed
+from runtime_core.wire.events import StreamEvent
 from tests.integration.cli.desk import Desk, Ended, Weft, command, environment
 
 
@@ -49,8 +51,8 @@ def test_submit_reads_standard_input(weft: Weft, monkeypatch: pytest.MonkeyPatch
     assert weft("submit", "echo", "-", "--json").json["output"] == [1, 2]
 
 
-def test_submit_streams_deltas_and_then_the_answer(weft: Weft) -> None:
-    assert weft("submit", "shout", "hi there", "--stream") == Ended(0, 'HI THERE {"words":2}\nHI THERE\n', "")
+def test_submit_streams_deltas_and_prints_their_text_once(weft: Weft) -> None:
+    assert weft("submit", "shout", "hi there", "--stream") == Ended(0, 'HI THERE {"words":2}\n', "")
     ended = weft("submit", "shout", "hi", "--stream", "--json")
     events = [json.loads(line) for line in ended.out.splitlines()]
     assert [event["type"] for event in events] == ["weft.output.delta", "weft.output.delta", "weft.task.completed"]
@@ -139,3 +141,31 @@ def test_a_broken_pipe_is_quiet(weft: Weft, desk: Desk) -> None:
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def delta(seq: int, text: str, attempt: int = 1, **more: object) -> StreamEvent:
+    data = {"task_id": "t", "run_id": "r", "attempt": attempt, "seq": seq, "text": text, **more}
+    return StreamEvent(entry_id=f"{seq}-0", type="weft.output.delta", data=data)
+
+
+def test_the_output_of_a_lost_attempt_is_replaced_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output = PrintedOutput()
+    for event in (delta(1, "first line\nhalf a "), delta(2, "first line\nall", 2), delta(3, " of it", 2)):
+        output.add(event)
+    output.end_line()
+    out, err = capsys.readouterr()
+    assert out == "first line\nhalf a \r\x1b[1A\x1b[Jfirst line\nall of it\n"
+    assert err == ""
+    assert output.has_shown("first line\nall of it")
+    assert not output.has_shown("another answer")
+
+
+def test_a_program_that_reads_the_output_is_told_that_an_attempt_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    output = PrintedOutput()
+    for event in (delta(1, "half a "), delta(2, "all", 2), delta(2, "all", 2), delta(1, "half a ", 1)):
+        output.add(event)
+    output.end_line()
+    assert capsys.readouterr() == ("half a \nall\n", "an attempt was lost: attempt 2 replaces its output\n")

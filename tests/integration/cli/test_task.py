@@ -60,6 +60,14 @@ def test_many_tasks_are_cancelled_at_once(weft: Weft) -> None:
         assert "give either ids, or --all with any filters" in wrong.err
 
 
+def test_a_waiting_task_says_for_whom_it_waits(weft: Weft) -> None:
+    weft("submit", "approver", "draft", "--task-id", "rest-1", "--no-wait")
+    [wait] = shown_with(weft, "rest-1", lambda view: view.get("questions"))["waits_for"]
+    assert wait["since"] > 0
+    assert "status   waiting for a human since " in weft("task", "show", "rest-1").out
+    weft("task", "cancel", "rest-1")
+
+
 def test_watch_prints_each_change_and_ends_with_the_task(weft: Weft) -> None:
     weft("submit", "echo", "x", "--task-id", "watch-1")
     weft("submit", "rejecting", "x", "--task-id", "watch-2")

@@ -17,7 +17,7 @@ def test_a_trajectory_is_shown_as_a_tree(weft: Weft) -> None:
     lines = weft("trajectory", "show", "tree-1").out.splitlines()
     assert lines[0] == "task tree-1  caller  completed"
     assert lines[1].startswith("└─ ◆ agent caller  completed  ")
-    assert lines[2].startswith("   └─ ▸ tool broken  completed  ")
+    assert lines[2].startswith("   └─ ▸ tool broken  step 1  completed  ")
     tree = weft("trajectory", "show", "tree-1", "--json").json
     assert (tree["task"], tree["complete"], tree["steps"]) == ("tree-1", True, 2)
     missing = weft("trajectory", "show", "unheard-of")

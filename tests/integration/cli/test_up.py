@@ -76,13 +76,13 @@ def test_reload_restarts_the_handlers_with_the_new_code(tmp_path: Path) -> None:
             command("up", "--app", "desk:app", "--reload"), cwd=tmp_path, env=own, stdout=output, stderr=output
         )
     try:
-        until(lambda: process.poll() is not None or log.read_text().count("✓ ready") == 4)
+        until(lambda: process.poll() is not None or log.read_text().count("✓ ready") == 4, 60)
         assert asked() == "first x\n", log.read_text()
         (tmp_path / "desk.py").write_text(APP + "syntax error")
         until(lambda: "the old code runs on" in log.read_text())
         assert asked() == "first x\n"
         (tmp_path / "desk.py").write_text(APP.replace("first", "second"))
-        until(lambda: log.read_text().count("✓ ready") == 6)
+        until(lambda: log.read_text().count("✓ ready") == 6, 60)
         assert asked() == "second x\n"
         assert "restarting in" not in log.read_text()
         process.send_signal(signal.SIGINT)

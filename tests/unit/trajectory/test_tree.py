@@ -51,13 +51,13 @@ def test_a_tree_shows_runs_below_what_started_them() -> None:
     assert render(RESEARCH).splitlines() == [
         "task t-1  researcher  completed  session s-1",
         '└─ ◆ agent researcher  completed  3.40 s  "Redis  Streams"',
-        '   ├─ ○ model small  completed  812.4 ms  {"plan":["a","b"]}',
-        '   ├─ ▸ tool search  completed  12.3 ms  2 attempts  {"query":"a"}',
-        "   ├─ ▸ tool search  failed  1.0 ms  ✗ ValueError: no such",
-        "   ├─ ◆ agent writer/7  completed  1 min 30 s",
-        "   │  ├─ · step count  completed  1.0 ms",
-        "   │  └─ ▲ engine rank  completed  1.0 ms",
-        "   └─ » emit emit  completed  1.0 ms",
+        '   ├─ ○ model small  step 1  completed  812.4 ms  {"plan":["a","b"]}',
+        '   ├─ ▸ tool search  step 2.0  completed  12.3 ms  2 attempts  ✗ attempt 1: OSError: first try  {"query":"a"}',
+        "   ├─ ▸ tool search  step 2.1  failed  1.0 ms  ✗ ValueError: no such",
+        "   ├─ ◆ agent writer/7  step 3  completed  1 min 30 s",
+        "   │  ├─ · step count  step 3/1  completed  1.0 ms",
+        "   │  └─ ▲ engine rank  step 3/2  completed  1.0 ms",
+        "   └─ » emit  step 10  completed  1.0 ms",
         "completed in 3.42 s: 8 steps (2 agent, 2 tool, 1 model, 1 emit, 1 step, 1 engine)",
     ]
 
@@ -84,9 +84,9 @@ def test_a_run_that_is_not_recorded_keeps_its_place() -> None:
         "└─ ▸ tool search  completed  1.0 ms",
         "   └─ - r/1  not recorded",
         "      ├─ - r/1/2  not recorded",
-        "      │  └─ ▸ tool search  completed  1.0 ms",
+        "      │  └─ ▸ tool search  step 1/2/3  completed  1.0 ms",
         "      └─ - r/1/4  not recorded",
-        "         └─ ▸ tool search  completed  1.0 ms",
+        "         └─ ▸ tool search  step 1/4/1  completed  1.0 ms",
     ]
 
 
@@ -94,7 +94,7 @@ def test_attempts_of_a_step_share_a_line_and_the_last_one_speaks() -> None:
     first = step("r", "1", status="failed", error=StepError("OSError", "first"))
     found = trajectory(step("r"), first, step("r", "1", attempt=2))
     assert [line for line in render(found).splitlines() if "2 attempts" in line] == [
-        "   └─ ▸ tool search  completed  1.0 ms  2 attempts"
+        "   └─ ▸ tool search  step 1  completed  1.0 ms  2 attempts  ✗ attempt 1: OSError: first"
     ]
     (root,) = to_tree(found)["runs"]
     assert [error["message"] for error in root["children"][0]["errors"]] == ["first"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from typer import Argument, BadParameter, Option
 
@@ -90,7 +90,7 @@ async def show(
 ) -> None:
     """Show a dead letter.
 
-    Includes the event and every error with its traceback.
+    Begins with the last error and its traceback. Includes the event and the earlier errors.
 
     \b
     Example:
@@ -204,6 +204,11 @@ def _fail(verb: str, done: int, failed: list[dict[str, str]]) -> None:
 
 
 def _print_letter(letter: DeadLetter) -> None:
+    # The last error first: it is what the reader came for.
+    numbered = list(enumerate(letter.errors, 1))
+    for number, error in numbered[-1:]:
+        _print_error(number, len(numbered), error)
+        print()
     print_facts(
         [
             ("letter", letter.letter_id),
@@ -219,10 +224,9 @@ def _print_letter(letter: DeadLetter) -> None:
             ("error", error_line(letter.error, 2000)),
         ]
     )
-    for number, error in enumerate(letter.errors, 1):
-        print(f"\nerror {number} of {len(letter.errors)}, {moment(error.get('at'))}: {error_line(error)}")
-        if error.get("traceback"):
-            print(shown(str(error["traceback"]).rstrip()))
+    for number, error in reversed(numbered[:-1]):
+        print()
+        _print_error(number, len(numbered), error)
     drop = f"drop it: weft dead drop {letter.letter_id}"
     if letter.cut:
         print(f"\nit was too large to be stored whole, so it cannot be redriven; {drop}")
@@ -240,3 +244,9 @@ def _describe_cut(letter: DeadLetter) -> str:
     if left_out := letter.cut.get("left_out"):
         parts.append(f"{left_out} fields are omitted")
     return "; ".join(parts)
+
+
+def _print_error(number: int, count: int, error: dict[str, Any]) -> None:  # Any: JSON
+    print(f"error {number} of {count}, {moment(error.get('at'))}: {error_line(error)}")
+    if error.get("traceback"):
+        print(shown(str(error["traceback"]).rstrip()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Annotated
 
+import msgspec
 from typer import Argument, BadParameter, Exit, Option
 
 from runtime_core import codec
@@ -21,6 +23,7 @@ from runtime_core.cli.task_view import answers_to
 from runtime_core.client.client import Client, StreamEvent, TaskHandle
 from runtime_core.text import plain
 from runtime_core.wire.commands import SubmitOptions
+from runtime_core.wire.events import OUTPUT_DELTA, TaskOutput
 
 ADMISSION_SECONDS = 30.0
 """How long a submit waits for the first agent-handler of a new namespace, in seconds."""
@@ -72,7 +75,9 @@ async def submit(
         int | None, Option(metavar="N", min=1, max=9, help="The priority among the tenant's tasks; 9 starts first (5).")
     ] = None,
     wait: Wait = True,
-    stream: Annotated[bool, Option("--stream", help="Print output as it arrives, then the answer.")] = False,
+    stream: Annotated[
+        bool, Option("--stream", help="Print output as it arrives, then the answer, unless it is the same text.")
+    ] = False,
     as_json: Annotated[
         bool, Option("--json", help="Print the final event as JSON; with --stream every event, one per line.")
     ] = False,
@@ -146,45 +151,85 @@ async def follow(task: TaskHandle, wait: bool, stream: bool, as_json: bool) -> N
 
 
 async def _follow(task: TaskHandle, stream: bool, as_json: bool) -> None:
-    open_line = False
+    output = PrintedOutput()
     async for event in task.stream():
         ended = event.type.startswith("weft.task.")
         if as_json and stream:
             print_json({"entry_id": event.entry_id, "type": event.type, "data": event.data})
         elif as_json and ended:
             print_json(event.data)
-        if event.type == "weft.output.delta" and stream and not as_json:
-            open_line = _print_delta(event)
+        if event.type == OUTPUT_DELTA and stream and not as_json:
+            output.add(event)
         elif event.type == "weft.human.requested":
-            _print_question(event.data, open_line)
-            open_line = False
+            output.end_line()
+            _print_question(event.data)
         elif ended:
-            if open_line:
-                print()
-            _end(event.data, as_json)
+            output.end_line()
+            _end(event.data, as_json or output.has_shown(event.data.get("output")))
             return
 
 
-def _print_delta(event: StreamEvent) -> bool:
-    """Print text without a line break, and other values on their own lines. Return whether the line is still open."""
-    if "text" in event.data:
-        text = shown(event.text)
+class PrintedOutput:
+    """Prints a task's output as it arrives. Output of a lost attempt is replaced by that of the next one."""
+
+    def __init__(self) -> None:
+        self._output = TaskOutput()
+        self._attempts: dict[str, int] = {}
+        """The latest attempt by run."""
+        self._printed: list[str] = []
+        """What stands on the terminal since the last line of another kind."""
+
+    def add(self, event: StreamEvent) -> None:
+        """Print what the event adds, or all again if it begins a new attempt of a run."""
+        run, attempt = str(event.data.get("run_id")), int(event.data.get("attempt", 1))
+        is_repeated = attempt > self._attempts.get(run, attempt)
+        self._attempts[run] = max(attempt, self._attempts.get(run, attempt))
+        if not self._output.add(event):
+            return
+        if is_repeated:
+            self._erase(attempt)
+            for piece in self._output.pieces:
+                self._print(piece)
+        else:
+            self._print(event.data["text"] if "text" in event.data else event.data["value"])
+
+    def end_line(self) -> None:
+        """Go to a new line, and leave the lines before it as they are."""
+        if self._printed and not self._printed[-1].endswith("\n"):
+            print(flush=True)
+        self._printed.clear()
+
+    def has_shown(self, answer: object) -> bool:
+        """Return whether the answer is the text that was printed."""
+        return isinstance(answer, str) and bool(answer.strip()) and answer.strip() == self._output.text.strip()
+
+    def _print(self, piece: object) -> None:
+        """Print text without a line break, and other values on their own lines."""
+        text = shown(piece) if isinstance(piece, str) else msgspec.json.encode(piece).decode() + "\n"
         print(text, end="", flush=True)
-        return not text.endswith("\n")
-    print_json(event.data.get("value"))
-    return False
+        self._printed.append(text)
+
+    def _erase(self, attempt: int) -> None:
+        size = shutil.get_terminal_size()
+        lines = "".join(self._printed).split("\n")
+        rows = sum(max(1, -(-len(line) // size.columns)) for line in lines)
+        if sys.stdout.isatty() and rows < size.lines:
+            print("\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "") + "\x1b[J", end="")
+            self._printed.clear()
+            return
+        self.end_line()  # what another program has read cannot be taken back
+        print(f"an attempt was lost: attempt {attempt} replaces its output", file=sys.stderr, flush=True)
 
 
-def _print_question(request: Row, open_line: bool) -> None:
-    start = "\n" if open_line else ""
+def _print_question(request: Row) -> None:
     data = f"  {preview(request['data'])}" if request.get("data") is not None else ""
     answers = "\n".join(f"  answer with: {command}" for command in answers_to(request))
-    print(f"{start}? {plain(str(request['prompt']))}{data}\n{answers}", file=sys.stderr, flush=True)
+    print(f"? {plain(str(request['prompt']))}{data}\n{answers}", file=sys.stderr, flush=True)
 
 
-def _end(final: Row, as_json: bool) -> None:
+def _end(final: Row, is_shown: bool) -> None:
     if final["status"] == "completed":
-        if not as_json:
+        if not is_shown:
             print_value(final.get("output"))
         return
     task = final["task_id"]

@@ -33,6 +33,7 @@ from runtime_core.cli.output import (
     print_json,
     print_rows,
     progress,
+    shown,
     without_secrets,
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
@@ -45,7 +46,9 @@ from runtime_core.cli.task_view import (
     describe_wait,
     open_questions,
     parked_runs,
+    question_line,
     read_task,
+    status_line,
     task_in_store,
     tasks_in_store,
     tasks_on_broker,
@@ -216,7 +219,7 @@ def _print_task(view: Row, now_ms: int) -> None:
     limits += [f"{limit:g} {name.removeprefix('max_')}" for name, limit in view.get("limits", {}).items()]
     facts: list[tuple[str, object]] = [
         ("task", view["task_id"]),
-        ("status", view["status"]),
+        ("status", status_line(view, now_ms)),
         ("agent", _instance(view)),
         ("session", view.get("session_id")),
         ("fork of", fork and f"{fork['task']}, from {'step ' + fork['step'] if fork['step'] else 'its start'}"),
@@ -244,18 +247,13 @@ def _print_task(view: Row, now_ms: int) -> None:
             error = error_line((wait.get("errors") or [None])[-1])
             facts.append(("waits", describe_wait(wait, now_ms) + (f"; the last error: {error}" if error else "")))
     for question in view.get("questions", ()):
-        facts.append(("question", _question_line(question)))
+        facts.append(("question", question_line(question)))
         if "deadline" in question:
             otherwise = f", then the answer is {preview(question['default'])}" if "default" in question else ""
             facts.append(("", f"until {moment(question['deadline'])}{otherwise}"))
         facts += [("", f"answer with: {command}") for command in answers_to(question)]
     facts += [("dead", f"{letter}  see weft dead show {letter}") for letter in view.get("dead_letters", ())]
     print_facts(facts)
-
-
-def _question_line(question: Row) -> str:
-    data = f"  {preview(question['data'], 300)}" if question.get("data") is not None else ""
-    return f"{question['prompt']}{data}"
 
 
 def _amounts(usage: Row) -> str:
@@ -265,7 +263,7 @@ def _amounts(usage: Row) -> str:
 
 
 def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
-    from runtime_core.trajectory.tree import render
+    from runtime_core.trajectory.tree import last_failure, render
 
     print()
     if recorded is not None:
@@ -273,6 +271,9 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
             print("reopened since; recorded before:")
         # The task's own line is already printed.
         print("\n".join(render(recorded).splitlines()[1:]))
+        if (failure := last_failure(recorded)) is not None:
+            step, error = failure
+            print(f"\nthe last traceback, of {plain(step.kind)} {plain(step.name)}:\n{shown(error.traceback.rstrip())}")
     elif "ended" in view:
         print("trajectory: no steps of this task are recorded; check that the trajectory-recorder is running")
     else:

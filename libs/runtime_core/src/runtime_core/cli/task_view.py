@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.cli.output import Row, error_line
+from runtime_core.cli.output import Row, error_line, preview
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.maintenance.measures import Fields, served_by_handlers, unpacked
 from runtime_core.maintenance.stuck import hash_at
@@ -39,7 +39,7 @@ async def read_task(bus: EventBus, task: str) -> Row | None:
 
     In addition to what `shown` returns, it has `max_steps`, `time_limit_at`, `waits_for`, `questions` and
     `dead_letters` (ids). Each item of `waits_for` has `run`, `step`, `kind`, and if known `name`, `due`, `attempt`,
-    `errors`, and `task_id` of an agent in another partition.
+    `since` (of a question or a sleep), `errors`, and `task_id` of an agent in another partition.
     """
     keys = bus.keys
     fields = await hash_at(bus, keys.task(task))
@@ -71,6 +71,9 @@ async def read_task(bus: EventBus, task: str) -> Row | None:
                 step = name[2:].decode()
                 due = await _due(bus, f"s|{task}|{run}|{step}")
                 waits.append(_step_wait(run, step, chr(value[8]), due, runs, retries))
+                asked_at = of_run.get(b"q:" + name[2:]) or fields.get(f"z:s|{task}|{run}|{step}".encode())
+                if asked_at and asked_at[:13].isdigit():
+                    waits[-1]["since"] = int(asked_at[:13])
                 if b"q:" + name[2:] in of_run:
                     question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
                     questions.append(question if due is None else {**question, "deadline": due})
@@ -107,11 +110,27 @@ async def parked_runs(buses: Sequence[EventBus], namespace: str, task: str, stor
     return found
 
 
+def status_line(view: Row, now_ms: float) -> str:
+    """Return the task's status, and for a waiting one what it waits for: a task at rest is healthy."""
+    waits = view.get("waits_for") or []
+    kinds = {wait["kind"] for wait in waits}
+    if view["status"] in ENDED or len(kinds) != 1:
+        return str(view["status"])
+    since = min((wait["since"] for wait in waits if "since" in wait), default=None)
+    passed = "" if since is None else f" since {duration(now_ms - since)}"
+    if kinds == {"human"}:
+        return f"waiting for a human{passed}"
+    if kinds == {"timer"}:
+        return f"sleeping{passed}"
+    return str(view["status"])
+
+
 def describe_wait(wait: Row, now_ms: float) -> str:
     """Describe an item of `waits_for` on one line, without user data."""
     if "place" in wait:
         return f"{_PLACES[wait['place']]} {wait['name']}"
-    text = f"{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}"
+    kind = "sleep" if wait["kind"] == "timer" else wait["kind"]
+    text = f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
     if "task_id" in wait:
         text += f", which runs as task {wait['task_id']}"
     if wait.get("attempt"):
@@ -120,6 +139,12 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         left = wait["due"] - now_ms
         text += f", in {duration(left)}" if left > 0 else ", due now"
     return text
+
+
+def question_line(question: Row) -> str:
+    """Return the text of a question, with its data, on one line."""
+    data = f"  {preview(question['data'], 300)}" if question.get("data") is not None else ""
+    return f"{question['prompt']}{data}"
 
 
 def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON

@@ -37,6 +37,10 @@ _GLYPHS = {
     "patch": "±",
 }
 _OTHER_GLYPH = "-"
+SHOWN_FAILURES = 3
+"""How many failed attempts of a step the tree shows: the latest ones."""
+_KINDS = {"timer": "sleep"}
+"""Kind of a step → its name for people, if that differs."""
 
 
 class ErrorDict(TypedDict):
@@ -221,12 +225,17 @@ def _line(node: _Node) -> str:
     step = node.last
     if step is None:
         return f"{_OTHER_GLYPH} {plain(node.run)}  not recorded"
-    parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {plain(step.kind)} {plain(step.name)}"]
+    kind = plain(_KINDS.get(step.kind, step.kind))
+    parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {kind}" + (f" {plain(step.name)}" if step.name != kind else "")]
     if step.key:
         parts[0] += f"/{plain(step.key)}"
+    if place_in_task := "/".join(filter(None, (node.run.partition("/")[2], node.step))):
+        parts.append(f"step {plain(place_in_task)}")
     parts += [plain(step.status), duration(step.ended - step.started)]
     if step.attempt > 1:
         parts.append(f"{step.attempt} attempts")
+    failed = list(enumerate(_errors_of(node), 1))[-SHOWN_FAILURES:]
+    parts += [f"✗ attempt {number}: {_error_line(error)}" for number, error in failed]
     if PIECES in step.attributes:
         parts.append(f"{step.attributes[PIECES]} pieces")
     if (answer := answer_of(step)) is not None:
@@ -243,6 +252,26 @@ def _line(node: _Node) -> str:
     elif answer is not None and answer.error is not None:
         parts.append(f"✗ {_error_line(answer.error)}")
     return "  ".join(parts)
+
+
+def _errors_of(node: _Node) -> list[StepError]:
+    """Return the errors of the earlier attempts, the oldest first."""
+    recorded = node.last.errors if node.last is not None else []
+    return recorded or [earlier.error for earlier in node.attempts[:-1] if earlier.error is not None]
+
+
+def last_failure(trajectory: TaskTrajectory) -> tuple[Step, StepError] | None:
+    """Return the latest error with a traceback, and its step; None if there is none."""
+    failures = [
+        (error.at, number, step, error)
+        for number, step in enumerate(trajectory.steps)
+        for error in (*step.errors, *filter(None, [step.error]))
+        if error.traceback
+    ]
+    if not failures:
+        return None
+    _, _, step, error = max(failures, key=lambda failure: failure[:2])
+    return step, error
 
 
 def _model_of(step: Step, answer: ModelAnswer) -> str:
@@ -318,7 +347,7 @@ def _node_dict(node: _Node) -> NodeDict:
     recorded = step is not None
     if step is None:
         step = Step(run=node.run, kind="", name="", status="", started=0.0, ended=0.0)
-    errors = step.errors or [earlier.error for earlier in node.attempts[:-1] if earlier.error is not None]
+    errors = _errors_of(node)
     return {
         "run": node.run,
         "step": node.step,
