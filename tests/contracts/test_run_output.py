@@ -221,6 +221,30 @@ async def test_output_that_differs_after_a_kill_replaces_the_earlier_one(
     assert [attempt for attempt, *_ in await deltas(broker)] == [1] * 4 + [2] * 6
 
 
+async def test_a_second_process_leaves_the_output_of_a_live_one_alone(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """A group that was lost delivers the turn again; the second process emits something else."""
+    app = Killed(lambda life: [f"{life}-{number} " for number in range(3)] + [None, f"{life}-last"])
+    await broker.submit(bus, "t")
+    await handler(other, app.app).handle(await broker.take(other))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    handling = asyncio.create_task(handler(other, app.app).handle(await broker.take(other)))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await app.stays.wait()
+        while len(await deltas(broker)) < 4:
+            await asyncio.sleep(0)
+    await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), "agent-handler")
+    await bus.make_group(broker.keys.stream("agent"), "agent-handler")
+    with pytest.raises(asyncio.CancelledError):
+        await handler(bus, app.app).handle(await broker.take(bus))
+    assert app.lives == 3
+    app.go_on.set()
+    await handling
+    assert await broker.status("t") == "completed"
+    assert (await read(broker)).text == "begun 2-0 2-1 2-2 2-last"
+
+
 async def test_a_first_turn_finds_the_output_of_a_dead_process(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """It reads nothing from the broker before its first piece."""
     app, lives = App("first"), list[int]()

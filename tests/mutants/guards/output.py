@@ -104,6 +104,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:model_calls",
     ),
     python(
+        "runs/turn.py",
+        "output_of_another",
+        "                    begun = await self._bus.begin_turn(delivery, anyway=anyway)\n",
+        "                    begun = True\n",
+        "the output of a live process is not begun anew by another one",
+        "contracts:run_output",
+    ),
+    python(
         "runs/output.py",
         "changed",
         "if own.count == was.count and was.checksum not in (None, own.checksum):",

@@ -187,7 +187,7 @@ class TurnHandler:
                 return await self._commit(delivery, definition, warm, result)
             except BaseException as error:
                 warm.run.drop()
-                replayed = await self._replay_after(error, delivery, definition)
+                replayed = await self._replay_after(error, delivery, definition, anyway=warm.port.anyway)
             if replayed is None:
                 await self._bus.retry(delivery, 0, b"")
                 return "repeated"
@@ -195,20 +195,25 @@ class TurnHandler:
             warm = replayed
 
     async def _replay_after(
-        self, error: BaseException, delivery: Delivery, definition: AgentDefinition
+        self, error: BaseException, delivery: Delivery, definition: AgentDefinition, *, anyway: bool
     ) -> _Warm | None:
         """Return the run as the journal has it, if others have written there; None if the turn is not this delivery's.
 
-        Raises any other error.
+        `anyway` is as in `begin_turn`. Raises any other error.
         """
         match error:
             case JournalMoved():
                 logger.info("%s: replaying it", error)
                 return await self._replay(delivery, definition)
             case OutputChanged(attempt=attempt):
-                logger.warning("%r: %s, so its output begins anew", delivery, error)
-                if not await self._bus.restart_output(delivery, attempt):
+                try:
+                    # A recreated group delivers a turn that another process works on: that one's output stays.
+                    begun = await self._bus.begin_turn(delivery, anyway=anyway)
+                except TurnTaken as taken:
+                    return await self._replay_after(taken, delivery, definition, anyway=anyway)
+                if begun is None or not await self._bus.restart_output(delivery, attempt):
                     return None
+                logger.warning("%r: %s, so its output began anew", delivery, error)
                 return await self._replay(delivery, definition)
             case HandedBack() | TurnTaken():
                 if isinstance(error, TurnTaken):
