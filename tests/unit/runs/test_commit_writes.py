@@ -240,3 +240,22 @@ async def test_after_a_failed_write_no_later_piece_is_sent() -> None:
         await port.flush()
     assert bus.written == [b"1"]
     assert process.bytes == 0
+
+
+async def test_a_piece_that_comes_as_the_last_write_ends_is_sent_too() -> None:
+    """The task that sends has looked for pieces for the last time, and its end is not noticed yet."""
+    bus, written = SlowBus(), list[bytes]()
+    port = port_on(bus)
+
+    async def emit_beside(*args: object) -> bool:
+        written.extend(cast("Sequence[bytes]", args[-1])[1::2])
+        if len(written) == 1:
+            asyncio.get_running_loop().call_soon(emit, port, b"2", 2)
+        return True
+
+    bus.emit = emit_beside  # type: ignore[method-assign,assignment]  # emits the second piece
+    emit(port, b"1")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await port.flush()
+    assert written == [b"1", b"2"]
