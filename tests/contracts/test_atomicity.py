@@ -1016,7 +1016,10 @@ async def test_an_error_changes_nothing(broker: Broker, namespace: str, name: st
             await act()
         except ServerError:
             after = await place.snapshot()
+            # A tenant's place in its rate expires by itself.
+            expired = {key for key in before.keys() - after.keys() if ":rate:" in key}
             changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+            changed = [key for key in changed if key not in expired]
             if changed:
                 broken[wrong] = [key[len(place.keys.base) :] for key in changed]
     assert not broken, "\n".join(f"{wrong} of the wrong type: changed {changed}" for wrong, changed in broken.items())

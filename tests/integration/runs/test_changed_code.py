@@ -35,11 +35,18 @@ ALLOWED = {
 """The possible results of a task, by the release that it was submitted to."""
 
 
+def put(release: Path, number: str) -> None:
+    """Set the release: a process that starts meanwhile reads the old number or the new one."""
+    aside = release.with_suffix(".aside")
+    aside.write_text(number)
+    aside.replace(release)
+
+
 async def test_tasks_end_while_handlers_are_killed_and_come_back_with_newer_code(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     release = tmp_path / "release"
-    release.write_text("1")
+    put(release, "1")
     fleet = Fleet(
         valkey.url,
         namespace,
@@ -51,7 +58,7 @@ async def test_tasks_end_while_handlers_are_killed_and_come_back_with_newer_code
     tasks: list[tuple[int, TaskHandle]] = []
     async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
         for number in (1, 2, 3):
-            release.write_text(str(number))
+            put(release, str(number))
             if number > 1:
                 # One after the other: both releases run side by side meanwhile.
                 for name in HANDLERS:
@@ -91,7 +98,7 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     release = tmp_path / "release"
-    release.write_text("1")
+    put(release, "1")
     fleet = Fleet(
         valkey.url,
         namespace,
@@ -111,7 +118,7 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
                 return bool(await redis.hexists(f"{namespace}:{{0}}:task:{task.task_id}", "m:2"))
 
         await until(sleeps, 30, "the task sleeps")
-        release.write_text("2")
+        put(release, "2")
         fleet.kill("agent-handler-1")
         await fleet.ready(["agent-handler-1"])
         async with plain_redis(valkey.port, text=True) as redis:  # wake it
@@ -135,7 +142,7 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
         assert "agent 'careless' of task t-1 is parked: step 1 of run r" in parked["message"]
         assert parked["remedy"] == f"weft task show t-1; weft dead redrive {letters[0]['letter_id']}"
         # A rollback and a redrive: it goes on.
-        release.write_text("1")
+        put(release, "1")
         fleet.kill("agent-handler-1")
         await fleet.ready(["agent-handler-1"])
         assert weft(valkey, namespace, tmp_path, "dead", "redrive", "--all").returncode == 0
@@ -146,7 +153,7 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
 
 async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, namespace: str, tmp_path: Path) -> None:
     release = tmp_path / "release"
-    release.write_text("1")
+    put(release, "1")
     fleet = Fleet(
         valkey.url,
         namespace,
@@ -163,7 +170,7 @@ async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, 
 
         await until(waits, 30, "the task waits")
         assert "no running handler" not in weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
-        release.write_text("4")
+        put(release, "4")
         fleet.kill("agent-handler-1")
         await fleet.ready(["agent-handler-1"])
 
@@ -176,7 +183,7 @@ async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, 
         report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
         (names,) = [check for check in report["checks"] if check["check"] == "names"]
         assert names["message"] == "no running handler has agent 'att': 1 run or call waits for it, such as task t-1"
-        release.write_text("1")
+        put(release, "1")
         fleet.kill("agent-handler-1")
         await fleet.ready(["agent-handler-1"])
 
