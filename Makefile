@@ -16,6 +16,7 @@ AUTOGEN := $(VENV)-autogen
 # So do Ray and Spark, which are large: docs/decisions/0017-engines-have-their-own-environment.md.
 ENGINES := $(VENV)-engines
 AUDIT := $(VENV)-audit
+DOCS_SITE := $(VENV)-docs
 # Files by name: mypy's settings exclude these folders, since AutoGen is not installed in the main environment.
 AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/actors/autogen libs/runtime_core/src/weft/autogen.py \
 	tests/autogen examples/autogen_team -name '*.py')
@@ -45,7 +46,7 @@ unexport DOCS TOPIC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit dist ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit docs dist ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +59,8 @@ lock: setup ## Regenerate requirements/*.txt from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group audit --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/audit.txt $(ARGS)
+	$(RUN) uv --quiet pip compile --group docs --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --output-file requirements/docs.txt $(ARGS)
 	@# AutoGen needs an older protobuf; in its own environment nothing else needs protobuf.
 	sed '/^protobuf==/,/[^\\]$$/d' requirements/dev.txt >$(VENV)/constraints.txt
 	$(COMPILE) --extra autogen --group autogen --constraint $(VENV)/constraints.txt --output-file requirements/autogen.txt $(ARGS)
@@ -146,6 +149,10 @@ audit: ## Look up known vulnerabilities of all locked packages; a package that c
 	@$(MAKE) --no-print-directory $(AUDIT)/.setup || echo "NOT AUDITED: pip-audit cannot be installed here"
 	@if [ -e $(AUDIT)/.setup ]; then $(AUDIT)/bin/python -m tests.dependency_audit $(ARGS); fi
 
+docs: $(DOCS_SITE)/.setup ## Build the documents as a site in .cache/site, searchable offline; a wrong link fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS_SITE)/bin/python -m mkdocs build --strict --quiet
+	@echo "open .cache/site/index.html"
+
 dist: setup ## Build the wheel and the source distribution in dist/, and check them
 	rm -rf dist
 	$(RUN) hatchling build --directory dist
@@ -155,7 +162,7 @@ ci: ## Run what continuous integration runs
 	./.ci/run
 
 clean: ## Remove everything that these targets create: .venv, caches and fetched servers
-	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) $(AUDIT) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) $(AUDIT) $(DOCS_SITE) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than its sources, so that a second call has nothing to do.
@@ -192,8 +199,14 @@ $(AUDIT)/.setup: requirements/audit.txt | $(AUDIT)/bin/python
 	@$(LOCKED) requirements/audit.txt
 	@touch $@
 
+$(DOCS_SITE)/.setup: VENV := $(DOCS_SITE)
+$(DOCS_SITE)/.setup: requirements/docs.txt | $(DOCS_SITE)/bin/python
+	@echo "Installing what builds the documents into $(DOCS_SITE) …"
+	@$(LOCKED) requirements/docs.txt
+	@touch $@
+
 # The first Python that is new enough, unless PYTHON names one.
-$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python $(AUDIT)/bin/python:
+$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python $(AUDIT)/bin/python $(DOCS_SITE)/bin/python:
 	@for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 		echo "Making $(@:/bin/python=) with $$("$$name" --version) …"; \

@@ -33,6 +33,7 @@ TARGETS = [
     "model",
     "mutants",
     "audit",
+    "docs",
     "dist",
     "ci",
     "clean",

@@ -204,6 +204,12 @@ def test_every_document_is_in_the_list() -> None:
     assert [page for page in pages if f"]({page})" not in listed] == []
 
 
+def test_every_document_is_in_the_navigation_of_the_site() -> None:
+    named = set(re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "internals").glob("*.md")]
+    assert {page.relative_to(ROOT / "docs").as_posix() for page in pages} <= named
+
+
 def test_the_app_is_well_typed(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", str(folder / "app.py")],
