@@ -268,6 +268,13 @@ def question(
     return ["q", step, DIGEST, wait, shown, timeout_ms, default]
 
 
+def receive(
+    step: str, name: str = "news", *, wait: str = "!", timeout_ms: int | str = "", default: bytes = b""
+) -> list[Argument]:
+    """Wait for a message to the task."""
+    return ["m", step, DIGEST, wait, name, timeout_ms, default]
+
+
 def send(
     task: str, agent: str = "editor", key: str = "", *, step: str = "0", data: bytes = b'"note"', context: bytes = b""
 ) -> list[Argument]:

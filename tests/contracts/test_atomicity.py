@@ -32,6 +32,7 @@ from tests.contracts.broker import (
     nap,
     now,
     question,
+    receive,
     send,
     suspend,
     withdraw,
@@ -654,6 +655,27 @@ async def signal(stage: Stage) -> Act:
     await busy(stage)
     await suspend(stage.bus, await stage.broker.take(stage.bus), question("1", timeout_ms=1000))
     return lambda: stage.bus.signal("t", "r:1", b"true")
+
+
+@case
+async def a_message_to_a_step_that_waits(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), receive("1", timeout_ms=1000))
+    return lambda: stage.bus.send_message("t", "news", b"1", "shop\n1")
+
+
+@case
+async def a_message_that_is_kept(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "t")
+    return lambda: stage.bus.send_message("t", "news", b"1", "shop\n1")
+
+
+@case
+async def a_wait_for_a_kept_message(stage: Stage) -> Act:
+    await busy(stage)
+    await stage.bus.send_message("t", "news", b"1", "shop\n1")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, receive("1", timeout_ms=1000), receive("2", timeout_ms=1000))
 
 
 @case

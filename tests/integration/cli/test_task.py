@@ -326,3 +326,21 @@ def test_a_step_that_waits_for_an_engine_is_seen_until_its_end(weft: Weft, desk:
     assert f"failed: EngineUnavailable: {nobody}; see weft task show " in refused.err
     late = weft("submit", "ranks", "a", "--engine-wait", "0.1")
     assert f"failed: EngineUnavailable: {nobody}; see weft task show " in late.err
+
+
+def test_a_message_is_sent_to_a_running_task(weft: Weft) -> None:
+    weft("submit", "sleeper", "300", "--task-id", "told-1", "--no-wait")
+    sent = weft("task", "send", "told-1", "budget", '{"euros": 20}', "--id", "b-1")
+    assert (sent.status, sent.out) == (0, 'sent budget to task told-1: {"euros":20}\n')
+    again = weft("task", "send", "told-1", "budget", '{"euros": 20}', "--id", "b-1", "--json")
+    assert again.json == {"task_id": "told-1", "name": "budget", "value": {"euros": 20}}
+    reused = weft("task", "send", "told-1", "budget", "30", "--id", "b-1")
+    assert reused.status == 1
+    assert reused.err.startswith("weft task send: id: a message 'budget' with this id and another value was sent")
+    named = weft("task", "send", "told-1", "a budget", "20")
+    assert named.err.startswith("weft task send: name: 'a budget' is not a name: use 1 to 100 letters")
+    weft("task", "cancel", "told-1")
+    ended = weft("task", "send", "told-1", "budget", "20")
+    assert ended.status == 1
+    assert "task 'told-1' has ended (cancelled), so it receives no message 'budget'" in ended.err
+    assert "there is no task 'told-2'" in weft("task", "send", "told-2", "budget", "20").err

@@ -25,6 +25,7 @@ WeftError                     base of all errors that Weft raises on purpose; th
 │   │   └── Deadlock          … whose instance waits, directly or through others, for the calling run
 │   ├── EngineError           … a compute step
 │   ├── HumanTimeout          … a question that nobody answered in time
+│   ├── ReceiveTimeout        … a message that nobody sent in time
 │   ├── LocalStepError        … a `ctx.step`
 │   └── Denied                … a step that a hook, or the human whom it asked, refused
 └── Outcome                   raised by user code to choose how an attempt ends
@@ -237,6 +238,10 @@ class EngineError(StepError):
 
 class HumanTimeout(StepError):
     """A question to a human passed its deadline, with no answer and no default."""
+
+
+class ReceiveTimeout(StepError):
+    """A `ctx.receive` passed its deadline, with no message and no default."""
 
 
 class LocalStepError(StepError):

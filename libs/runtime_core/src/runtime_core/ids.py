@@ -18,6 +18,7 @@ MAX_NAME_CHARACTERS = 256
 TASK_ID_RULE = "1 to 200 of A-Z a-z 0-9 . _ @ + = -, beginning with a letter or digit"
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}")
 _TOPIC = re.compile(r"[\w\-.:=/]{1,256}")
+_MESSAGE = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
@@ -47,6 +48,15 @@ def checked_key(field: str, key: object) -> str:
             field, f"{key!r} is not a key: use at most {MAX_NAME_CHARACTERS} characters without control characters"
         )
     return key
+
+
+def checked_message(field: str, name: object) -> str:
+    """Return the name of messages to a task. Raises InvalidInput(field) if it is invalid."""
+    if not isinstance(name, str) or not _MESSAGE.fullmatch(name):
+        raise InvalidInput(
+            field, f"{name!r} is not a name: use 1 to 100 letters, digits, dots, hyphens and underscores"
+        )
+    return name
 
 
 def _is_utf8(text: str) -> bool:

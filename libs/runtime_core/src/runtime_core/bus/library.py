@@ -59,6 +59,7 @@ FUNCTIONS = {
     "retry": True,
     "schedule": True,
     "settle_call": True,
+    "send_message": True,  # it may let an open task end, and inboxes are bounded
     "signal": True,  # an answer lets an open task end
     "stream": True,
     "submit": False,
@@ -90,6 +91,7 @@ SHARED = (
     "mailbox",
     "output",
     "rows",
+    "inbox",
     "requests",
     "limits",
     "hooks",

@@ -171,6 +171,19 @@ class TaskVerbs(DurabilityVerbs):
             await self.make_durable(connection, wrote=len(answer) == 1, task=task)
         return answer[:1] if answer[0] == "ok" else answer
 
+    async def send_message(self, task: str, name: str, value: bytes, event: str, *, durable: bool = True) -> list[str]:
+        """Send a message (JSON) to a running task.
+
+        Returns `ok`, `reused`, `unknown`, `ended` + status, or `full` + why. `event` is the source and id of the
+        message, one line each: within the dedupe window, a repeat gets `ok` again and sends nothing. Raises
+        `NotDurable` as `cancel` does.
+        """
+        connection = self.transport.reconnects
+        answer = texts(await self.call("send_message", task, name, value, event))
+        if answer[0] == "ok" and durable:
+            await self.make_durable(connection, wrote=len(answer) == 1, task=task)
+        return answer[:1] if answer[0] == "ok" else answer
+
     async def answer_request(
         self,
         task: str,

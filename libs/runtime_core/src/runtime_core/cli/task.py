@@ -29,7 +29,6 @@ from runtime_core.cli.output import (
     moment,
     past_moment,
     preview,
-    print_facts,
     print_json,
     print_rows,
     progress,
@@ -43,21 +42,20 @@ from runtime_core.cli.task_view import (
     TaskFilter,
     answers_to,
     changes_of,
-    describe_wait,
+    instance_of,
     open_questions,
     parked_runs,
-    question_line,
+    print_task,
     read_task,
-    status_line,
     task_in_store,
     tasks_in_store,
     tasks_on_broker,
 )
 from runtime_core.client.client import Client
-from runtime_core.client.task import check_answered
+from runtime_core.client.task import check_answered, check_sent
 from runtime_core.config.settings import Settings
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.ids import is_task_id
+from runtime_core.ids import checked_key, checked_message, is_task_id
 from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
 from runtime_core.maintenance.measures import groups_of
 from runtime_core.text import duration, plain
@@ -70,8 +68,6 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 0.5
 RECORDER_SECONDS = 5.0
 """How long a deletion waits for the trajectory-recorder, in seconds."""
-_AMOUNTS = ("tokens", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "requests", "cost")
-
 app = Commands("List, show, fork, cancel, answer and delete tasks.")
 
 Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
@@ -131,7 +127,7 @@ async def list_tasks(
         {
             "TASK": "task_id",
             "STATUS": "status",
-            "AGENT": _instance,
+            "AGENT": instance_of,
             "CREATED": lambda row: moment(row["created"]),
             "TOOK": lambda row: duration(row["ended"] - row["created"]) if row.get("ended") else None,
             "ERROR": lambda row: error_line(row.get("error")),
@@ -151,10 +147,6 @@ def _filter(status: Status | None, agent: str, session: str, key: str, since: st
         since_ms=after.timestamp() * 1000 if after else 0.0,
         until_ms=before.timestamp() * 1000 if before else math.inf,
     )
-
-
-def _instance(row: Row) -> str:
-    return f"{row['agent']}/{row['key']}" if row.get("key") else str(row["agent"])
 
 
 async def _is_still(opened: Broker, task_id: str, status: str) -> bool:
@@ -208,58 +200,8 @@ async def show(task_id: Id, as_json: Json = False) -> None:
     if as_json:
         print_json({**view, "trajectory": to_tree(recorded) if recorded is not None else None})
         return
-    _print_task(view, now)
+    print_task(view, now)
     _print_runs(recorded, view)
-
-
-def _print_task(view: Row, now_ms: int) -> None:
-    created, ended = view.get("created"), view.get("ended")
-    usage, fork = view.get("usage") or {}, view.get("forked_from")
-    limits = [f"{view['max_steps']} steps"] if "max_steps" in view else []
-    limits += [f"{limit:g} {name.removeprefix('max_')}" for name, limit in view.get("limits", {}).items()]
-    facts: list[tuple[str, object]] = [
-        ("task", view["task_id"]),
-        ("status", status_line(view, now_ms)),
-        ("agent", _instance(view)),
-        ("session", view.get("session_id")),
-        ("fork of", fork and f"{fork['task']}, from {'step ' + fork['step'] if fork['step'] else 'its start'}"),
-        ("created", created and f"{moment(created)} ({duration(now_ms - created)} ago)"),
-        ("ended", created and ended and f"{moment(ended)} (after {duration(ended - created)})"),
-        ("limit", ", ".join(limits)),
-        ("usage", _amounts(usage)),
-        *(("", f"{model}: {_amounts(amounts)}") for model, amounts in usage.get("models", {}).items()),
-        ("limit", "time_limit_at" in view and f"until {moment(view['time_limit_at'])}"),
-        ("input", "input" in view and preview(view["input"], 500)),
-        ("output", "output" in view and preview(view["output"], 500)),
-        ("error", error_line(view.get("error"), 600)),
-    ]
-    facts += [
-        ("handler", f"no running handler has {each['kind']} {each['name']!r}: start one, or roll back")
-        for each in view.get("without_handler", ())
-    ]
-    for parked in view.get("parked", ()):
-        facts.append(
-            ("parked", f"step {parked['step']} of run {parked['run']}, at {parked['line'] or 'an unknown line'}")
-        )
-        facts += [("", f"{what}: {parked[what]}") for what in ("code", "recorded", "now") if parked[what]]
-    for wait in view.get("waits_for", ()):
-        if wait["kind"] != "human":  # its question is printed below
-            error = error_line((wait.get("errors") or [None])[-1])
-            facts.append(("waits", describe_wait(wait, now_ms) + (f"; the last error: {error}" if error else "")))
-    for question in view.get("questions", ()):
-        facts.append(("question", question_line(question)))
-        if "deadline" in question:
-            otherwise = f", then the answer is {preview(question['default'])}" if "default" in question else ""
-            facts.append(("", f"until {moment(question['deadline'])}{otherwise}"))
-        facts += [("", f"answer with: {command}") for command in answers_to(question)]
-    facts += [("dead", f"{letter}  see weft dead show {letter}") for letter in view.get("dead_letters", ())]
-    print_facts(facts)
-
-
-def _amounts(usage: Row) -> str:
-    # The broker does not keep the order.
-    names = sorted(usage, key=lambda name: (_AMOUNTS.index(name) if name in _AMOUNTS else len(_AMOUNTS), name))
-    return ", ".join(f"{usage[name]:.10g} {name}" for name in names if name != "models")
 
 
 def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
@@ -302,7 +244,7 @@ async def watch(task_id: Id) -> None:
             if sys.stdout.isatty():
                 recorded = await store.task(opened.settings.namespace, task_id) if store is not None else None
                 print("\x1b[H\x1b[2J", end="")
-                _print_task(view, now)
+                print_task(view, now)
                 _print_runs(recorded, view)
             elif (lines := changes_of(view)) != last:
                 last = lines
@@ -436,6 +378,34 @@ async def signal(
         print_json({"task_id": task_id, "request_id": request_id, "value": given})
     else:
         print(f"answered {request_id} of task {task_id} with {preview(given)}")
+
+
+@app.verb("send")
+async def send(
+    task_id: Id,
+    name: Annotated[str, Argument(metavar="NAME", help="The name that the agent gives to `ctx.receive`.")],
+    value: Annotated[str, Argument(metavar="VALUE", help="The message: JSON (true, 3, {...}), or else text.")],
+    id: Annotated[str, Option(metavar="ID", help="A second message with the same id is dropped.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Send a message to a running task.
+
+    The task receives it with `ctx.receive`. Until then it is kept.
+
+    \b
+    Example:
+      weft task send t-1 budget 20 --id budget-1
+    """
+    given, name = codec.typed(value, words=True), checked_message("name", name)
+    async with broker() as opened:
+        bus = await opened.admission.find(task_id)
+        data, event = codec.encode(given), f"weft task send\n{checked_key('id', id) or secrets.token_hex(8)}"
+        answer = await repeat_after_reconnect(lambda: bus.send_message(task_id, name, data, event))
+    check_sent(answer, task_id, name)
+    if as_json:
+        print_json({"task_id": task_id, "name": name, "value": given})
+    else:
+        print(f"sent {name} to task {task_id}: {preview(given)}")
 
 
 # -- ending ------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class RecordedStep:
         if self.recorded_digest:
             return self.recorded_digest
         # A redacted request is unknown, too.
-        if not self.request or self.kind in ("human", "timer", "ray", "spark") or _HIDDEN in self.request:
+        if not self.request or self.kind in ("human", "receive", "timer", "ray", "spark") or _HIDDEN in self.request:
             return any_digest(self.kind, self.name) if self.kind else ANY_DIGEST
         return step_digest(self.kind, self.name, self.key, canonical(self.request))
 

@@ -19,6 +19,7 @@ from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
 from runtime_core.errors import BusError, BusLost, InvalidInput
+from runtime_core.ids import checked_key, checked_message
 from runtime_core.wire.events import (
     ENDED,
     Answerer,
@@ -362,6 +363,18 @@ class TaskHandle:
         answer = await repeat_after_reconnect(lambda: bus.signal(self.task_id, request_id, data, event))
         check_answered(answer, self.task_id, request_id)
 
+    async def send(self, name: str, value: Any = None, *, id: str = "") -> None:  # Any: JSON
+        """Send a message to the running task, which receives it with `ctx.receive(name)`, now or later.
+
+        A second message with the same `id` (text; empty: a new one) is dropped. Up to 100 messages and 256 KiB wait for
+        a task. Raises InvalidInput if the task is unknown (`task_id`), has ended, or keeps too many messages, and if
+        the id was used for another value (`id`).
+        """
+        name, bus, data = checked_message("name", name), self._partition.bus, codec.encode(value)
+        event = f"client\n{checked_key('id', id) or secrets.token_hex(8)}"
+        answer = await repeat_after_reconnect(lambda: bus.send_message(self.task_id, name, data, event))
+        check_sent(answer, self.task_id, name)
+
     async def delete(self) -> None:
         """Delete an ended task from the broker. Raises InvalidInput if it has not ended or is unknown."""
         found = await self._partition.bus.erase(self.task_id)
@@ -369,6 +382,18 @@ class TaskHandle:
             raise unknown_task(self.task_id)
         if found != "OK":
             raise InvalidInput("task_id", f"the task is {found}: cancel it before you delete it")
+
+
+def check_sent(answer: Sequence[str], task_id: str, name: str) -> None:
+    """Raise InvalidInput if the broker rejected a message to a task."""
+    problems = {
+        "unknown": ("task_id", f"there is no task {task_id!r}; see `weft task list`"),
+        "ended": ("task_id", f"task {task_id!r} has ended ({answer[-1]}), so it receives no message {name!r}"),
+        "full": ("task_id", f"task {task_id!r} {answer[-1]}: wait until it has received some with ctx.receive"),
+        "reused": ("id", f"a message {name!r} with this id and another value was sent before: use a new id"),
+    }
+    if answer[0] in problems:
+        raise InvalidInput(*problems[answer[0]])
 
 
 def check_answered(answer: Sequence[str], task_id: str, request_id: str) -> None:

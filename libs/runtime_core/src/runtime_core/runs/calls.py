@@ -138,6 +138,25 @@ class Question:
 
 
 @dataclass(slots=True)
+class Receive:
+    """A step that waits for a message to the task, which `TaskHandle.send` or `weft task send` sends."""
+
+    step: str
+    digest: str
+    name: str
+    wait: str = WAKE
+    timeout_ms: int | None = None
+    default: bytes | None = None
+    """The result (JSON) at the deadline; None: the deadline is an error."""
+
+    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
+        return (
+            "m", self.step, self.digest, self.wait, self.name, "" if self.timeout_ms is None else self.timeout_ms,
+            b"" if self.default is None else self.default,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
 class Send:
     """A message to an agent. Nobody waits for it: the commit starts a separate task."""
 
@@ -302,6 +321,15 @@ def question(
     terms = f"{timeout_ms} {default!r}"
     step: RequestStep[Any] = RequestStep(run, branch, "human", prompt, terms, data)
     step.request = Question(step.id, step.digest, prompt, data, timeout_ms=timeout_ms, default=default)
+    return step
+
+
+def receive(
+    run: Run, branch: Branch, name: str, *, timeout_ms: int | None, default: bytes | None
+) -> RequestStep[Any]:  # Any: the message is whatever JSON was sent
+    """Return a wait for a message."""
+    step: RequestStep[Any] = RequestStep(run, branch, "receive", name, f"{timeout_ms} {default!r}", b"")
+    step.request = Receive(step.id, step.digest, name, timeout_ms=timeout_ms, default=default)
     return step
 
 

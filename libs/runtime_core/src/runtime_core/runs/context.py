@@ -16,7 +16,7 @@ from runtime_core.declare.hook_points import point_named
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import checked_key, checked_topic, idempotency_key
+from runtime_core.ids import checked_key, checked_message, checked_topic, idempotency_key
 from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.branches import AtEnd, Gather, Job, limited
 from runtime_core.runs.calls import (
@@ -34,6 +34,7 @@ from runtime_core.runs.calls import (
     checked_text,
     milliseconds,
     question,
+    receive,
     sleep,
 )
 from runtime_core.runs.engine_calls import Engine
@@ -312,14 +313,14 @@ class AgentContext:
     ) -> Awaitable[Any]:  # Any: the answer is whatever JSON was sent
         """Ask a human, or another program that answers with `weft.task.signal`.
 
-        After `timeout` (seconds or timedelta; None: no limit) the answer is `default`; without a default,
+        After `timeout` (seconds above 0 or timedelta; None: no limit) the answer is `default`; without a default,
         HumanTimeout is raised.
         """
         run, branch = self._here("ctx.human")
         prompt = checked_text(prompt, "prompt of ctx.human")
         shown = encode(data, "data of ctx.human")
         answer = None if isinstance(default, EllipsisType) else encode(default, "default of ctx.human")
-        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.human")
+        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.human", least=1)
         if run.hooks is not None:
             guarded = run.hooks.human(branch, prompt, shown, limit, answer)
             if guarded is not None:
@@ -336,20 +337,34 @@ class AgentContext:
     ) -> Awaitable[Approval]:
         """Let a human approve, deny or edit `data`; the run waits on the broker for the verdict.
 
-        After `timeout` (seconds or timedelta; None: no limit) the answer is `default`, True to approve or False to
-        deny; without a default, HumanTimeout is raised. The broker refuses any other answer, and the question stays
-        open.
+        After `timeout` (seconds above 0 or timedelta; None: no limit) the answer is `default`, True to approve or
+        False to deny; without a default, HumanTimeout is raised. The broker refuses any other answer, and the question
+        stays open.
         """
         run, branch = self._here("ctx.approve")
         what = checked_text(what, "prompt of ctx.approve")
         shown = encode(data, "data of ctx.approve")
         answer = checked_default(default, "default of ctx.approve")
-        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.approve")
+        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.approve", least=1)
         if run.hooks is not None:
             guarded = run.hooks.approve(branch, what, shown, limit, answer)
             if guarded is not None:
                 return guarded
         return ApprovalQuestion(run, branch, what, data=shown, timeout_ms=limit, default=answer)
+
+    def receive(
+        self, name: str, /, *, timeout: float | timedelta | None = None, default: object = ...
+    ) -> RequestStep[Any]:  # Any: the message is whatever JSON was sent
+        """Wait for the next message of this name to the task, sent by `TaskHandle.send` or `weft task send`.
+
+        Messages that came earlier are kept, and given in order, each once. After `timeout` (seconds above 0 or
+        timedelta; None: no limit) the result is `default`; without a default, ReceiveTimeout is raised.
+        """
+        run, branch = self._here("ctx.receive")
+        name = checked_message("name of ctx.receive", name)
+        other = None if isinstance(default, EllipsisType) else encode(default, "default of ctx.receive")
+        limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.receive", least=1)
+        return receive(run, branch, name, timeout_ms=limit, default=other)
 
     def sleep(self, delay: float | timedelta) -> RequestStep[None]:
         """Wait for seconds or days without occupying a process. A negative delay counts as 0."""
@@ -500,13 +515,7 @@ class AgentContext:
         Waits for all parts. Then returns their results in order, or raises the first error in order; with
         `return_exceptions` errors are results.
         """
-        try:
-            run, branch = self._here("ctx.gather")
-        except BaseException:
-            for part in parts:
-                if hasattr(part, "close"):  # a coroutine that will never be awaited
-                    part.close()
-            raise
+        run, branch = self._here("ctx.gather", *parts)
         return Gather(run, branch, parts, return_exceptions)
 
     def background(self, part: Awaitable[Any], /, *, at_end: AtEnd = "join") -> Job:  # Any: the part's own result
@@ -519,12 +528,7 @@ class AgentContext:
         Calls are sent only when all branches of the run wait. So put long work into a tool or an agent, or it delays
         the other branches.
         """
-        try:
-            run, branch = self._here("ctx.background")
-        except BaseException:
-            if hasattr(part, "close"):  # a coroutine that will never be awaited
-                part.close()
-            raise
+        run, branch = self._here("ctx.background", part)
         if at_end not in ("join", "cancel"):
             raise InvalidInput("at_end", f"{at_end!r} is neither join nor cancel")
         return Job(run, branch, part, at_end)
@@ -535,13 +539,8 @@ class AgentContext:
         Raises TimeoutError at the limit, which counts on the broker, so it holds through restarts. Whatever still runs
         of `part` is stopped, as by `job.cancel()`. A replay takes the same way.
         """
-        try:
-            run, branch = self._here("ctx.wait_for")
-            limit = milliseconds(timeout, "timeout of ctx.wait_for", least=1)
-        except BaseException:
-            if hasattr(part, "close"):  # a coroutine that will never be awaited
-                part.close()
-            raise
+        run, branch = self._here("ctx.wait_for", part)
+        limit = milliseconds(timeout, "timeout of ctx.wait_for", least=1)
         result: R = await limited(run, branch, part, limit)
         return result
 
@@ -573,9 +572,15 @@ class AgentContext:
         digest = hashlib.blake2b(self._place("random").encode(), digest_size=8).digest()
         return (int.from_bytes(digest) >> 11) * 2.0**-53
 
-    def _here(self, what: str) -> tuple[Run, Branch]:
+    def _here(self, what: str, *parts: object) -> tuple[Run, Branch]:
         run = self._run
-        return run, run.flow.branch_here(what)
+        try:
+            return run, run.flow.branch_here(what)
+        except BaseException:
+            for part in parts:
+                if hasattr(part, "close"):  # a coroutine that will never be awaited
+                    part.close()
+            raise
 
     def _place(self, kind: str) -> str:
         run, branch = self._here(f"ctx.{kind}")

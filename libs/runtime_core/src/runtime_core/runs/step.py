@@ -24,6 +24,7 @@ from runtime_core.errors import (
     LocalStepError,
     LoopInterrupt,
     Outcome,
+    ReceiveTimeout,
     StepError,
     ToolError,
 )
@@ -55,6 +56,7 @@ _ERRORS: dict[str, type[StepError]] = {
     "ray": EngineError,
     "spark": EngineError,
     "human": HumanTimeout,
+    "receive": ReceiveTimeout,
     "step": LocalStepError,
     "model": LocalStepError,
 }

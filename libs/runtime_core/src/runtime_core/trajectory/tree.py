@@ -26,6 +26,7 @@ _GLYPHS = {
     "step": "·",
     "model": "○",
     "human": "?",
+    "receive": "<",
     "timer": "~",
     "emit": "»",
     "send": "→",

@@ -144,7 +144,7 @@ _CALLED = ("commit_call", "progress")
 _SUBMITS = ("claim", "refuse", "submit", "unclaim")
 _CLIENT = (
     *_SUBMITS, "cancel", "create_node", "erase", "fork", "idle", "keep_letter", "node", "publish", "put_state",
-    "schedule", "signal", "subscribe", "write_marker", "unsubscribe", "watch", "withdraw_request",
+    "schedule", "send_message", "signal", "subscribe", "write_marker", "unsubscribe", "watch", "withdraw_request",
 )  # fmt: skip
 _TURNS = (
     "ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "restart_output",

@@ -13,6 +13,7 @@
 --          partition, where a separate task calls it
 --        t step digest wait after_ms status payload        a timer that answers the step
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question: data of `weft.human.requested`
+--        m step digest wait name timeout_ms ('' none) default ('' none)   waits for a message of this name
 --        s task agent key data context step digest         a message that nobody waits for: a separate task
 --        p id topic key data context sender step digest    a message to every subscriber of the topic
 --        a step wait                                       waits again for a step of an earlier turn
@@ -246,7 +247,7 @@ local function check_parts(base, args, turn)
     if not REQUESTS_NOTHING[letter] then asked = asked + 1 end
     if letter == PART.call then
       if not unchecked then check_call(base, args, at, task, run) end
-    elseif letter == PART.timer or letter == PART.question then
+    elseif letter == PART.timer or letter == PART.question or letter == PART.receive then
       check_timers(base)
       if letter == PART.question then
         check_stream(base, 'out:' .. task)
@@ -338,6 +339,32 @@ local function put_question(base, args, turn, at)
   put_missing(turn, step, digest, KIND.human, wait)
 end
 
+local function put_receive(base, args, turn, at)
+  local task, run, now = args[4], args[5], args[8]
+  local step, digest, wait, name, timeout, default = unpack(args, at + 1, at + 6)
+  local kept = take_message(base, task, name)
+  if kept then
+    local value = digest .. RESULT.ok .. now .. kept
+    put(turn, RUN.result .. step, value)
+    note_present(turn, step, wait, value)
+    record_rows(base, task, turn.flags, answer_row(run, step, 'receive', name, nil, now, now, RESULT.ok, kept))
+    turn.steps = turn.steps + 1
+    return
+  end
+  if timeout ~= '' then
+    local member = timer_of_step(args, step)
+    add_timer(base, task, member, now_ms(base) + tonumber(timeout), now)
+    local late = RESULT.error .. now .. error_json('ReceiveTimeout', 'no message ' .. name .. ' came in time')
+    if default ~= '' then late = RESULT.ok .. now .. default end
+    redis.call('HSET', base .. 'delayed', member, late)
+    turn.flags = flag(turn.flags, FLAG.timers)
+  end
+  put(turn, RUN.receives .. step, now .. name)
+  put_missing(turn, step, digest, KIND.receive, wait)
+  turn.receivers = turn.receivers or {}
+  turn.receivers[#turn.receivers + 1] = {step, name}
+end
+
 local function put_null(turn, step, digest, now) put(turn, RUN.result .. step, digest .. RESULT.ok .. now .. 'null') end
 
 local function put_sent(base, args, turn, at)
@@ -363,7 +390,7 @@ local function put_nothing() end
 local PUT_PART = {
   [PART.call] = put_call, [PART.timer] = put_timer, [PART.question] = put_question, [PART.message] = put_sent,
   [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = put_nothing,
-  [PART.journaled] = put_nothing, [PART.withdraw] = put_nothing,
+  [PART.journaled] = put_nothing, [PART.receive] = put_receive, [PART.withdraw] = put_nothing,
 }
 
 -- Writes the run's fields: it is held for its steps, or resumed immediately if nothing is missing. Returns where it
@@ -403,6 +430,8 @@ local function suspend(base, args, turn, header, number)
     at = at + PART_SIZE[args[at]]
   end
   local current = write_run(base, args, turn, header, number)
+  -- Only now: a receiver that is not stored as missing counts as gone.
+  for _, receiver in ipairs(turn.receivers or {}) do add_receiver(base, args[4], args[5], unpack(receiver)) end
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage) end
   if rows ~= '' then record_rows(base, args[4], turn.flags, rows) end
   settle_last(base, args[2], args[3])

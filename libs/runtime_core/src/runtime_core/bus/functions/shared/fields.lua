@@ -23,6 +23,7 @@ local RUN = {
   output_attempt = 'ea',    -- how often its output has begun, from 1
   attempts = 'b:',          -- + step: how often a model call without a result was begun
   question = 'q:',          -- + step: when it was asked (13 digits, ms) and its event's data
+  receives = 'n:',          -- + step: when it began to wait for a message (13 digits, ms) and the message's name
   request = 'r:',           -- + step: an open request to another partition, packed (requests.lua)
   answered_by = 'l:',       -- + step: traceparent of the span that gave the step its result
   override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
@@ -53,6 +54,9 @@ local TASK = {
   output_bytes = 'ob',      -- how much the task has written to its output
   letters = 'lt',           -- number of its dead letters, which pin the ended task
   own_row = 'row',          -- of an ended task with a dead letter: 1 if `steps` counts the row of its first run
+  inbox = 'i:',             -- + name: messages that no run has received, the oldest first, packed
+  inbox_size = 'ib',        -- their number and bytes under all names
+  receivers = 'v:',         -- + name: runs and steps that wait for such a message, in turn, packed
   final = 'out',            -- the final event's data
   withdrawn = 'wd',         -- set once nobody wants the task's answer
 }
@@ -83,7 +87,7 @@ local INSTANCE = {
 local RESULT = {ok = 'K', error = 'E'}
 
 -- What gives a step its result.
-local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', human = 'h'}
+local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', human = 'h', receive = 'm'}
 
 -- How a step's result wakes its run: by itself, not at all, or (followed by a name) by a reply stream, to a turn that
 -- continues. `g<n>` wakes it with the last result of that group.

@@ -65,14 +65,26 @@ local function unwritten_of_task(base, task, w, fields)
   return all, count
 end
 
--- The record's row of a step that the broker itself answered: a sleep, or a question.
-local function record_answer(base, task, run, step, asked, ended, status, payload)
-  local question = redis.call('HGET', run_key(base, task, run), RUN.question .. step)
-  local row = '[{"run":' .. quote(run) .. ',"kind":"' .. (question and 'human' or 'timer') .. '","name":"' ..
-    (question and 'human' or 'sleep') .. '","status":"' .. (status == RESULT.ok and 'completed' or 'failed') ..
-    '","started":' .. asked .. ',"ended":' .. ended .. ',"step":' .. quote(step) ..
-    (question and (',"input":' .. data_of(question)) or '') ..
+-- The row of a step that the broker itself answered, as a JSON array.
+local function answer_row(run, step, kind, name, input, asked, ended, status, payload)
+  return '[{"run":' .. quote(run) .. ',"kind":"' .. kind .. '","name":' .. quote(name) .. ',"status":"' ..
+    (status == RESULT.ok and 'completed' or 'failed') .. '","started":' .. asked .. ',"ended":' .. ended ..
+    ',"step":' .. quote(step) .. (input and (',"input":' .. input) or '') ..
     (status == RESULT.ok and ',"output":' or ',"error":') .. payload .. '}]'
+end
+
+-- Records a step that the broker itself answered: a sleep, a question, or a wait for a message.
+local function record_answer(base, task, run, step, asked, ended, status, payload)
+  local question, receives = unpack(redis.call('HMGET', run_key(base, task, run), RUN.question .. step,
+    RUN.receives .. step))
+  local row
+  if receives then
+    row = answer_row(run, step, 'receive', data_of(receives), nil, asked, ended, status, payload)
+  elseif question then
+    row = answer_row(run, step, 'human', 'human', data_of(question), asked, ended, status, payload)
+  else
+    row = answer_row(run, step, 'timer', 'sleep', nil, asked, ended, status, payload)
+  end
   redis.call('HINCRBY', base .. 'task:' .. task, 'steps', 1)
   record_rows(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags), row)
 end
