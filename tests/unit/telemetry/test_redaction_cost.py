@@ -72,6 +72,25 @@ def test_the_end_of_a_long_secret_is_searched_for_once(monkeypatch: pytest.Monke
     assert len(searched) == 1
 
 
+SHORT = '"password":"x1"'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{" + ",".join([SHORT] * 20_000) + "}",
+        '{"first":{"n":1},' + ",".join([SHORT] * 20_000) + "}",
+        "{" + ",".join(['"n":{},' + SHORT] * 10_000) + "}",
+        "[" + ",".join(['"' + KEY + '"'] * 20_000) + "]",
+    ],
+    ids=["members", "a nested first member", "every second member nested", "elements"],
+)
+def test_json_of_very_many_parts_is_hidden_without_being_decoded(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_members", "_elements"):
+        monkeypatch.delattr(json_redaction, name)
+    assert Redactor().data(data.encode()) == b'"***"'
+
+
 def test_a_text_with_few_escapes_is_not_decoded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(json_redaction, "_decode_text")
     written = b'"two\\nlines"'

@@ -163,13 +163,8 @@ _ELEMENT_BYTES = 128
 _MEMBER_BYTES = 512
 """The same for the members of an object, each of which costs more."""
 
-_DENSE_MEMBERS = 256
-_DENSE_BYTES = 65_536
-"""A longer object that begins with so many members of short plain values is hidden as a whole, before it is decoded."""
-_DENSE = re2.compile(
-    rb'(?s:\s*[\[{]\s*\{?(?:\s*"(?:[^"\\]|\\.)*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[^",{}\[\]\s]+)\s*,){%d})' % _DENSE_MEMBERS,
-    bytes_options(),
-)
+_DECODED_COMMAS = 16_384
+"""JSON with more commas is hidden as a whole before it is decoded: so many members or elements take too long."""
 
 _COLON = re.compile(rb"\s*+:\s*+")
 
@@ -226,7 +221,7 @@ class JsonRedaction:
     def _coarse_row(self, row: bytes) -> bytes:
         if self._search.candidate.search(row) is None and self._search.matches_no_pattern(row):
             return row
-        return self._coarsely(row, _Allowance(), 1)
+        return self._coarsely(row, _Allowance(), 1, row=True)
 
     def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
         """Return JSON without secrets; `first` is the first candidate. Raises _TooManyCandidates."""
@@ -363,15 +358,18 @@ class JsonRedaction:
         except _TooManyCandidates:
             return HIDDEN.encode()
 
-    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0) -> bytes:
-        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole."""
+    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0, *, row: bool = False) -> bytes:
+        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole.
+
+        A `row` has few members, whatever they contain.
+        """
         head = data[:1]
         if head not in (b"[", b"{", b'"'):
             # A number or a word; at the top level it may not be JSON at all.
             return data if level else _HIDDEN_VALUE
         if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
             return _HIDDEN_VALUE
-        if len(data) > _DENSE_BYTES and _DENSE.match(data, 0, _DENSE_BYTES) is not None:
+        if not row and data.count(b",") > _DECODED_COMMAS:
             return _HIDDEN_VALUE
         if not level and data.startswith(b"[{") and data.endswith(b"}]"):
             # A single row, the usual case: read it once, and not again to find its end.
