@@ -56,7 +56,7 @@ setup: $(VENV)/.setup ## Create .venv with everything that development needs (a 
 setup-run: $(VENV)/.setup-run
 
 lock: setup ## Regenerate requirements/*.txt from pyproject.toml (ARGS=--upgrade for newer versions)
-	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra gateway --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group audit --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/audit.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group docs --universal --python-version 3.11 \
@@ -65,14 +65,14 @@ lock: setup ## Regenerate requirements/*.txt from pyproject.toml (ARGS=--upgrade
 	sed '/^protobuf==/,/[^\\]$$/d' requirements/dev.txt >$(VENV)/constraints.txt
 	$(COMPILE) --extra autogen --group autogen --constraint $(VENV)/constraints.txt --output-file requirements/autogen.txt $(ARGS)
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/run.txt
-	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --group build --constraint requirements/dev.txt --output-file requirements/image.txt
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra gateway --extra otel --group build --constraint requirements/dev.txt --output-file requirements/image.txt
 	$(RUN) uv --quiet pip compile --group engines-build --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/engines-build.txt $(ARGS)
 	$(COMPILE) --extra ray --extra spark --extra parquet --extra otel --group engines --constraint requirements/dev.txt \
 		--constraint requirements/engines-build.txt --output-file requirements/engines.txt $(ARGS)
-	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra ray --group build \
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra gateway --extra otel --extra parquet --extra ray --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-ray.txt
-	$(COMPILE) --extra postgres --extra llm --extra mcp --extra otel --extra parquet --extra spark --group build \
+	$(COMPILE) --extra postgres --extra llm --extra mcp --extra gateway --extra otel --extra parquet --extra spark --group build \
 		--constraint requirements/dev.txt --constraint requirements/engines.txt --output-file requirements/image-spark.txt
 	for system in benchmarks/comparison/requirements/*.in; do \
 		$(RUN) uv --quiet pip compile $$system --universal --python-version 3.11 --generate-hashes --no-header \

@@ -13,7 +13,7 @@ import pytest
 from docs import generate_acl, generate_events, generate_metrics
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
-from runtime_core.config.settings import RESERVED_VARIABLES, Settings
+from runtime_core.config.settings import Settings
 from runtime_core.telemetry import names
 from runtime_core.testing.plugin import FIXTURE
 from tests.architecture.test_docs import exists, paths_named_in
@@ -92,7 +92,7 @@ def test_the_settings_that_the_code_reads_are_known() -> None:
         and isinstance(node.value, str)
         and re.fullmatch(r"WEFT_[A-Z_]+[A-Z]", node.value)
     }
-    known = {*RESERVED_VARIABLES} | {f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings)}
+    known = {f"WEFT_{field.name.upper()}" for field in dataclasses.fields(Settings)}
     assert read_there <= known, "a service would refuse them: make them settings"
 
 

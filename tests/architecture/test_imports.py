@@ -46,7 +46,9 @@ PLACES = {
         "telemetry.secret_search",
     ),
     "sqlalchemy": ("trajectory",),
+    "starlette": ("gateway",),
     "typer": ("cli",),
+    "uvicorn": ("gateway.server",),
 }
 """Third-party package → the modules and packages of runtime_core that may import it."""
 

@@ -36,7 +36,7 @@ def asked_for(lock: str) -> list[Requirement]:
         lines += [line for line in groups["engines"] if isinstance(line, str)] + extras["ray"] + extras["spark"]
     elif lock.startswith("image"):
         engine = {"image-ray.txt": ["parquet", "ray"], "image-spark.txt": ["parquet", "spark"]}.get(lock, [])
-        lines += [line for name in ("postgres", "llm", "mcp", *engine) for line in extras[name]]
+        lines += [line for name in ("postgres", "llm", "mcp", "gateway", *engine) for line in extras[name]]
     return [Requirement(line) for line in lines]
 
 

@@ -98,6 +98,10 @@ BAD_VALUES = [
     Case("WEFT_REQUEST_TIMEOUT_SECONDS", "0", "seconds from 0.001"),
     Case("WEFT_REDACT", "([", "not a regular expression"),
     Case("WEFT_REDACT", "(?<=user )name", "no lookaround"),
+    Case("WEFT_HTTP_PORT", "65536", "from 0 to 65535"),
+    Case("WEFT_HTTP_ORIGINS", "desk.example", "origins separated by commas"),
+    Case("WEFT_HTTP_RATE", "-1", "requests per second from 0"),
+    Case("WEFT_HTTP_STREAMS_MAX", "0", "whole number from 1"),
     Case("WEFT_LEASE", "3", "there is no such setting"),
     Case("WEFT_REDIS_URL", f"http://u:{SECRET}@host", "must be redis://host:port"),
     Case("WEFT_REDIS_URL", "memory://", "name a Redis or Valkey server"),
@@ -129,7 +133,7 @@ BAD_VALUES = [
 ]
 """What is wrong whatever the broker is."""
 
-ANY_VALUE = {"data_dir", "metrics_host", "app", "redis_url"}
+ANY_VALUE = {"data_dir", "http_host", "metrics_host", "app", "redis_url"}
 """Settings of which the value alone tells nothing; what they name may be missing, and is tested below."""
 
 

@@ -24,7 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "host/service.py",
         "unknown",
-        "    if len(arguments) > 1 or name not in SERVICES:\n",
+        "    if len(arguments) > 1 or name not in _BUILDERS:\n",
         "    if False:\n",
         "a name of no service is told in one line",
         "unit/host:service",

@@ -36,23 +36,18 @@ from runtime_core.cli.output import (
     without_secrets,
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
-from runtime_core.cli.task_view import (
+from runtime_core.cli.task_view import answers_to, changes_of, instance_of, print_task
+from runtime_core.client.client import Client
+from runtime_core.client.task import check_answered, check_sent
+from runtime_core.client.task_list import (
     EVERY_TASK,
     MAX_SCANNED,
     TaskFilter,
-    answers_to,
-    changes_of,
-    instance_of,
+    list_tasks,
     open_questions,
-    parked_runs,
-    print_task,
-    read_task,
-    task_in_store,
     tasks_in_store,
-    tasks_on_broker,
 )
-from runtime_core.client.client import Client
-from runtime_core.client.task import check_answered, check_sent
+from runtime_core.client.task_view import parked_runs, read_task, task_in_store
 from runtime_core.config.settings import Settings
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.ids import checked_key, checked_message, is_task_id
@@ -87,7 +82,7 @@ Until = Annotated[str, Option("--until", metavar="TIME", help="Only tasks create
 
 
 @app.verb("list")
-async def list_tasks(
+async def list_command(
     status: OfStatus = None,
     agent: OfAgent = "",
     session: OfSession = "",
@@ -107,10 +102,9 @@ async def list_tasks(
       weft task list --session s-1 --since 2h
     """
     wanted = _filter(status, agent, session, key, since, until)
-    rows: dict[str, Row] = {}
     async with broker() as opened:
-        for bus in opened.buses:
-            rows |= {row["task_id"]: row for row in await tasks_on_broker(bus, wanted, limit)}
+        page = await list_tasks(opened.buses, wanted, limit)
+        rows = {row["task_id"]: row for row in page.tasks}
         if not status or status in ENDED:
             async with trajectories(opened.settings) as store:
                 namespace = opened.settings.namespace
@@ -473,8 +467,8 @@ async def _cancel_all(opened: Broker, wanted: TaskFilter, reason: str, sure: boo
     """Cancel the open tasks that the filter selects, and return their ids. One that ends meanwhile is left alone."""
     found: list[tuple[EventBus, str]] = []
     for bus in opened.buses:
-        rows = await tasks_on_broker(bus, wanted, MAX_SCANNED)
-        found += [(bus, row["task_id"]) for row in rows if row["status"] not in ENDED]
+        page = await list_tasks([bus], wanted, MAX_SCANNED)
+        found += [(bus, row["task_id"]) for row in page.tasks if row["status"] not in ENDED]
     if found and not sure:
         confirm(f"Cancel {len(found)} tasks?", abort=True, err=True)
     cancelled = []

@@ -222,15 +222,22 @@ class Client:
             return await self.start(new, timeout=timeout)
         return await self._start(new, timeout)
 
-    async def start(self, new: Submission, *, timeout: float | None = 60.0) -> TaskHandle:
-        """Start the task of a prepared submission; `timeout` is as in `submit`."""
-        if not _traces():
-            return await self._start(new, timeout)
-        with send_span(TASKS, message=new.event_id, task=new.task_id, traceparent=new.traceparent) as span:
-            return await self._start(replace(new, traceparent=span.traceparent or new.traceparent), timeout)
+    async def start(self, new: Submission, *, timeout: float | None = 60.0, expects_answer: bool = True) -> TaskHandle:
+        """Start the task of a prepared submission; `timeout` is as in `submit`.
 
-    async def _start(self, new: Submission, timeout: float | None) -> TaskHandle:
+        Without `expects_answer` the broker sends this client no answer; `result` and `stream` read it from the task.
+        """
+        if not _traces():
+            return await self._start(new, timeout, expects_answer)
+        with send_span(TASKS, message=new.event_id, task=new.task_id, traceparent=new.traceparent) as span:
+            traced = replace(new, traceparent=span.traceparent or new.traceparent)
+            return await self._start(traced, timeout, expects_answer)
+
+    async def _start(self, new: Submission, timeout: float | None, expects_answer: bool = True) -> TaskHandle:
         admission = self._ready()
+        if not expects_answer:
+            submitted = await self._admit(admission, new, timeout)
+            return TaskHandle(self._tails, submitted.task, self._partitions[submitted.partition])
         replies = self._partitions[admission.partition_for(new)]
         new.client, new.replyto = self._name, replies.stream
         expected = replies.expect(new.task_id)  # before the submit: the answer may come first

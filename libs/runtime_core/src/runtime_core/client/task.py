@@ -339,6 +339,29 @@ class TaskHandle:
         finally:
             await events.aclose()
 
+    async def exists(self) -> bool:
+        """Return whether the broker knows the task."""
+        bus = self._partition.bus
+        return bool(await bus.transport.call("EXISTS", bus.keys.task(self.task_id)))
+
+    async def has_ended_at(self, entry_id: str, *, without_entry: bool = False) -> bool:
+        """Return whether the task has ended and this entry of its stream is its final event.
+
+        With `without_entry` the final event came behind this entry and has none of its own.
+        """
+        bus = self._partition.bus
+        status = cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(self.task_id), "status"))
+        if (status or b"").decode() not in ENDED:
+            return False
+        later = cast(
+            list[Any], await bus.transport.call("XRANGE", bus.keys.out(self.task_id), entry_id, "+", "COUNT", 2)
+        )
+        if without_entry:
+            return all(entry[0].decode() == entry_id for entry in later)
+        return len(later) == 1 and (
+            later[0][0].decode() == entry_id and stream_event(*later[0]).type.removeprefix("weft.task.") in ENDED
+        )
+
     async def show(self) -> dict[str, Any]:  # Any: JSON
         """Return the task's status, agent, times and open steps. Raises InvalidInput if the broker does not know it."""
         bus = self._partition.bus

@@ -22,6 +22,7 @@ REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+
 TRAJECTORY_URL = re.compile(r"sqlite(\+\w+)?:///.+|postgres(ql)?(\+\w+)?://.+")
 RAY_ADDRESS = re.compile(rf"auto|{_HOST}:{_PORT}", re.ASCII)
 RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
+ORIGIN = re.compile(rf"https?://{_HOST}(:{_PORT})?", re.ASCII)
 SPARK_REMOTE = re.compile(rf"sc://{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
 SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])?", re.ASCII)
 
@@ -42,8 +43,6 @@ HEAP_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 VARIABLE_PREFIX = "WEFT_"
 FOREIGN_PREFIXES = ("WEFT_APP_", "WEFT_TEST_", "WEFT_CHAOS_")
 """Prefixes that Weft never reads: `WEFT_APP_…` is for the user's app, the others for the tests of this repository."""
-RESERVED_VARIABLES = ("WEFT_HTTP_PORT",)
-"""Reserved for an HTTP gateway, which this release lacks; a shared environment may set it."""
 KUBERNETES_VARIABLE = re.compile(
     r"WEFT(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
@@ -74,6 +73,16 @@ class Settings:
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """None: no metrics and health over HTTP. 0: a free port, which is logged."""
+    http_host: str = "127.0.0.1"
+    """Where the gateway listens."""
+    http_port: int | None = None
+    """None: 8080. 0: a free port, which is logged."""
+    http_origins: tuple[str, ...] = ()
+    """Web origins, as `https://desk.example`, whose pages may call the gateway; empty: none."""
+    http_rate: float = 0.0
+    """Requests per second that one caller of the gateway may send; 0: no limit."""
+    http_streams_max: int = 1000
+    """How many streams of events one gateway serves at once."""
     lease_seconds: float = 3.0
     """How long an owner may be silent before others adopt its deliveries."""
     loop_block_seconds: float = 10.0
@@ -180,6 +189,11 @@ class Settings:
             partitions=read.whole("WEFT_PARTITIONS", 1, 1024, cls.partitions),
             metrics_host=read.text("WEFT_METRICS_HOST") or cls.metrics_host,
             metrics_port=read.port("WEFT_METRICS_PORT"),
+            http_host=read.text("WEFT_HTTP_HOST") or cls.http_host,
+            http_port=read.port("WEFT_HTTP_PORT"),
+            http_origins=read.origins("WEFT_HTTP_ORIGINS"),
+            http_rate=read.seconds("WEFT_HTTP_RATE", 0.0, 1_000_000.0, cls.http_rate, "requests per second"),
+            http_streams_max=read.whole("WEFT_HTTP_STREAMS_MAX", 1, 100_000, cls.http_streams_max),
             lease_seconds=read.seconds("WEFT_LEASE_SECONDS", 0.1, 3600.0, cls.lease_seconds),
             loop_block_seconds=read.seconds("WEFT_LOOP_BLOCK_SECONDS", 0.1, 3600.0, cls.loop_block_seconds),
             retention_seconds=read.seconds("WEFT_RETENTION_SECONDS", 0.0, 31_536_000.0, cls.retention_seconds),
@@ -322,6 +336,16 @@ class SettingValues:
             raise wrong(variable, text, "different names separated by commas (letters, digits, `_` or `-`)")
         return values
 
+    def origins(self, variable: str) -> tuple[str, ...]:
+        """Return web origins separated by commas."""
+        text = self.text(variable)
+        if text is None:
+            return ()
+        values = tuple(value.strip() for value in text.split(","))
+        if not all(ORIGIN.fullmatch(value) for value in values):
+            raise wrong(variable, text, "origins separated by commas, as in https://desk.example,http://localhost:3000")
+        return values
+
     def patterns(self, variable: str) -> str | None:
         """Return regular expressions separated by white space."""
         text = self.text(variable)
@@ -358,7 +382,7 @@ class SettingValues:
             raise wrong(variable, text, f"{default} or more, as in {default} or 2g")
         return text
 
-    def seconds(self, variable: str, low: float, high: float, default: float) -> float:
+    def seconds(self, variable: str, low: float, high: float, default: float, unit: str = "seconds") -> float:
         text = self.text(variable)
         if text is None:
             return default
@@ -368,7 +392,7 @@ class SettingValues:
         except ValueError:
             value = -1.0
         if not low <= value <= high:  # NaN is refused here too
-            raise wrong(variable, text, f"seconds from {low:g} to {high:g}")
+            raise wrong(variable, text, f"{unit} from {low:g} to {high:g}")
         return value
 
     def choice(self, variable: str, allowed: tuple[str, ...], default: str) -> str:
@@ -403,7 +427,7 @@ def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
 
     `fields` are the names of the settings, as `lease_seconds` for `WEFT_LEASE_SECONDS`.
     """
-    known = {*(f"{VARIABLE_PREFIX}{field.upper()}" for field in fields), *RESERVED_VARIABLES}
+    known = {f"{VARIABLE_PREFIX}{field.upper()}" for field in fields}
     for variable in sorted(environ):
         if not variable.startswith(VARIABLE_PREFIX) or variable in known or variable.startswith(FOREIGN_PREFIXES):
             continue

@@ -156,6 +156,7 @@ Build = Callable[[Settings, Metrics], Awaitable[Role]]
 """Wires a role. Raises WeftError if the settings or the app do not allow it."""
 _BUILDERS = {
     "agent-handler": "app_services:build_agent_handler",
+    "gateway": "gateway:build",
     "ray-gateway": "app_services:build_ray_gateway",
     "spark-gateway": "app_services:build_spark_gateway",
     "state-manager": "manager:build",
@@ -163,7 +164,9 @@ _BUILDERS = {
     "trajectory-recorder": "recorder:build",
 }
 """Service → `module:function` in this package that wires it."""
-SERVICES = tuple(_BUILDERS)
+GATEWAY = "gateway"
+SERVICES = tuple(name for name in _BUILDERS if name != GATEWAY)
+"""The services of an installation. The HTTP gateway is an addition to it."""
 
 
 def serve(name: str, build: Build) -> NoReturn:
@@ -430,9 +433,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     given = arguments[0] if arguments else os.environ.get("SERVICE", "")
     name = given.strip().replace("_", "-")
-    if len(arguments) > 1 or name not in SERVICES:
+    if len(arguments) > 1 or name not in _BUILDERS:
         shown = " ".join(arguments) or f"SERVICE={given!r}"
         problem = f"{shown}: there is no such service" if arguments or name else "SERVICE is not set"
-        print(f"weft: {problem}; choose one of {', '.join(SERVICES)}", file=sys.stderr)
+        print(f"weft: {problem}; choose one of {', '.join(_BUILDERS)}", file=sys.stderr)
         return 2
     serve(name, build_of(name))

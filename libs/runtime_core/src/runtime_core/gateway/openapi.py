@@ -1,0 +1,440 @@
+"""The OpenAPI 3.1 document of the gateway."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from runtime_core.gateway.problems import (
+    BODY,
+    CONFLICT,
+    FIELD,
+    KINDS,
+    MEDIA,
+    METHOD,
+    NO_HOST,
+    NO_TASK,
+    OVERLOADED,
+    PARAMETER,
+    RATE,
+    SLOW,
+    STREAMS,
+    TOO_LARGE,
+    Kind,
+)
+from runtime_core.gateway.problems import MEDIA_TYPE as PROBLEM_TYPE
+from runtime_core.gateway.streams import MEDIA_TYPE as STREAM_TYPE
+from runtime_core.gateway.streams import MODES
+from runtime_core.gateway.tasks import BATCH_MAX, PAGE, PAGE_MAX, STATUSES
+from runtime_core.telemetry.metrics import version
+
+Json = dict[str, Any]
+"""A part of the document. (Any: JSON.)"""
+
+_EVERY = (METHOD, NO_HOST, RATE, OVERLOADED)
+_WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
+_NAME = {"type": "string", "minLength": 1, "maxLength": 256}
+_TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
+_MOMENT = {"type": "string", "format": "date-time"}
+
+
+@cache
+def document() -> Json:
+    """Return the whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Weft",
+            "version": version(),
+            "description": "Start tasks of agents, follow them, answer their questions and cancel them.",
+        },
+        "paths": {
+            "/v1/tasks": {"post": _submit(), "get": _list()},
+            "/v1/batches": {"post": _batch()},
+            "/v1/tasks/{task_id}": {"get": _show()},
+            "/v1/tasks/{task_id}/cancel": {"post": _cancel()},
+            "/v1/tasks/{task_id}/answers": {"post": _answer()},
+            "/v1/tasks/{task_id}/events": {"get": _events()},
+            "/openapi.json": {"get": _describe()},
+        },
+        "components": {
+            "schemas": {
+                "Submit": _submit_schema(),
+                "BatchItem": _item_schema(),
+                "Started": _object({"task_id": _TASK_ID}, "task_id"),
+                "Task": _task_schema(),
+                "Question": _question_schema(),
+                "Problem": _problem_schema(),
+            }
+        },
+    }
+
+
+# -- operations --------------------------------------------------------------------------------------------------
+
+
+def _submit() -> Json:
+    return {
+        "operationId": "submit",
+        "summary": "Start a task",
+        "description": "A repeat with the same Idempotency-Key and content returns the first one's task and starts "
+        "nothing. With other content it is refused (409).",
+        "parameters": [_idempotency_key(), _traceparent()],
+        "requestBody": _body(
+            _ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
+        ),
+        "responses": {
+            "202": {
+                **_json("The task is durable and will be handled.", _ref("Started"), {"task_id": "order-7"}),
+                "headers": {"Location": {"description": "The task.", "schema": {"type": "string"}}},
+            },
+            **_problems(*_WITH_BODY, PARAMETER, CONFLICT),
+        },
+    }
+
+
+def _batch() -> Json:
+    result = {"oneOf": [_object({"task_id": _TASK_ID}, "task_id"), _object({"problem": _ref("Problem")}, "problem")]}
+    problem = {
+        "type": f"urn:weft:problem:{FIELD.name}",
+        "title": FIELD.title,
+        "status": FIELD.status.value,
+        "detail": "no agent is named nobody",
+        "field": "agent",
+    }
+    return {
+        "operationId": "submitBatch",
+        "summary": "Start many tasks",
+        "description": "Each task is started or refused by itself; the results are in the order of the tasks. With an "
+        "Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
+        "parameters": [_idempotency_key(), _traceparent()],
+        "requestBody": _body(
+            _object(
+                {"tasks": {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": _ref("BatchItem")}}, "tasks"
+            ),
+            {"tasks": [{"agent": "writer", "input": "a"}, {"agent": "nobody", "input": "b"}]},
+        ),
+        "responses": {
+            "200": _json(
+                "What came of each task.",
+                _object({"results": {"type": "array", "items": result}}, "results"),
+                {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]},
+            ),
+            **_problems(*_WITH_BODY, PARAMETER),
+        },
+    }
+
+
+def _list() -> Json:
+    filters: dict[str, tuple[Json, str]] = {
+        "status": ({"enum": list(STATUSES)}, "Only tasks with this status."),
+        "agent": ({"type": "string", "maxLength": 512}, "Only tasks of this agent."),
+        "key": ({"type": "string", "maxLength": 512}, "Only tasks of this instance of an agent."),
+        "session_id": ({"type": "string", "maxLength": 512}, "Only tasks of this session."),
+        "tenant": ({"type": "string", "maxLength": 512}, "Only tasks of this tenant."),
+        "since": (_MOMENT, "Only tasks created at this time or later."),
+        "until": (_MOMENT, "Only tasks created before this time."),
+        "limit": ({"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most tasks."),
+        "cursor": ({"type": "string", "maxLength": 400}, "`next_cursor` of the page before."),
+    }
+    page = _object(
+        {
+            "tasks": {"type": "array", "items": _ref("Task")},
+            "next_cursor": {"type": ["string", "null"], "description": "null at the end of the list."},
+        },
+        "tasks",
+        "next_cursor",
+    )
+    row = {"task_id": "order-7", "status": "running", "agent": "writer", "created": 1763690000000, "steps": 0}
+    return {
+        "operationId": "listTasks",
+        "summary": "List tasks, the newest first",
+        "description": "The tasks on the broker: open ones, and ended ones until their retention time is over. A page "
+        "may have fewer tasks than `limit`; the list ends where `next_cursor` is null.",
+        "parameters": [_query(name, schema, text) for name, (schema, text) in filters.items()],
+        "responses": {
+            "200": _json("A page of the list.", page, {"tasks": [row], "next_cursor": None}),
+            **_problems(PARAMETER),
+        },
+    }
+
+
+def _show() -> Json:
+    example = {
+        "task_id": "order-7", "status": "completed", "agent": "writer", "created": 1763690000000, "steps": 7,
+        "ended": 1763690004200, "input": {"topic": "Redis Streams"}, "output": "Redis Streams are …", "usage": {},
+    }  # fmt: skip
+    return {
+        "operationId": "showTask",
+        "summary": "Show a task",
+        "parameters": [_task_id()],
+        "responses": {
+            "200": _json("The task, with its output or error, or what it waits for.", _ref("Task"), example),
+            **_problems(PARAMETER, NO_TASK),
+        },
+    }
+
+
+def _cancel() -> Json:
+    return {
+        "operationId": "cancelTask",
+        "summary": "Cancel a task",
+        "description": "The task ends now. Cancelling an ended task changes nothing.",
+        "parameters": [_task_id()],
+        "requestBody": _body(
+            _object({"reason": {"type": ["string", "null"], "minLength": 1, "maxLength": 1000}}),
+            {"reason": "no longer needed"},
+        ),
+        "responses": {
+            "200": _json(
+                "The status that the task has ended with.",
+                _object({"task_id": _TASK_ID, "status": {"type": "string"}}, "task_id", "status"),
+                {"task_id": "order-7", "status": "cancelled"},
+            ),
+            **_problems(*_WITH_BODY, NO_TASK),
+        },
+    }
+
+
+def _answer() -> Json:
+    answered = {"task_id": "order-7", "request_id": "r:4-9b1deb4d3b7d4bad"}
+    return {
+        "operationId": "answerQuestion",
+        "summary": "Answer a question of a task",
+        "description": "Of two answers, one counts; the other is refused (409).",
+        "parameters": [_task_id()],
+        "requestBody": _body(
+            _object({"request_id": _NAME, "value": {"description": "Any JSON."}}, "request_id", "value"),
+            {"request_id": "r:4-9b1deb4d3b7d4bad", "value": True},
+        ),
+        "responses": {
+            "200": _json(
+                "The answer counts.",
+                _object({"task_id": _TASK_ID, "request_id": _NAME}, "task_id", "request_id"),
+                answered,
+            ),
+            **_problems(*_WITH_BODY, NO_TASK, CONFLICT),
+        },
+    }
+
+
+def _events() -> Json:
+    example = (
+        "retry: 1000\n\n"
+        "id: 1763690000000-0\nevent: weft.output.delta\n"
+        'data: {"task_id":"order-7","run_id":"r","attempt":1,"seq":1,"text":"Redis "}\n\n'
+        "id: 1763690000420-0\nevent: weft.task.completed\n"
+        'data: {"task_id":"order-7","status":"completed","output":"Redis Streams are …","usage":{},"steps":7}\n\n'
+    )
+    return {
+        "operationId": "taskEvents",
+        "summary": "Follow the events of a task",
+        "description": "Server-sent events: output, steps, questions, and the final event, which ends the stream. The "
+        "id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. Output of a run with a "
+        "higher `attempt` replaces the output of its lower attempts. Silence is broken by comments.",
+        "parameters": [
+            _task_id(),
+            _query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes."),
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "description": "The id of the last event that you have.",
+                "schema": {"type": "string", "pattern": r"^[0-9]{1,19}-[0-9]{1,19}(-end)?$"},
+            },
+        ],
+        "responses": {
+            "200": {
+                "description": "The events, until the task has ended.",
+                "content": {STREAM_TYPE: {"schema": {"type": "string"}, "example": example}},
+            },
+            "204": {"description": "The task has ended, and you have its final event."},
+            **_problems(PARAMETER, NO_TASK, STREAMS),
+        },
+    }
+
+
+def _describe() -> Json:
+    return {
+        "operationId": "describe",
+        "summary": "This document",
+        "responses": {"200": _json("OpenAPI 3.1.", {"type": "object"}), **_problems()},
+    }
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------
+
+
+def _submit_schema() -> Json:
+    optional_name = {"type": ["string", "null"], "minLength": 1, "maxLength": 256}
+    conf = {
+        "max_steps": {"type": ["integer", "null"], "minimum": 1},
+        "timeout_seconds": {"type": ["number", "null"], "exclusiveMinimum": 0},
+        "max_cost": {"type": ["number", "null"], "exclusiveMinimum": 0},
+        "max_tokens": {"type": ["integer", "null"], "minimum": 1},
+        "engine": {"type": ["string", "null"], "description": "`local`, `ray`, `spark`, or an engine of the app."},
+        "engine_wait_seconds": {"type": ["number", "null"], "minimum": 0},
+        "streaming_mode": {"enum": [*MODES, None]},
+        "priority": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
+    }
+    members = {
+        "agent": {**_NAME, "description": "The agent's name."},
+        "input": {"description": "The agent's input: any JSON, at most 1 MiB."},
+        "key": {**optional_name, "description": "The instance of the agent, which keeps its own state."},
+        "task_id": {
+            **_TASK_ID,
+            "type": ["string", "null"],
+            "description": "Your own id. Default: derived from the Idempotency-Key.",
+        },
+        "session_id": {**optional_name, "description": "Groups tasks."},
+        "conf": {**_object(conf), "type": ["object", "null"]},
+        "hooks": {
+            "type": ["object", "null"],
+            "description": "Names of hooks of the agent's app, by hook point.",
+            "additionalProperties": {"type": "array", "items": _NAME},
+        },
+        "metadata": {"type": ["object", "null"], "description": "Your data, passed to the agent."},
+    }
+    return _object(members, "agent", "input")
+
+
+def _item_schema() -> Json:
+    schema = _submit_schema()
+    own = {"type": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "The key of this task."}
+    return {**schema, "properties": {**schema["properties"], "idempotency_key": own}}
+
+
+def _task_schema() -> Json:
+    milliseconds = {"type": "integer", "description": "Milliseconds since 1970."}
+    return {
+        "type": "object",
+        "required": ["task_id", "status", "agent", "created", "steps"],
+        "properties": {
+            "task_id": {"type": "string"},
+            "status": {"enum": list(STATUSES)},
+            "agent": {"type": "string"},
+            "key": {"type": "string"},
+            "session_id": {"type": "string"},
+            "tenant": {"type": "string"},
+            "created": milliseconds,
+            "ended": milliseconds,
+            "steps": {"type": "integer"},
+            "input": {},
+            "output": {},
+            "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
+            "usage": {"type": "object"},
+            "limits": {"type": "object"},
+            "max_steps": {"type": "integer"},
+            "time_limit_at": milliseconds,
+            "waits_for": {"type": "array", "items": {"type": "object"}},
+            "without_handler": {"type": "array", "items": {"type": "object"}},
+            "questions": {"type": "array", "items": _ref("Question")},
+            "forked_from": {"type": "object"},
+        },
+    }
+
+
+def _question_schema() -> Json:
+    return {
+        "type": "object",
+        "required": ["task_id", "request_id", "prompt"],
+        "properties": {
+            "task_id": {"type": "string"},
+            "request_id": {"type": "string"},
+            "prompt": {"type": "string"},
+            "data": {},
+            "expects": {"const": "verdict"},
+            "deadline": {"description": "When the default becomes the answer, or the question fails."},
+            "default": {},
+        },
+    }
+
+
+def _problem_schema() -> Json:
+    return {
+        "type": "object",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {
+            "type": {"enum": [f"urn:weft:problem:{kind.name}" for kind in KINDS]},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "field": {
+                "type": "string",
+                "description": "What is wrong: a path in the body (`conf.max_steps`), a parameter or a header.",
+            },
+            "retry_after_seconds": {"type": "number"},
+        },
+    }
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(properties: Json, *required: str) -> Json:
+    found = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {**found, "required": list(required)} if required else found
+
+
+def _body(schema: Json, example: object) -> Json:
+    return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
+
+
+def _json(description: str, schema: Json, example: object = None) -> Json:
+    content: Json = {"schema": schema}
+    if example is not None:
+        content["example"] = example
+    return {"description": description, "content": {"application/json": content}}
+
+
+def _problems(*kinds: Kind) -> Json:
+    """Return the responses of an operation with these problems, and with those of every operation."""
+    by_status: dict[int, list[Kind]] = {}
+    for kind in (*kinds, *_EVERY):
+        if kind not in by_status.setdefault(kind.status.value, []):
+            by_status[kind.status.value].append(kind)
+    return {
+        str(status): {
+            "description": "; ".join(kind.title for kind in found) + ".",
+            "content": {PROBLEM_TYPE: {"schema": _ref("Problem"), "example": _example(found[0])}},
+        }
+        for status, found in sorted(by_status.items())
+    }
+
+
+def _example(kind: Kind) -> Json:
+    return {
+        "type": f"urn:weft:problem:{kind.name}",
+        "title": kind.title,
+        "status": kind.status.value,
+        "detail": "what is wrong, with its value, and the remedy",
+    }
+
+
+def _query(name: str, schema: Json, description: str) -> Json:
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+def _task_id() -> Json:
+    return {"name": "task_id", "in": "path", "required": True, "schema": _TASK_ID}
+
+
+def _idempotency_key() -> Json:
+    return {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": "Identifies repeats of this request for 24 hours. Choose it before the first attempt.",
+        "schema": _NAME,
+    }
+
+
+def _traceparent() -> Json:
+    return {
+        "name": "traceparent",
+        "in": "header",
+        "description": "The trace that the task belongs to (W3C Trace Context).",
+        "schema": _NAME,
+    }

@@ -1,0 +1,153 @@
+"""Reads requests: bounded bodies, headers and parameters. Every error names its part of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection
+from datetime import datetime
+
+from starlette.requests import ClientDisconnect, Request
+
+from runtime_core import codec
+from runtime_core.codec import quoted
+from runtime_core.errors import InvalidInput
+from runtime_core.gateway.limits import Limits
+from runtime_core.gateway.problems import BODY, MEDIA, PARAMETER, SLOW, TOO_LARGE, Problem
+from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
+from runtime_core.wire.commands import as_object
+
+BODY_MAX_BYTES = 2 * 1024 * 1024
+"""The largest body of one task: input and metadata have at most 1 MiB, and escapes may double them."""
+BATCH_MAX_BYTES = 8 * 1024 * 1024
+BODY_SECONDS = 30.0
+"""How long a body may take to arrive."""
+_ENTRY = re.compile(r"(\d{1,19})-(\d{1,19})")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+
+
+async def read_object(
+    request: Request, limits: Limits, known: Collection[str], most: int = BODY_MAX_BYTES
+) -> dict[str, object]:
+    """Return the body, a JSON object with members among `known`. Raises Problem, or InvalidInput for a member."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != codec.JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+        shown = f"Content-Type {quoted(kind)}" if kind else "no Content-Type"
+        raise Problem(MEDIA, f"{shown}: send application/json", "Content-Type")
+    with limits.body() as count:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                data = await _read(request, count, most)
+        except TimeoutError:
+            raise Problem(SLOW, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        except ClientDisconnect:
+            raise Problem(BODY, "the connection ended before the body did") from None
+        try:
+            body = codec.decode(data, limit=most)
+        except InvalidInput as error:
+            raise Problem(BODY, error.message) from None
+    if not isinstance(body, dict):
+        raise Problem(BODY, f"{quoted(body)} is not an object")
+    refuse_unknown("", body, known)
+    return body
+
+
+async def _read(request: Request, count: Callable[[int], None], most: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:19]) > most:
+        raise _too_large(most)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        count(len(part))
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(TOO_LARGE, f"the body is over the limit of {most} bytes: store the data and send a reference")
+
+
+def refuse_unknown(path: str, body: dict[str, object], known: Collection[str]) -> None:
+    """Raise InvalidInput for a member that is not in `known`."""
+    for name in body:
+        if name not in known:
+            raise InvalidInput(f"{path}{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known)}")
+
+
+def list_of_objects(name: str, value: object, most: int) -> list[dict[str, object]]:
+    """Return a list of 1 to `most` objects. Raises InvalidInput."""
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise InvalidInput(name, f"is not a list of 1 to {most} objects")
+    return [as_object(f"{name}.{place}", item) for place, item in enumerate(value)]
+
+
+# -- headers and parameters --------------------------------------------------------------------------------------
+
+
+def header(request: Request, name: str) -> str:
+    """Return a header of at most 256 characters; empty if it is absent. Raises Problem."""
+    values = request.headers.getlist(name)
+    if not values:
+        return ""
+    if len(values) > 1 or not 1 <= len(values[0]) <= MAX_NAME_CHARACTERS or has_control(values[0]):
+        raise Problem(PARAMETER, f"is not one text of 1 to {MAX_NAME_CHARACTERS} characters", name)
+    return values[0]
+
+
+def check_entry(name: str, text: str) -> None:
+    """Raise Problem for a header that is not the id of a stream's entry, such as `1763690000000-0`."""
+    found = _ENTRY.fullmatch(text)
+    if found is None or any(int(part) >= 2**63 for part in found.groups()):
+        raise Problem(PARAMETER, f"{quoted(text)} is not the id of an event of this stream, as 1763690000000-0", name)
+
+
+class Parameters:
+    """The query of a request. Raises Problem for a parameter that is not in `known`, or that comes twice."""
+
+    def __init__(self, request: Request, known: Collection[str]) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in request.query_params.multi_items():
+            shown = quoted(name)[1:-1]
+            if name not in known:
+                raise Problem(PARAMETER, f"unknown; known are {', '.join(known) or 'none'}", shown)
+            if name in self._values:
+                raise Problem(PARAMETER, "is there more than once", shown)
+            if len(value) > 512 or has_control(value):
+                raise Problem(PARAMETER, "is not text of at most 512 characters without control characters", shown)
+            self._values[name] = value
+
+    def text(self, name: str) -> str:
+        return self._values.get(name, "")
+
+    def choice(self, name: str, allowed: Collection[str]) -> str:
+        value = self._values.get(name, "")
+        if value and value not in allowed:
+            raise Problem(PARAMETER, f"{quoted(value)} is not one of {', '.join(allowed)}", name)
+        return value
+
+    def whole(self, name: str, default: int, most: int) -> int:
+        """Return a whole number from 1 to `most`."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not _WHOLE.fullmatch(value) or not 1 <= int(value) <= most:
+            raise Problem(PARAMETER, f"{quoted(value)} is not a whole number from 1 to {most}", name)
+        return int(value)
+
+    def moment(self, name: str, default: float) -> float:
+        """Return a time in epoch milliseconds, given as RFC 3339 with an offset."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        try:
+            found = datetime.fromisoformat(value)
+            if found.tzinfo is None:
+                raise ValueError
+            return max(0.0, found.timestamp() * 1000)
+        except (ValueError, OverflowError):
+            raise Problem(
+                PARAMETER, f"{quoted(value)} is not a time with an offset, as 2030-01-01T00:00:00Z", name
+            ) from None

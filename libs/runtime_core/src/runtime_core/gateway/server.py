@@ -1,0 +1,155 @@
+"""The gateway as a part of a process: connects, listens, and drains its streams at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from runtime_core.client.client import Client
+from runtime_core.config.settings import Settings
+from runtime_core.consumer.progress import HEALTHY, Health
+from runtime_core.errors import BusError, ConfigurationError
+from runtime_core.gateway.application import build_application, is_loopback, operations
+from runtime_core.gateway.limits import Limits
+from runtime_core.gateway.streams import StreamRoutes
+from runtime_core.gateway.tasks import TaskRoutes
+from runtime_core.periodic import Periodic
+
+logger = logging.getLogger(__name__)
+
+PORT = 8080
+ASK_SECONDS = 1.0
+"""How often a replica asks the broker whether it answers."""
+FINISH_SHARE = 0.7
+"""Share of the shutdown time in which open requests may finish."""
+HEAD_MAX_BYTES = 16 * 1024
+BACKLOG = 1024
+
+
+class Gateway:
+    """One replica. It is stateless: any other one continues what this one has begun."""
+
+    def __init__(self, settings: Settings, client: Client) -> None:
+        self._settings = settings
+        self._client = client
+        self._stopping = asyncio.Event()
+        self._server: _Server | None = None
+        self._socket: socket.socket | None = None
+        self._asking = Periodic("ask the broker", ASK_SECONDS, self._ask)
+        self._answers = False
+        self._serving = False
+
+    async def start(self) -> None:
+        host = self._settings.http_host
+        if not is_loopback(host):
+            raise ConfigurationError(
+                f"WEFT_HTTP_HOST={host!r}: without keys the gateway listens on this machine only: set 127.0.0.1"
+            )
+        await self._client.open()
+        self._answers = True
+        self._asking.start()
+        self._socket = listen(host, PORT if self._settings.http_port is None else self._settings.http_port)
+        settings = self._settings
+        limits = Limits(settings.http_rate, settings.http_streams_max)
+        tasks = TaskRoutes(self._client, limits)
+        application = build_application(
+            operations(tasks, StreamRoutes(tasks, limits, self._stopping)), limits, settings.http_origins
+        )
+        self._server = _Server(
+            uvicorn.Config(
+                application,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=HEAD_MAX_BYTES,
+                http="h11",
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=max(1, int(FINISH_SHARE * settings.shutdown_seconds)),
+            )
+        )
+
+    async def run(self) -> None:
+        assert self._server is not None
+        assert self._socket is not None
+        name = self._socket.getsockname()
+        shown = f"[{name[0]}]" if ":" in name[0] else name[0]
+        logger.info(
+            "HTTP on http://%s:%d, open without keys: everyone on this machine may do everything", shown, name[1]
+        )
+        self._serving = True
+        await self._server.serve([self._socket])
+
+    async def stop(self) -> None:
+        """End the streams, let open requests finish, then disconnect."""
+        self._stopping.set()
+        await self._asking.stop()
+        if self._server is not None:
+            self._server.should_exit = True
+            if self._serving:
+                await self._server.ended.wait()
+        if self._socket is not None:
+            self._socket.close()
+        await self._client.close()
+
+    def ready(self) -> bool:
+        return self._answers and not self._stopping.is_set()
+
+    def progress(self) -> Health:
+        return HEALTHY
+
+    async def _ask(self) -> None:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                for bus in self._client.buses:
+                    await bus.transport.call("PING")
+            self._answers = True
+        except (BusError, TimeoutError):
+            self._answers = False
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process, which stops the gateway in order."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+        """Set once it serves no more, or if it never has."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.ended.set()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises ConfigurationError if the address is not available."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except OSError:
+            listening.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "the port is in use" if in_use else os.strerror(getattr(error, "errno", 0) or 0)
+        raise ConfigurationError(
+            f"WEFT_HTTP_PORT={port}: cannot listen on {host}: {why}; choose another port (0: any free port)"
+        ) from None
+    return listening

@@ -1,0 +1,69 @@
+"""The OpenAPI document describes what the gateway does, and its examples are right."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from runtime_core.client.client import Client
+from runtime_core.gateway.application import operations
+from runtime_core.gateway.limits import Limits
+from runtime_core.gateway.openapi import document
+from runtime_core.gateway.streams import StreamRoutes
+from runtime_core.gateway.tasks import TaskRoutes
+
+HERE = "urn:document"
+
+
+def described() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (method, path, operation)
+        for path, methods in document()["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def contents() -> list[tuple[str, dict[str, Any]]]:
+    """Return every content of a request or response that has an example, with its place."""
+    found = []
+    for method, path, operation in described():
+        parts = {"body": operation.get("requestBody", {}), **operation["responses"]}
+        for name, part in parts.items():
+            given = part.get("content", {}).values()
+            found += [(f"{method} {path} {name}", content) for content in given if "example" in content]
+    return found
+
+
+def test_it_describes_every_operation_and_no_other() -> None:
+    limits = Limits(0, 1)
+    tasks = TaskRoutes(cast(Client, None), limits)
+    offered = operations(tasks, StreamRoutes(tasks, limits, asyncio.Event()))
+    assert {(method.upper(), path) for method, path, _ in described()} == {(one.method, one.path) for one in offered}
+    assert len({operation["operationId"] for _, _, operation in described()}) == len(offered)
+
+
+def test_its_schemas_are_valid() -> None:
+    for schema in document()["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(("place", "content"), [pytest.param(*each, id=each[0]) for each in contents()])
+def test_an_example_fits_its_schema(place: str, content: dict[str, Any]) -> None:
+    registry: Registry[Any] = Registry().with_resource(
+        HERE, Resource.from_contents({"$schema": "https://json-schema.org/draft/2020-12/schema", **document()})
+    )
+    schema = _absolute(content["schema"])
+    Draft202012Validator(schema, registry=registry).validate(content["example"])
+
+
+def _absolute(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {
+            name: HERE + value if name == "$ref" and isinstance(value, str) else _absolute(value)
+            for name, value in schema.items()
+        }
+    return [_absolute(each) for each in schema] if isinstance(schema, list) else schema
