@@ -43,6 +43,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["submit"], "weft submit: Missing argument 'AGENT'; see `weft submit --help`"),
         (["submit", "a", "--max-steps", "0"], "weft submit: "),
         (["submit", "a", "--stream", "--no-wait"], "weft submit: "),
+        (["completion"], "weft completion: Missing argument 'SHELL'"),
         (["nothing"], "weft: No such command 'nothing'"),
         (["tsk"], "weft: No such command 'tsk'. Did you mean 'task'?"),
         (["task", "list", "--status", "odd"], "weft task list: "),

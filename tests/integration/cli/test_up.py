@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,22 @@ def test_an_import_error_is_told_once_before_the_broker_starts(tmp_path: Path) -
     assert done.stderr.startswith("weft up: app 'desk:app' cannot be imported: ")
     assert "desk.py:1" in done.stderr
     assert not (tmp_path / "data" / "endpoint").exists()
+
+
+def test_a_port_in_use_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "desk.py").write_text(APP)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            command("up", "--app", "desk:app", "--metrics-port", str(port)),
+            cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"weft up: port {port} is in use: choose another first port with --metrics-port")
+    assert done.stderr.count("\n") == 1
+    assert "ready" not in done.stdout
 
 
 def test_reload_restarts_the_handlers_with_the_new_code(tmp_path: Path) -> None:

@@ -168,10 +168,11 @@ def _invoke(arguments: list[str]) -> int:
 
 def _wrong_usage(error: typer.TyperException) -> int:
     message = error.format_message()
-    if "\n" in message:  # a group without a subcommand: the message is its help
-        print(message)
+    context = getattr(error, "ctx", None)
+    if "\n" in message and context is not None and isinstance(context.command, TyperGroup):
+        print(message)  # a group without a subcommand: the message is its help
     else:
-        context = getattr(error, "ctx", None)
+        message = " ".join(message.split())
         path = context.command_path if context is not None else "weft"
         _say(path, f"{message.rstrip('.')}; see `{path} --help`")
     return WRONG_USAGE

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
@@ -89,6 +91,7 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str], reload
                 return 0
             effective = settings
         specs = child_specs(effective, replicas, services)
+        _check_ports(settings, len(specs))
         supervisor = Supervisor(specs, sys.stdout, shutdown_seconds=settings.shutdown_seconds)
         print(banner(effective, services, embedded=settings.redis_url is None), flush=True)
         if reload and settings.app is not None:
@@ -144,6 +147,21 @@ def _engines(settings: Settings, services: Sequence[str]) -> list[str]:
     clusters = ((RAY_GATEWAY, "ray", settings.ray_address), (SPARK_GATEWAY, "spark", remote))
     named = [f"{engine} ({where or 'a local one'})" for service, engine, where in clusters if service in services]
     return [f"  engines  {', '.join(named)}"] if named else []
+
+
+def _check_ports(settings: Settings, count: int) -> None:
+    """Check the ports of all services once, before each would refuse to start. Raises ConfigurationError."""
+    first = settings.metrics_port or 0
+    for port in range(first, first + count) if first else ():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings.metrics_host, port))
+            except (OSError, UnicodeError, OverflowError) as error:  # the services explain a wrong host or port
+                if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                    raise ConfigurationError(
+                        f"port {port} is in use: choose another first port with --metrics-port (0: any free ports)"
+                    ) from None
 
 
 async def _checked(url: str, settings: Settings) -> None:
