@@ -55,7 +55,15 @@ def page() -> Page:
                 Column("p95", promql.quantile(0.95, names.AGENT_TURN_SECONDS, AGENT, "agent", promql.RANGE), "s"),
             ],
             sort="Turns",
-            width=8,
+            width=5,
+        ),
+        number(
+            "Without a handler",
+            "Runs and calls of agents and tools that no running handler has. `weft doctor` names them: start a handler "
+            "that has them, or roll back.",
+            f"({promql.total(names.NAMES_UNSERVED)}) or vector(0)",
+            limits=Limits(1, 1),
+            width=3,
         ),
     )
     page.row(

@@ -60,6 +60,7 @@ BAD_VALUES = [
     Case("WEFT_TRAJECTORY_URL", f"mysql://u:{SECRET}@db/weft", "must be sqlite:///path or postgresql://"),
     Case("WEFT_METRICS_PORT", "70000", "whole number from 0 to 65535"),
     Case("WEFT_LEASE_SECONDS", "nan", "seconds from 0.1"),
+    Case("WEFT_LOOP_BLOCK_SECONDS", "0", "seconds from 0.1"),
     Case("WEFT_RETENTION_SECONDS", "-1", "seconds from 0"),
     Case("WEFT_DEDUPE_MAX", "0", "whole number from 1"),
     Case("WEFT_MAILBOX_MAX", "many", "whole number from 1"),

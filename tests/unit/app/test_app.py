@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -28,6 +29,11 @@ class FakeContext:
 
     def __init__(self, state: dict[str, object] | None = None) -> None:
         self.state = {} if state is None else state
+        self._run = self
+
+    def set_initial(self, values: Mapping[str, object]) -> None:
+        for name, value in values.items():
+            self.state.setdefault(name, copy.deepcopy(value))
 
 
 def context(state: dict[str, object] | None = None) -> AgentContext:

@@ -18,7 +18,6 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
 from runtime_core.declare.declaration import MAX_DELAY_SECONDS, RetryPolicy
-from runtime_core.declare.schema import encode
 from runtime_core.errors import (
     AgentError,
     ConfigurationError,
@@ -132,7 +131,11 @@ def failure_of(error: BaseException) -> Failed:
 
 
 def _output_of(error: StepError) -> bytes:
-    return b"" if error.output is None else encode(error.output, "output")
+    if error.output is None:
+        return b""
+    from runtime_core.declare.schema import encode  # here: it imports pydantic, which most services never need
+
+    return encode(error.output, "output")
 
 
 def class_name(error: BaseException) -> str:

@@ -29,11 +29,13 @@ local function emit(keys, args)
   local before = tonumber(args[7]) - 1
   local at = FIRST_PIECE + 2 * math.max(0, count - before)
   if at > #args + 1 or at > #args and #args >= FIRST_PIECE then return 'DONE' end
+  -- Before the first write: it reads a key, which may have another type.
+  local now = text(now_ms(base))
   local number, size, last, most = publish_pieces(base, task, run, args[6], seq, written, args, at)
   if most and last < at then return 'LIMIT ' .. most end
   count = math.max(count, before + (last - FIRST_PIECE + 1) / 2)
   redis.call('HSET', run_key(base, task, run), RUN.unrecorded, unrecorded, RUN.emitted .. branch,
-    args[6] .. ' ' .. text(count) .. ' ' .. text(recorded) .. ' ' .. args[8] .. ' ' .. text(now_ms(base)))
+    args[6] .. ' ' .. text(count) .. ' ' .. text(recorded) .. ' ' .. args[8] .. ' ' .. now)
   note_output(base, task, number, size, flags)
   return most and 'LIMIT ' .. most or 'OK'
 end
