@@ -55,15 +55,18 @@ def page() -> Page:
                 Column("p95", promql.quantile(0.95, names.AGENT_TURN_SECONDS, AGENT, "agent", promql.RANGE), "s"),
             ],
             sort="Turns",
-            width=5,
+            width=8,
         ),
+    )
+    page.row(
+        "Names",
         number(
             "Without a handler",
             "Runs and calls of agents and tools that no running handler has. `weft doctor` names them: start a handler "
             "that has them, or roll back.",
             f"({promql.total(names.NAMES_UNSERVED)}) or vector(0)",
             limits=Limits(1, 1),
-            width=3,
+            width=24,
         ),
     )
     page.row(

@@ -21,9 +21,10 @@ def test_dead_letters_are_listed_counted_and_shown_whole(weft: Weft) -> None:
     assert listed[0]["error"] == {"type": "ValueError", "message": "cannot do wrong"}
     assert listed[0]["stream"] == "tool"
     groups = weft("dead", "list", "--group-by", "error", "--json").json
-    assert {"error": "ValueError: cannot do wrong", "newest": listed[0]["letter_id"]}.items() <= groups[0].items()
-    assert groups[0]["count"] >= 2
-    assert weft("dead", "list", "--group-by", "name", "--json").json[0]["name"] == "broken"
+    [group] = [each for each in groups if each["error"] == "ValueError: cannot do wrong"]
+    assert group["newest"] == listed[0]["letter_id"]
+    assert group["count"] >= 2
+    assert "broken" in [each["name"] for each in weft("dead", "list", "--group-by", "name", "--json").json]
     assert "REASON" in weft("dead", "list", "--group-by", "reason").out
     streams = {group["stream"]: group for group in weft("dead", "list", "--group-by", "stream", "--json").json}
     assert streams["tool"]["bytes"] >= sum(letter["bytes"] for letter in listed[:2]) > 1000

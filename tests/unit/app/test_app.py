@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -29,7 +30,7 @@ class FakeContext:
 
     def __init__(self, state: dict[str, object] | None = None) -> None:
         self.state = {} if state is None else state
-        self._run = self
+        self._run = SimpleNamespace(state=self)
 
     def set_initial(self, values: Mapping[str, object]) -> None:
         for name, value in values.items():
