@@ -135,6 +135,20 @@ async def test_rows_of_a_turn_that_was_committed_are_not_made_again(broker: Brok
     assert loaded.output == StoredOutput(1, {"": BranchOutput(3, 2, 0)})
 
 
+async def test_output_that_began_anew_has_no_second_row(broker: Broker, bus: EventBus) -> None:
+    """A commit has recorded the row of its pieces before."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await emit_pieces(bus, turn, b'"a"', b'"b"')
+    assert await suspend(bus, turn, ask("3"), record=b"[]")
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    assert await bus.restart_output(turn, 2)
+    await emit_pieces(bus, turn, b'"c"', b'"d"', attempt=2)
+    await bus.cancel("t", "no more")
+    assert await rows_of_output(broker) == []
+
+
 async def test_output_of_a_turn_that_never_commits_has_one_row(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

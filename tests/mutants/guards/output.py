@@ -103,6 +103,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "an earlier attempt of a model call shows nothing",
         "contracts:model_calls",
     ),
+    lua(
+        "rows",
+        "emitted_anew",
+        "  if count <= recorded then return nil end\n",
+        "",
+        "output that began anew has no second row",
+        "contracts:run_output",
+    ),
     python(
         "runs/turn.py",
         "output_of_another",

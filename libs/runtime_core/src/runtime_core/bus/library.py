@@ -130,17 +130,24 @@ def library() -> Library:
     fields = named_fields(sources.pop(FIELDS))
     sources = {name: _with_values(source, fields) for name, source in sources.items()}
     used = {name: frozenset(re.findall(r"\w+", source)) for name, source in sources.items()}
-    body = [
-        _shared(sources[name], frozenset[str]().union(*(words for other, words in used.items() if other != name)))
+    shared = {
+        name: _shared(sources[name], frozenset[str]().union(*(words for other, words in used.items() if other != name)))
         for name in SHARED
         if name != FIELDS
-    ]
+    }
     calls = {name: _calls(sources[name]) for name in FUNCTIONS}
+    called = [name for name in FUNCTIONS if any(name in names for other, names in calls.items() if other != name)]
+    scoped = {}
     for name, allow_oom in FUNCTIONS.items():
         flags = ", flags = {'allow-oom'}" if allow_oom else ""
         register = f"redis.register_function{{function_name = '{functions[name]}', callback = {name}{flags}}}"
-        called = any(name in names for other, names in calls.items() if other != name)
-        body.append(_scoped(name, sources[name], register, called))
+        scoped[name] = _scoped(name, sources[name], register, name in called)
+    groups = _groups({name: names for name, (names, _) in shared.items()}, used)
+    body = [f"local {name}" for name in called]
+    body += [_declared(*shared[name]) for name in shared if name not in groups]
+    for name, users in groups.items():
+        body += ["do", _declared(*shared[name]), *(scoped.pop(user) for user in users), "end"]
+    body += scoped.values()
     source = f"#!lua name=weft_{digest}\n" + "\n".join(body) + "\n"
     return Library(f"weft_{digest}", source.encode(), {name: full.encode() for name, full in functions.items()})
 
@@ -171,8 +178,24 @@ def _calls(source: str) -> set[str]:
     }
 
 
-def _shared(source: str, others: frozenset[str]) -> str:
-    """Keep names that no other file uses to their file, since Lua allows 200 local names at the top of a script."""
+def _groups(exported: dict[str, list[str]], used: dict[str, frozenset[str]]) -> dict[str, list[str]]:
+    """Return shared files that only functions use, each with these functions. A function is in at most one group.
+
+    A group gets a block of its own, since Lua allows 200 local names at a time at the top of a script.
+    """
+    groups: dict[str, list[str]] = {}
+    grouped: set[str] = set()
+    # First the largest, which save most.
+    for name in sorted(exported, key=lambda name: -len(exported[name])):
+        users = [other for other, words in used.items() if other != name and not words.isdisjoint(exported[name])]
+        if users and grouped.isdisjoint(users) and all(user in FUNCTIONS for user in users):
+            groups[name] = users
+            grouped.update(users)
+    return groups
+
+
+def _shared(source: str, others: frozenset[str]) -> tuple[list[str], str]:
+    """Return the names that other files use, and the source in a block, which keeps all other names."""
     outside: list[str] = []
 
     def declared(found: re.Match[str]) -> str:
@@ -183,13 +206,15 @@ def _shared(source: str, others: frozenset[str]) -> str:
         return f"{found[1] or ''}{found[2]}{found[3]}"
 
     source = re.sub(r"^local (function )?(\w+(?:, \w+)*)(\(| =)", declared, source, flags=re.MULTILINE)
-    return f"local {', '.join(outside)}\ndo\n{source}\nend"
+    return outside, f"do\n{source}\nend"
+
+
+def _declared(names: list[str], block: str) -> str:
+    return f"local {', '.join(names)}\n{block}"
 
 
 def _scoped(name: str, source: str, register: str, called: bool) -> str:
     """Keep a function's names to its file. Only a function that another one calls has its name outside."""
-    outside = ""
     if called:
-        outside = f"local {name}\n"
         source = source.replace(f"local function {name}(", f"function {name}(", 1)
-    return f"{outside}do\n{source}\n{register}\nend"
+    return f"do\n{source}\n{register}\nend"

@@ -13,14 +13,16 @@ local function usage_of_row(usage)
   return ',"usage":' .. cjson.encode(amounts)
 end
 
--- The row of the pieces that a branch has emitted since the last commit.
+-- The row of the pieces that a branch has emitted since the last commit; nil if there are none: output that began anew
+-- has no more pieces than the rows of the earlier one.
 local function emitted_row(base, task, run, step, branch)
   local stored = redis.call('HGET', run_key(base, task, run), RUN.emitted .. branch)
   local _, count, recorded = branch_output(stored)
+  if count <= recorded then return nil end
   local ms = string.match(stored or '', '(%d+)$') or '0'
   return '{"run":' .. quote(run) .. ',"kind":"emit","name":"emit","status":"completed","started":' .. ms ..
     ',"ended":' .. ms .. ',"step":' .. quote(step) .. ',"attributes":{"weft.pieces":' ..
-    text(math.max(0, count - recorded)) .. '}}'
+    text(count - recorded) .. '}}'
 end
 
 -- Rows of the steps that a run has finished in mid-turn and no commit will write: `w` is the run's field. They
