@@ -120,7 +120,8 @@ async def loaded(client: Client, broker: Server, namespace: str) -> None:
             cancelled = await client.submit("naps", 600.0)
             started = [
                 await client.submit("well", "ray"),
-                await client.submit("well", "spark", options=SubmitOptions(hooks={"agent_started": ["fails_itself"]})),
+                await client.submit("well", "spark"),
+                await client.submit("idle", "x", options=SubmitOptions(hooks={"agent_started": ["fails_itself"]})),
                 await client.submit("asks", f"Question {number}"),
                 await client.submit("badly", None),
                 await client.submit("desk", {"type": "str", "data": "a"}, key="one"),
