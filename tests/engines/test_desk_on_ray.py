@@ -29,7 +29,7 @@ def report(data_dir: Path, engine: str, environ: dict[str, str]) -> str:
         timeout=LIMIT_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert re.search(r"(engine|ray) find_in_shard\S*\s+completed", done.stdout)
+    assert re.search(r"(engine|ray) find_in_shard\S*  (?:step \S+  )?completed", done.stdout)
     match = re.search(r"^# .*?(?=^ *[\d.]+ s  the task is completed)", done.stdout, flags=re.MULTILINE | re.DOTALL)
     assert match is not None, done.stdout
     return match[0]
