@@ -149,6 +149,20 @@ async def test_output_that_began_anew_has_no_second_row(broker: Broker, bus: Eve
     assert await rows_of_output(broker) == []
 
 
+async def test_more_output_than_before_has_a_row_of_its_own_step(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await emit_pieces(bus, turn, b'"a"', b'"b"')
+    assert await suspend(bus, turn, ask("3"), record=b"[]")
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    assert await bus.restart_output(turn, 2)
+    await emit_pieces(bus, turn, b'"c"', b'"d"', attempt=2)
+    await emit_pieces(bus, turn, b'"e"', attempt=2, first=3, step="4")
+    await bus.cancel("t", "no more")
+    assert await rows_of_output(broker) == [("4", None, 1)]
+
+
 async def test_output_of_a_turn_that_never_commits_has_one_row(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

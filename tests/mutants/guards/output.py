@@ -58,8 +58,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "emit",
         "recorded",
-        "recorded, unrecorded = math.max(recorded, count),",
-        "recorded, unrecorded = recorded,",
+        "    recorded = math.max(recorded, count)\n",
+        "",
         "the rows of a committed turn's output are not made again",
         "contracts:run_output",
     ),
@@ -102,6 +102,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "false",
         "an earlier attempt of a model call shows nothing",
         "contracts:model_calls",
+    ),
+    lua(
+        "emit",
+        "row_of_its_own",
+        "    if before >= recorded then unrecorded = unrecorded .. args[9] .. mark end\n",
+        "    unrecorded = unrecorded .. args[9] .. mark\n",
+        "output that began anew does not repeat the row of the earlier one",
+        "contracts:run_output",
     ),
     lua(
         "rows",

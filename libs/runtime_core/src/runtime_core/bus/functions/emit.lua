@@ -22,11 +22,14 @@ local function emit(keys, args)
   local held, count, recorded = branch_output(stored)
   -- The branch's first pieces since the last commit: the rows of all earlier ones are recorded.
   local mark = branch_mark(branch)
-  if not string.find(unrecorded or '', mark, 1, true) then
-    recorded, unrecorded = math.max(recorded, count), (unrecorded or '') .. args[9] .. mark
+  local before = tonumber(args[7]) - 1
+  unrecorded = unrecorded or ''
+  if not string.find(unrecorded, mark, 1, true) then
+    recorded = math.max(recorded, count)
+    -- The first pieces of output that began anew share the row of the earlier ones.
+    if before >= recorded then unrecorded = unrecorded .. args[9] .. mark end
   end
   if held ~= args[6] then count = 0 end
-  local before = tonumber(args[7]) - 1
   local at = FIRST_PIECE + 2 * math.max(0, count - before)
   if at > #args + 1 or at > #args and #args >= FIRST_PIECE then return 'DONE' end
   -- Before the first write: it reads a key, which may have another type.
