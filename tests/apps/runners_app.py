@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from runtime_core.app.app import App
+from runtime_core.aworld.orchestration import Swarm
 from runtime_core.aworld.runner import Runner, TaskRunner
-from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.topology import Loopable
 from runtime_core.errors import ToolError
 from runtime_core.runs.context import AgentContext

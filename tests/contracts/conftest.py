@@ -100,4 +100,4 @@ def functions_stay_within_their_rights(request: pytest.FixtureRequest) -> Iterat
     with Watch(request.getfixturevalue("shared_server")(VALKEY_9)) as watch:
         yield
         beyond = watch.beyond_their_rights()
-    assert not beyond, f"runtime_core/bus/acl/function_rights.py does not see what functions do: {sorted(beyond)}"
+    assert not beyond, f"runtime_core/bus/acl/users.py does not see what functions do: {sorted(beyond)}"

@@ -12,7 +12,7 @@ from typing import Self
 
 import hiredis
 
-from runtime_core.bus.acl.function_rights import OWN_STREAMS, READING, STREAMS, function_rights, key_family
+from runtime_core.bus.acl.users import OWN_STREAMS, READING, STREAMS, function_rights, key_family
 from runtime_core.bus.library import library
 from tests.servers.process import HOST, Server
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime_core.aworld.orchestration import Swarm
 from runtime_core.aworld.runners import Runners
-from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.task import Task
 from runtime_core.client.client import Client
 from runtime_core.errors import InvalidInput

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from runtime_core.declare.declaration import RetryPolicy
-from runtime_core.declare.hook_points import HookPoint
-from runtime_core.declare.manifest import announce
+from runtime_core.declare.manifest import HookPoint, announce
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, StepError, ToolError
 from runtime_core.hooks.declared import (
     Allow,

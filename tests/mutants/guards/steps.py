@@ -518,7 +518,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:finished_steps",
     ),
     python(
-        "consumer/calls.py",
+        "consumer/settle.py",
         "reports",
         "if reports.bytes > MAX_REPORTS_BYTES:",
         "if False:",

@@ -41,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/bus/acl:rules",
     ),
     python(
-        "bus/acl/function_rights.py",
+        "bus/acl/users.py",
         "unnamed_keys",
         "for helper in reached.keys() & _UNNAMED.keys():",
         "for helper in ():",

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from runtime_core.aworld.description import describe, read_description, task_of
-from runtime_core.aworld.swarm import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
+from runtime_core.aworld.orchestration import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
 from runtime_core.aworld.task import Task
 from runtime_core.aworld.topology import GraphBuildType, Loopable
 from runtime_core.declare.declaration import label

@@ -18,8 +18,8 @@ import pytest
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.consumer import progress
-from runtime_core.consumer.failure import failed_from, failure_of
 from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible
+from runtime_core.consumer.settle import failed_from, failure_of
 from runtime_core.errors import BlockedEventLoop, LoopInterrupt
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.tools.tool import run_limited

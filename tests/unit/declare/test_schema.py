@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from runtime_core import codec
-from runtime_core.consumer.failure import failed_from, failure_of
+from runtime_core.consumer.settle import failed_from, failure_of
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.schema import Value, encode, encode_result
 from runtime_core.errors import InvalidInput, Reject, Retry, ToolError

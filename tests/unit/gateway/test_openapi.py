@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from runtime_core.client.client import Client
-from runtime_core.gateway.application import operations
-from runtime_core.gateway.limits import Limits
 from runtime_core.gateway.openapi import document
+from runtime_core.gateway.requests import Limits
+from runtime_core.gateway.server import operations
 from runtime_core.gateway.streams import StreamRoutes
 from runtime_core.gateway.tasks import TaskRoutes
 

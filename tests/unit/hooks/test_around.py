@@ -13,7 +13,7 @@ import pytest
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.declare.declaration import RetryPolicy
-from runtime_core.declare.hook_points import HookPoint
+from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import Denied
 from runtime_core.hooks.around import RunHooks
 from runtime_core.hooks.declared import (

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery, Journaled
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.calls import MAX_REPORTS_BYTES, Calls
+from runtime_core.consumer.settle import MAX_REPORTS_BYTES, Calls
 from runtime_core.errors import BusUnavailable, LimitExceeded
 from runtime_core.runs.commit import UNWAITED, TurnPort
 from runtime_core.runs.output import BATCH_PIECES, PROCESS_BYTES, ROUND_PIECES, RUN_BYTES, Outflow, Piece

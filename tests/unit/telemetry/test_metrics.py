@@ -23,7 +23,6 @@ from runtime_core.host.manager import StateManager
 from runtime_core.host.service import Endpoint, Response, plain
 from runtime_core.record.step import Step
 from runtime_core.telemetry import logs, names
-from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.telemetry.metrics import (
     FRESH_SECONDS,
     MOST_TOOLS,
@@ -34,6 +33,7 @@ from runtime_core.telemetry.metrics import (
     count_model_calls,
 )
 from runtime_core.telemetry.names import Kind
+from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.observability.every_metric import every_metric

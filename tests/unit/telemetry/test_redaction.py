@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime_core.clusters.remote import error_of
 from runtime_core.clusters.spark import backend as spark_backend
 from runtime_core.clusters.spark import calls as spark_calls
-from runtime_core.consumer.failure import MAX_ERROR_CHARACTERS, failed_from, failure_of
+from runtime_core.consumer.settle import MAX_ERROR_CHARACTERS, failed_from, failure_of
 from runtime_core.declare.declaration import one_line
 from runtime_core.errors import ConfigurationError, Reject
 from runtime_core.telemetry.redaction import (

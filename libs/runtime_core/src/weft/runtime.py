@@ -34,10 +34,9 @@ if TYPE_CHECKING:
         InterventionHandler,
         MessageContext,
     )
-    from runtime_core.actors.protocol import AgentInstantiationContext, AgentProxy
-    from runtime_core.actors.runtime import Runtime
-    from runtime_core.actors.serialization import MessageSerializer, UnknownPayload
-    from runtime_core.actors.subscription import (
+    from runtime_core.actors.protocol import (
+        AgentInstantiationContext,
+        AgentProxy,
         DefaultSubscription,
         Subscription,
         TypePrefixSubscription,
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
         default_subscription,
         type_subscription,
     )
+    from runtime_core.actors.runtime import Runtime
+    from runtime_core.actors.serialization import MessageSerializer, UnknownPayload
 
 __all__ = [
     "AgentId",
@@ -94,7 +95,7 @@ _PLACES = {
     "ClosureAgent": "runtime_core.actors.agents",
     "ClosureContext": "runtime_core.actors.agents",
     "DefaultInterventionHandler": "runtime_core.actors.message",
-    "DefaultSubscription": "runtime_core.actors.subscription",
+    "DefaultSubscription": "runtime_core.actors.protocol",
     "DefaultTopicId": "runtime_core.actors.message",
     "DropMessage": "runtime_core.actors.message",
     "InterventionHandler": "runtime_core.actors.message",
@@ -107,17 +108,17 @@ _PLACES = {
     "Runtime": "runtime_core.actors.runtime",
     "RuntimeStopped": "runtime_core.actors.errors",
     "SerializationError": "runtime_core.actors.errors",
-    "Subscription": "runtime_core.actors.subscription",
+    "Subscription": "runtime_core.actors.protocol",
     "TopicId": "runtime_core.actors.identity",
-    "TypePrefixSubscription": "runtime_core.actors.subscription",
-    "TypeSubscription": "runtime_core.actors.subscription",
+    "TypePrefixSubscription": "runtime_core.actors.protocol",
+    "TypeSubscription": "runtime_core.actors.protocol",
     "UndeliverableException": "runtime_core.actors.errors",
     "UnknownPayload": "runtime_core.actors.serialization",
-    "default_subscription": "runtime_core.actors.subscription",
+    "default_subscription": "runtime_core.actors.protocol",
     "event": "runtime_core.actors.agents",
     "message_handler": "runtime_core.actors.agents",
     "rpc": "runtime_core.actors.agents",
-    "type_subscription": "runtime_core.actors.subscription",
+    "type_subscription": "runtime_core.actors.protocol",
 }
 
 __getattr__ = loader(__name__, _PLACES)

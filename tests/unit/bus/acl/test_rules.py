@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.bus.acl.function_rights import function_rights
 from runtime_core.bus.acl.rules import SERVERS, Target, digests, find_users, lacking, rules, user_line
-from runtime_core.bus.acl.users import SERVICES, USERS
+from runtime_core.bus.acl.users import SERVICES, USERS, function_rights
 from runtime_core.bus.library import FUNCTIONS
 from runtime_core.cli.main import main
 from runtime_core.errors import ConfigurationError

@@ -33,7 +33,7 @@ from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.consumer.effects import FAILED, Failed, TurnResult
-from runtime_core.consumer.failure import failure_of, traceback_of
+from runtime_core.consumer.settle import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError

@@ -21,14 +21,16 @@ from runtime_core.actors.message import (
     MessageContext,
     SubscriptionInstantiationContext,
 )
-from runtime_core.actors.protocol import AgentInstantiationContext, AgentMetadata, AgentRuntime
-from runtime_core.actors.serialization import MessageSerializer, try_get_known_serializers_for_type
-from runtime_core.actors.subscription import (
+from runtime_core.actors.protocol import (
+    AgentInstantiationContext,
+    AgentMetadata,
+    AgentRuntime,
     Subscription,
     TypePrefixSubscription,
     TypeSubscription,
     UnboundSubscription,
 )
+from runtime_core.actors.serialization import MessageSerializer, try_get_known_serializers_for_type
 from runtime_core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

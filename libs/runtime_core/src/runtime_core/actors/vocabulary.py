@@ -17,8 +17,12 @@ from runtime_core.actors.errors import (
 )
 from runtime_core.actors.identity import AgentId, AgentType, TopicId, agent_name
 from runtime_core.actors.message import DropMessage, MessageContext, MessageHandlerContext
-from runtime_core.actors.protocol import AgentInstantiationContext, AgentMetadata
-from runtime_core.actors.subscription import TypePrefixSubscription, TypeSubscription
+from runtime_core.actors.protocol import (
+    AgentInstantiationContext,
+    AgentMetadata,
+    TypePrefixSubscription,
+    TypeSubscription,
+)
 from runtime_core.bus.tasks import TopicSubscription
 
 

@@ -200,13 +200,13 @@ class AppHookTable(HookTable):
 
     def of_ends_agent(self, app: str) -> AgentDefinition:
         """Return the agent that runs the hooks of tasks that ended without completing."""
-        from runtime_core.hooks.ended import TaskEnded
+        from runtime_core.hooks.around import TaskEnded
 
         return TaskEnded(app)
 
     def ended_task(self, input: bytes) -> str:
         """Return the id of the task that this input of that agent describes."""
-        from runtime_core.hooks.ended import ended_task
+        from runtime_core.hooks.around import ended_task
 
         return ended_task(input)
 
@@ -214,8 +214,7 @@ class AppHookTable(HookTable):
         self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
     ) -> RunHooks:
         """Return the hooks of one run: those that its task names and those that always run."""
-        from runtime_core.hooks.around import RunHooks
-        from runtime_core.hooks.ended import HooksOfEnd
+        from runtime_core.hooks.around import HooksOfEnd, RunHooks
 
         kind = HooksOfEnd if of_end else RunHooks
         named = run.meta.get("hooks", {})

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.aworld.swarm import Swarm
+from runtime_core.aworld.orchestration import Swarm
 from runtime_core.aworld.task import TASK_AGENT, Task, TaskConfig
 from runtime_core.aworld.topology import HANDOFF, Loop, Loopable, Member, Nested, Node, Parallel, Serial, Topology
 from runtime_core.declare.declaration import label

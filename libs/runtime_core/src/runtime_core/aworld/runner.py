@@ -19,8 +19,16 @@ from runtime_core.aworld.description import Description, agent_of_runner, descri
 from runtime_core.aworld.events.handlers import HandlerTable
 from runtime_core.aworld.events.manager import EventLoop, EventManager
 from runtime_core.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
-from runtime_core.aworld.orchestration import TURN_SECONDS, Ask, Done, Orchestration, RunScope, Tools, orchestration
-from runtime_core.aworld.swarm import Swarm
+from runtime_core.aworld.orchestration import (
+    TURN_SECONDS,
+    Ask,
+    Done,
+    Orchestration,
+    RunScope,
+    Swarm,
+    Tools,
+    orchestration,
+)
 from runtime_core.aworld.task import CONTEXT_STEP, TASK_AGENT, Task
 from runtime_core.declare.declaration import Place, RetryPolicy, checked_name
 from runtime_core.declare.schema import Schema

@@ -26,7 +26,7 @@ from runtime_core.wire.events import CANCELLED, StreamEvent, StreamingMode, Task
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App
-    from runtime_core.aworld.swarm import Swarm
+    from runtime_core.aworld.orchestration import Swarm
     from runtime_core.trajectory.recorder import LocalTrajectories
 
 T = TypeVar("T")

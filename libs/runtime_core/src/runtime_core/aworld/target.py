@@ -19,9 +19,9 @@ from typing import Literal, TypeVar, cast
 from runtime_core.app.app import App
 from runtime_core.aworld.description import Description, agent_of_runner, agents_of, describe
 from runtime_core.aworld.listeners import Hints
+from runtime_core.aworld.orchestration import Swarm
 from runtime_core.aworld.response import ReadTask, checked_strategy, completed
 from runtime_core.aworld.runner import Runner, TaskRunner
-from runtime_core.aworld.swarm import Swarm
 from runtime_core.aworld.task import TASK_AGENT, Task, mcp_settings
 from runtime_core.aworld.topology import code_in_swarm
 from runtime_core.client.client import Client, TaskHandle

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.aworld.swarm import Swarm
+from runtime_core.aworld.orchestration import Swarm
 from runtime_core.codec import quoted
-from runtime_core.declare.hook_points import point_named
+from runtime_core.declare.manifest import point_named
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import TASK_ID_RULE, is_task_id

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.keys import Keys, group_of
 from runtime_core.telemetry import trace_context
-from runtime_core.telemetry.attributes import (
+from runtime_core.telemetry.redaction import Attribute, redactor
+from runtime_core.telemetry.spans import (
     AGENT_NAME,
     ATTEMPT,
     BATCH_MESSAGES,
@@ -26,9 +27,6 @@ from runtime_core.telemetry.attributes import (
     RUN,
     STATUS,
     STEPS,
-)
-from runtime_core.telemetry.redaction import Attribute, redactor
-from runtime_core.telemetry.spans import (
     Span,
     Unsampled,
     current_traceparent,

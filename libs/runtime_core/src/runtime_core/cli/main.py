@@ -45,7 +45,17 @@ COMMANDS = {
     "acl": "Print ACL rules for the broker's users.",
     "completion": "Print the completion script of a shell.",
 }
-"""Each one is in the module of the same name."""
+"""Each one is `app` in the module of its name, unless PLACES names another place."""
+PLACES = {
+    "new": "develop:new_commands",
+    "up": "develop:up_commands",
+    "replay": "develop:replay_commands",
+    "completion": "develop:completion_commands",
+    "acl": "admin:acl_commands",
+    "publisher": "admin:publisher_commands",
+    "tenant": "admin:tenant_commands",
+    "agents": "admin:agents_commands",
+}
 GROUPS = ("task", "trajectory", "replay", "schedule", "publisher", "tenant", "dead", "agents")
 """The commands that have subcommands."""
 
@@ -68,7 +78,8 @@ class Weft(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any, here and below: Typer's types
         if cmd_name not in COMMANDS:
             return None
-        return get_command(import_module(f"runtime_core.cli.{cmd_name}").app)
+        module, _, name = PLACES.get(cmd_name, f"{cmd_name}:app").partition(":")
+        return get_command(getattr(import_module(f"runtime_core.cli.{module}"), name))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Complete the names of commands without importing them."""

@@ -13,13 +13,13 @@ from runtime_core import codec
 from runtime_core.cli.connection import Commands, broker_url, read_settings
 from runtime_core.cli.output import (
     Row,
+    answers_to,
     error_line,
     preview,
     print_json,
     print_value,
     shown,
 )
-from runtime_core.cli.task_view import answers_to
 from runtime_core.client.client import Client, StreamEvent, TaskHandle
 from runtime_core.text import plain
 from runtime_core.wire.commands import SubmitOptions

@@ -25,29 +25,34 @@ from runtime_core.cli.connection import Broker, Commands, broker, broker_url, re
 from runtime_core.cli.output import (
     Json,
     Row,
+    answers_to,
+    changes_of,
     error_line,
+    instance_of,
     moment,
     past_moment,
     preview,
     print_json,
     print_rows,
+    print_task,
     progress,
     shown,
     without_secrets,
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
-from runtime_core.cli.task_view import answers_to, changes_of, instance_of, print_task
 from runtime_core.client.client import Client
 from runtime_core.client.task import check_answered, check_sent
-from runtime_core.client.task_list import (
+from runtime_core.client.task_view import (
     EVERY_TASK,
     MAX_SCANNED,
     TaskFilter,
     list_tasks,
     open_questions,
+    parked_runs,
+    read_task,
+    task_in_store,
     tasks_in_store,
 )
-from runtime_core.client.task_view import parked_runs, read_task, task_in_store
 from runtime_core.config.settings import Settings
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.ids import checked_key, checked_message, is_task_id

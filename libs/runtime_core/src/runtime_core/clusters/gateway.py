@@ -26,9 +26,9 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
 from runtime_core.clusters.driver.process import Driver
 from runtime_core.config.settings import Settings
-from runtime_core.consumer.calls import Calls
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.in_flight import STOPPED
+from runtime_core.consumer.settle import Calls
 from runtime_core.engines.function import EngineFunction
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, State, Step, Value, Work
 from runtime_core.engines.results import MAP, MapRequest, Results, map_outcome

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from runtime_core.consumer.failure import place_in_code
+from runtime_core.consumer.settle import place_in_code
 from runtime_core.errors import LoopInterrupt
 from runtime_core.telemetry.logs import HANDLED
 

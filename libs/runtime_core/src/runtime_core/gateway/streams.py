@@ -13,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime_core.client.task import TaskHandle
 from runtime_core.errors import BusError, InvalidInput
-from runtime_core.gateway.limits import Limits
-from runtime_core.gateway.requests import Parameters, check_entry, header
+from runtime_core.gateway.requests import Limits, Parameters, check_entry, header
 from runtime_core.gateway.tasks import TaskRoutes
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.wire.events import ENDED, StreamEvent, StreamingMode

@@ -13,14 +13,13 @@ from starlette.responses import Response
 from runtime_core import codec
 from runtime_core.client.client import Client
 from runtime_core.client.task import TaskHandle
-from runtime_core.client.task_list import TaskFilter, list_tasks
-from runtime_core.client.task_view import Row, read_task
+from runtime_core.client.task_view import Row, TaskFilter, list_tasks, read_task
 from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput
-from runtime_core.gateway.limits import Limits
 from runtime_core.gateway.problems import CONFLICT, PARAMETER, Problem, no_task, problem_of
 from runtime_core.gateway.requests import (
     BATCH_MAX_BYTES,
+    Limits,
     Parameters,
     header,
     list_of_objects,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.declare.declaration import NAME, Place, checked_name, checked_timeout, is_generator
-from runtime_core.declare.hook_points import AFTER_FAILED_TASK, GUARD_MARK, OF_A_TASK, HookPoint, point_named
-from runtime_core.declare.manifest import HookEntry
+from runtime_core.declare.manifest import AFTER_FAILED_TASK, GUARD_MARK, OF_A_TASK, HookEntry, HookPoint, point_named
 from runtime_core.declare.schema import encode
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.runs.scheduler import Branch

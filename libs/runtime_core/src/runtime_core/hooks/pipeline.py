@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime_core import codec
-from runtime_core.declare.hook_points import HookPoint
+from runtime_core.declare.manifest import HookPoint
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, HookFailed, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
 from runtime_core.hooks.declared import (

@@ -159,7 +159,7 @@ class LocalApp:
 
     async def _hooks_of_ends(self) -> None:
         """Wait for task-end hooks: no other process can run them."""
-        from runtime_core.hooks.ended import until_end_hooks_ran
+        from runtime_core.hooks.around import until_end_hooks_ran
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDS_SECONDS):

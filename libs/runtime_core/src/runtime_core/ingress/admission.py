@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
-from runtime_core.declare.hook_points import GUARD_MARK, HookPoint, point_named
-from runtime_core.declare.manifest import AgentEntry, Manifest, Schema
+from runtime_core.declare.manifest import GUARD_MARK, AgentEntry, HookPoint, Manifest, Schema, point_named
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.ids import instance_address, partition_of
 from runtime_core.telemetry.redaction import redactor

@@ -29,9 +29,9 @@ from runtime_core.llm.failures import (
 from runtime_core.llm.request import corrected_tokens, estimated_tokens
 from runtime_core.llm.tokens import price_of
 from runtime_core.runs.model_step import ModelCall
-from runtime_core.telemetry.attributes import ERROR_TYPE
 from runtime_core.telemetry.gen_ai import GenAISpan, model_span, request_attributes, response_attributes
 from runtime_core.telemetry.redaction import Attribute, redactor
+from runtime_core.telemetry.spans import ERROR_TYPE
 
 if TYPE_CHECKING:
     from runtime_core.llm.models import Gate, OpenModels

@@ -15,7 +15,7 @@ from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.models import ModelRequestParameters
 
 from runtime_core import codec
-from runtime_core.declare.hook_points import HookPoint
+from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import InvalidInput, LocalStepError
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.attempt import Attempt, Attempts, Decide, Sender, backoff

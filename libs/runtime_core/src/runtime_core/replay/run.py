@@ -15,7 +15,7 @@ from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep
 from runtime_core.consumer.effects import COMPLETED, Effect, Failed, JournaledStep
-from runtime_core.consumer.failure import place_in_code
+from runtime_core.consumer.settle import place_in_code
 from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt, step_digest
 from runtime_core.record.step import as_call
 from runtime_core.runs.calls import Call, Emit, RequestStep

@@ -17,13 +17,13 @@ from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies, name_of_step
-from runtime_core.consumer.calls import WRITE_OVERHEAD_BYTES
 from runtime_core.consumer.effects import (
     Completed,
     Effect,
     JournaledStep,
     Suspended,
 )
+from runtime_core.consumer.settle import WRITE_OVERHEAD_BYTES
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, WeftError
 from runtime_core.record.step import ATTEMPTS, Step, StepError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from runtime_core.declare.hook_points import point_named
+from runtime_core.declare.manifest import point_named
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runtime_core.codec import MAX_DATA_BYTES
-from runtime_core.consumer.failure import class_name, error_text
+from runtime_core.consumer.settle import class_name, error_text
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import LocalEngine
 from runtime_core.engines.protocol import Error, Outcome, Value

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from runtime_core.bus.replies import Answer
     from runtime_core.consumer.effects import Effect, JournaledStep
     from runtime_core.declare.declaration import RetryPolicy
-    from runtime_core.declare.hook_points import HookPoint
-    from runtime_core.declare.manifest import Manifest
+    from runtime_core.declare.manifest import HookPoint, Manifest
     from runtime_core.declare.schema import Reader
     from runtime_core.engines.protocol import Step as EngineStep
     from runtime_core.runs.calls import Approval, Call

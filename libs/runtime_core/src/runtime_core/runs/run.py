@@ -22,7 +22,7 @@ from runtime_core.consumer.effects import (
     TurnResult,
     UsageReport,
 )
-from runtime_core.consumer.failure import failure_of, place_in_code
+from runtime_core.consumer.settle import failure_of, place_in_code
 from runtime_core.errors import Divergence, LimitExceeded, WeftError
 from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest, step_digest
 from runtime_core.record.step import as_call

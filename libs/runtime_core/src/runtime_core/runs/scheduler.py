@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.failure import failure_of
+from runtime_core.consumer.settle import failure_of
 from runtime_core.errors import LoopInterrupt, WeftError
 
 if TYPE_CHECKING:

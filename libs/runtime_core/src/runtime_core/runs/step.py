@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, FAILED
-from runtime_core.consumer.failure import class_name, error_text, traceback_of
+from runtime_core.consumer.settle import class_name, error_text, traceback_of
 from runtime_core.declare.schema import encode
 from runtime_core.errors import (
     AgentError,

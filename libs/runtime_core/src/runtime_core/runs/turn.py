@@ -17,8 +17,8 @@ from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
 from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
-from runtime_core.consumer.failure import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.consumer.heartbeat import EndedPart
+from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
 from runtime_core.record.step import ENCODER, StepError, total_usage
@@ -37,10 +37,10 @@ from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
 from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import NO_META, Run
 from runtime_core.telemetry import gen_ai, trace_context
-from runtime_core.telemetry.attributes import DUPLICATE
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import (
+    DUPLICATE,
     NO_SPAN,
     Parent,
     Unsampled,

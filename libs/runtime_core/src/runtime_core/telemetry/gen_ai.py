@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runtime_core.telemetry import spans
-from runtime_core.telemetry.attributes import (
+from runtime_core.telemetry.redaction import Attribute, redactor
+from runtime_core.telemetry.spans import (
     AGENT_NAME,
     CACHE_CREATION_TOKENS,
     CACHE_READ_TOKENS,
@@ -56,7 +57,6 @@ from runtime_core.telemetry.attributes import (
     TOOL_NAME,
     TOOL_TYPE,
 )
-from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.trace_context import Ids
 
 CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

@@ -23,8 +23,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from runtime_core.telemetry import names
-from runtime_core.telemetry.attributes import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.telemetry.names import Kind, MetricName
+from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 
 if TYPE_CHECKING:
     from runtime_core.record.step import Step

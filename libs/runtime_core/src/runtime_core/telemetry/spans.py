@@ -1,4 +1,7 @@
-"""Spans with predetermined ids, in SDKs that use an id generator."""
+"""Spans with predetermined ids, in SDKs that use an id generator, and the names of their attributes.
+
+The names follow OpenTelemetry's semantic conventions 1.44, whose parts for messaging and GenAI are in development.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,78 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from runtime_core.telemetry import trace_context
-from runtime_core.telemetry.attributes import ERROR_TYPE
 from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.trace_context import SAMPLED, Ids
+
+# ---- GenAI -----------------------------------------------------------------------------------------------------
+
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+CONVERSATION = "gen_ai.conversation.id"
+AGENT_NAME = "gen_ai.agent.name"
+OUTPUT_TYPE = "gen_ai.output.type"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_STREAM = "gen_ai.request.stream"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_TOP_K = "gen_ai.request.top_k"
+REQUEST_SEED = "gen_ai.request.seed"
+REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+CACHE_CREATION_TOKENS = "gen_ai.usage.cache_creation.input_tokens"
+REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
+SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+TOOL_DEFINITIONS = "gen_ai.tool.definitions"
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+TOOL_CALL_ID = "gen_ai.tool.call.id"
+TOOL_CALL_ARGUMENTS = "gen_ai.tool.call.arguments"
+TOOL_CALL_RESULT = "gen_ai.tool.call.result"
+
+# ---- messaging -------------------------------------------------------------------------------------------------
+
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_OPERATION = "messaging.operation.name"
+MESSAGING_OPERATION_TYPE = "messaging.operation.type"
+DESTINATION = "messaging.destination.name"
+DESTINATION_PARTITION = "messaging.destination.partition.id"
+CONSUMER_GROUP = "messaging.consumer.group.name"
+CLIENT_ID = "messaging.client.id"
+MESSAGE_ID = "messaging.message.id"
+MESSAGE_CONVERSATION = "messaging.message.conversation_id"
+BATCH_MESSAGES = "messaging.batch.message_count"
+
+# ---- any span, and its process --------------------------------------------------------------------------------
+
+ERROR_TYPE = "error.type"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
+SERVICE_NAME = "service.name"
+SERVICE_VERSION = "service.version"
+SERVICE_INSTANCE = "service.instance.id"
+
+# ---- our own ---------------------------------------------------------------------------------------------------
+
+ATTEMPT = "weft.attempt"
+DELIVERIES = "weft.deliveries"
+RUN = "weft.run"
+STEPS = "weft.steps"
+STATUS = "weft.status"
+DUPLICATE = "weft.duplicate"
+ENGINE = "weft.engine"
+ENGINE_FUNCTION = "weft.engine.function"
+
 
 WANTED: ContextVar[Ids | None] = ContextVar("weft_wanted_span_ids", default=None)
 """The ids of the span that is being created in this context; None: any."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.telemetry.attributes import SERVICE_INSTANCE, SERVICE_NAME, SERVICE_VERSION
-from runtime_core.telemetry.spans import tracing
+from runtime_core.telemetry.spans import SERVICE_INSTANCE, SERVICE_NAME, SERVICE_VERSION, tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

@@ -15,9 +15,8 @@ import msgspec
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
-from runtime_core.consumer.calls import Calls
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.failure import NOTHING_USED, failed_from
+from runtime_core.consumer.settle import NOTHING_USED, Calls, failed_from
 from runtime_core.errors import NotReady
 from runtime_core.record.step import StepError
 from runtime_core.telemetry import gen_ai

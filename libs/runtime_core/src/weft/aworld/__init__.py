@@ -54,12 +54,12 @@ if TYPE_CHECKING:
         RunNodeTree,
         TransitionRefused,
     )
+    from runtime_core.aworld.orchestration import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
     from runtime_core.aworld.runner import Runner, TaskRunner
     from runtime_core.aworld.runners import Runners
-    from runtime_core.aworld.swarm import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
     from runtime_core.aworld.topology import GraphBuildType, Loopable
-    from runtime_core.declare.hook_points import HookPoint
+    from runtime_core.declare.manifest import HookPoint
     from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
     from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation, PolicyDefinition
     from runtime_core.trajectory.items import (
@@ -178,10 +178,10 @@ _PLACES = {
     "HandlerError": "runtime_core.aworld.events.message",
     "HandlerTable": "runtime_core.aworld.events.handlers",
     "Handoff": "runtime_core.runs.policy",
-    "HandoffSwarm": "runtime_core.aworld.swarm",
-    "HookPoint": "runtime_core.declare.hook_points",
+    "HandoffSwarm": "runtime_core.aworld.orchestration",
+    "HookPoint": "runtime_core.declare.manifest",
     "HumanMessage": "runtime_core.aworld.events.message",
-    "HybridSwarm": "runtime_core.aworld.swarm",
+    "HybridSwarm": "runtime_core.aworld.orchestration",
     "Loopable": "runtime_core.aworld.topology",
     "MemoryEventMessage": "runtime_core.aworld.events.message",
     "MemoryTrajectoryStrategy": "runtime_core.trajectory.items",
@@ -200,13 +200,13 @@ _PLACES = {
     "Runners": "runtime_core.aworld.runners",
     "StateManager": "runtime_core.aworld.nodes.state_manager",
     "StreamingMode": "runtime_core.wire.events",
-    "Swarm": "runtime_core.aworld.swarm",
+    "Swarm": "runtime_core.aworld.orchestration",
     "Task": "runtime_core.aworld.task",
     "TaskConfig": "runtime_core.aworld.task",
     "TaskMessage": "runtime_core.aworld.events.message",
     "TaskRunner": "runtime_core.aworld.runner",
     "TaskStatus": "runtime_core.aworld.task",
-    "TeamSwarm": "runtime_core.aworld.swarm",
+    "TeamSwarm": "runtime_core.aworld.orchestration",
     "ToolCallbackHandler": "runtime_core.aworld.events.handlers",
     "ToolMessage": "runtime_core.aworld.events.message",
     "ToolResult": "runtime_core.hooks.declared",
@@ -215,7 +215,7 @@ _PLACES = {
     "TrajectoryStrategy": "runtime_core.trajectory.items",
     "TransitionRefused": "runtime_core.aworld.nodes.store",
     "UnknownReceiver": "runtime_core.aworld.events.message",
-    "WorkflowSwarm": "runtime_core.aworld.swarm",
+    "WorkflowSwarm": "runtime_core.aworld.orchestration",
     "run_events": "runtime_core.aworld.events.manager",
 }
 

@@ -43,7 +43,7 @@ from runtime_core.clusters.ray.backend import RayBackend
 from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Work
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
-from runtime_core.hooks.ended import until_end_hooks_ran
+from runtime_core.hooks.around import until_end_hooks_ran
 from runtime_core.host.app_services import agent_pools, pool_streams
 from runtime_core.host.host import Host
 from runtime_core.host.local import ENDS_SECONDS

@@ -17,8 +17,8 @@ from typing import Any, Self
 from runtime_core.actors.agents import BaseAgent
 from runtime_core.actors.identity import TopicId
 from runtime_core.actors.message import MessageContext
+from runtime_core.actors.protocol import TypePrefixSubscription, TypeSubscription
 from runtime_core.actors.runtime import Runtime
-from runtime_core.actors.subscription import TypePrefixSubscription, TypeSubscription
 from runtime_core.aworld.events.handlers import Subscriber
 from runtime_core.aworld.events.manager import messages_from
 from runtime_core.aworld.events.message import Message

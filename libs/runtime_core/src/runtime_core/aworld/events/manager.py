@@ -24,7 +24,7 @@ from runtime_core.aworld.events.message import (
     message_id,
 )
 from runtime_core.codec import quoted
-from runtime_core.consumer.failure import error_text
+from runtime_core.consumer.settle import error_text
 from runtime_core.errors import InvalidInput, LimitExceeded, Outcome
 from runtime_core.record.step import place
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.failure import (
+from runtime_core.consumer.settle import (
     Decision,
     GiveUp,
     Park,
