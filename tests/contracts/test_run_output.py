@@ -273,6 +273,48 @@ async def test_a_second_process_leaves_the_output_of_a_live_one_alone(
     assert (await read(broker)).text == "begun 2-0 2-1 2-2 2-last"
 
 
+async def test_a_kept_run_does_not_commit_beside_output_that_started_over(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
+    """Another process replayed the turn, started the output over, and handed the turn back."""
+    app, lives = App("kept"), list[int]()
+    stays = asyncio.Event()
+
+    @app.tool
+    def search() -> str:
+        return "found"
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        lives.append(1)
+        life = len(lives)
+        await ctx.emit(f"{life}-begun ")
+        if life == 3:  # the one that started the output over
+            stays.set()
+            await asyncio.Event().wait()
+        await ctx.emit(f"{life}-more")
+        await ctx.tool(search)
+
+    keeps = handler(bus, app)
+    await broker.submit(bus, "t")
+    await keeps.handle(await broker.take(bus))
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(other)
+    handling = asyncio.create_task(handler(other, app).handle(turn))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await stays.wait()
+        while (await read(broker)).text != "3-begun ":
+            await asyncio.sleep(0)
+    handling.cancel()
+    await asyncio.wait((handling,))
+    await other.leave([turn])
+    (adopted,) = (await bus.adopt("agent", 10, False)).deliveries
+    await keeps.handle(adopted)
+    assert await broker.status("t") == "completed"
+    life = len(lives)
+    assert (await read(broker)).text == f"{life}-begun {life}-more"
+
+
 async def test_a_first_turn_finds_the_output_of_a_dead_process(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """It reads nothing from the broker before its first piece."""
     app, lives = App("first"), list[int]()

@@ -89,6 +89,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "commit_turn",
+        "begun_by_another",
+        "if goes_on and begun_by_another(args, turn) then return 'LOST' end",
+        "",
+        "a run in memory does not commit a turn that another process has begun",
+        "contracts:run_output",
+    ),
+    python(
+        "runs/commit.py",
+        "started_over",
+        "        if found.output_attempt != self._output_attempt:\n",
+        "        if False:\n",
+        "a run in memory does not continue beside output that started over",
+        "contracts:run_output",
+    ),
+    lua(
+        "commit_turn",
         "emitted",
         "return count < tonumber(number)",
         "return false",

@@ -168,6 +168,8 @@ class Journaled:
     """Whether the run has made calls in mid-turn."""
     emitted: bool
     """Whether the run has emitted output."""
+    output_attempt: int = 1
+    """The attempt of the run's output."""
 
 
 def pairs(reply: object) -> list[tuple[bytes, list[bytes]]]:
@@ -413,9 +415,9 @@ class TakingVerbs(Partition):
             raise TurnTaken(f"another process works on the turn of {delivery!r}")
         if reply == b"DONE":
             return None
-        unwritten, called = cast(list[bytes], reply)
+        unwritten, called, attempt = cast(list[bytes], reply)
         steps, emitting = steps_of(unwritten)
-        return Journaled(list(steps), called == b"1", bool(emitting))
+        return Journaled(list(steps), called == b"1", bool(emitting), int(attempt))
 
     async def is_live(self, task: str) -> bool:
         """Return whether the broker has the task, and it has not ended."""

@@ -190,6 +190,7 @@ class TurnPort:
         "_marking",
         "_marks",
         "_notes",
+        "_output_attempt",
         "_over",
         "_partitions",
         "_process",
@@ -215,11 +216,14 @@ class TurnPort:
         manifest_cache: ManifestCache | None = None,
         *,
         loaded: bool = False,
+        output_attempt: int = 1,
         draining: asyncio.Event | None = None,
         process: Outflow | None = None,
         run_bytes: int = RUN_BYTES,
     ) -> None:
         """`loaded`: the run came from the broker's journal, including requests in the middle of a turn.
+
+        `output_attempt`: that of the output which the run continues.
 
         `draining`: set when this process starts no further step.
 
@@ -246,6 +250,7 @@ class TurnPort:
         self._confirmed_at = -1
         """The number of the connection over which the broker confirmed that this process is in the turn; -1: none."""
         self._asked = loaded
+        self._output_attempt = output_attempt
         self._knows_output = loaded
         """Whether this process knows all output of the current turn on the broker."""
         self.last_output = ""
@@ -328,6 +333,8 @@ class TurnPort:
             raise JournalMoved(f"another process has journaled steps of {self.delivery!r}")
         if found.emitted and not self._knows_output:
             raise JournalMoved(f"another process has emitted output of {self.delivery!r}")
+        if found.output_attempt != self._output_attempt:
+            raise JournalMoved(f"another process has started the output of {self.delivery!r} over")
         self._confirmed_at = reconnects
 
     async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:

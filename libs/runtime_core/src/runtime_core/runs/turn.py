@@ -349,8 +349,8 @@ class TurnHandler:
         """Return a run from its beginning, with the results in `fields` to replay; `loaded`: the broker had them."""
         port = TurnPort(
             self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
-            loaded=loaded, draining=self._draining, process=self._outflow,
-            run_bytes=self._run_output_bytes,
+            loaded=loaded, output_attempt=fields.output.attempt if fields.output is not None else 1,
+            draining=self._draining, process=self._outflow, run_bytes=self._run_output_bytes,
         )  # fmt: skip
         taken_at = self._taken.get((delivery.stream, delivery.entry)) if self._taken else None
         # The other process has probably ended the turn with a commit that the server lost: no turn lasts this long.

@@ -24,8 +24,8 @@
 --        w step                                            withdraws a call of an earlier turn: only for `w` and `c`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
 --         In the next three cases nothing was written: 'FENCED' if the owner was declared dead · 'LIMIT <why>' over a
---         limit of the task · 'LOST' if the journal lacks a step of the turn, or another owner has been in the turn
---         since: the server has lost its last writes
+--         limit of the task · 'LOST' if the journal lacks a step of the turn, since the server has lost its last writes,
+--         or if another owner has begun the turn and this one has not, or no longer: only for `w` and `c`
 
 local MODE = {waits = 'w', completed = 'c', failed = 'f', cancelled = 'k', over_limit = 'x'}
 local STATUS_OF_MODE = {c = 'completed', f = 'failed', k = 'cancelled', x = 'failed'}
@@ -59,6 +59,12 @@ local function lacks_step(args, turn, step)
   if not branch then return redis.call('HEXISTS', turn.run_key, RUN.result .. step) == 0 end
   local _, count = branch_output(redis.call('HGET', turn.run_key, RUN.emitted .. branch))
   return count < tonumber(number)
+end
+
+-- Whether another owner has begun this turn, and this one has not: it may lack that owner's steps and output.
+local function begun_by_another(args, turn)
+  local entry = args[3] .. ' '
+  return turn.owner and string.sub(turn.owner, 1, #entry) == entry and turn.owner ~= entry .. args[1]
 end
 
 -- Stores the parts that describe the turn itself. Returns an error for a malformed part, and for a step that the
@@ -451,6 +457,8 @@ local function commit_turn(keys, args)
     settle_late(base, stream, entry, instance, task, run)
     return 'DONE'
   end
+  local goes_on = mode == MODE.waits or mode == MODE.completed
+  if goes_on and begun_by_another(args, turn) then return 'LOST' end
   local malformed = read_parts(args, turn)
   if malformed then return malformed end
   local over = turn.reports and count_usage(turn, mode)
