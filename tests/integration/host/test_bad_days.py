@@ -7,10 +7,11 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -215,7 +216,8 @@ async def test_another_recorder_writes_while_the_leader_is_away(
         plain_redis(valkey.port) as redis,
     ):
         leader = await leader_of(redis, fleet, namespace, "record")
-        (fleet.kill if harm == "kill" else fleet.pause)(leader)
+        with between_writes(fleet.trajectory_url):
+            (fleet.kill if harm == "kill" else fleet.pause)(leader)
         await run(client, "echo", 1, task_id="seen")
         store = await TrajectoryStore.open(fleet.trajectory_url)
 
@@ -227,6 +229,16 @@ async def test_another_recorder_writes_while_the_leader_is_away(
             await until(recorded, 60, "the trajectory in the store")
         finally:
             await store.close()
+
+
+@contextmanager
+def between_writes(url: str) -> Iterator[None]:
+    """Hold the lock for writes of a store: a process that is paused while it holds it stops all others."""
+    path = url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
 
 
 async def leader_of(redis: PlainRedis, fleet: Fleet, namespace: str, role: str) -> str:
