@@ -87,6 +87,8 @@ format: setup ## Format the code, apply automatic fixes, regenerate documents
 	$(RUN) docs.generate_acl
 	$(RUN) docs.generate_command
 	$(RUN) deploy.observability.dashboards
+	@# The chart needs kubectl; tests/deploy/test_helm.py says when it is stale.
+	@if command -v kubectl >/dev/null; then $(RUN) deploy.helm.render; fi
 
 check: setup ## Check format, lint, types and the import rule
 	$(RUN) ruff format --check $(CODE)

@@ -75,6 +75,8 @@ def test_the_settings_are_settings(compose: dict[str, Any]) -> None:
     for name, each in compose["services"].items():
         own = {key: value for key, value in each.get("environment", {}).items() if key.startswith("WEFT_")}
         if own:
+            # Only if the caller's environment has it: else the image names the app.
+            assert own.pop("WEFT_APP", None) is None, name
             # `${NAME:-default}` is what compose itself puts in.
             plain = {
                 key: value.partition(":-")[2].removesuffix("}") if value.startswith("${") else value
@@ -127,7 +129,8 @@ def test_the_broker_is_set_as_in_kubernetes() -> None:
 
 
 def test_both_run_the_same_images(compose: dict[str, Any], kubectl_command: tuple[str, ...]) -> None:
-    there = {each["image"] for _, pod in pod_templates(build(kubectl_command, K8S)) for each in containers(pod)}
+    pods = pod_templates(build(kubectl_command, K8S / "overlays" / "engines"))
+    there = {each["image"] for _, pod in pods for each in containers(pod)}
     here = {
         each["image"].partition(":-")[2].removesuffix("}") or each["image"] for each in compose["services"].values()
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ from tests.deploy.manifests import Flow, allowed, containers, name_of, pod_templ
 VERSION = "1.32"
 OVERLAYS = sorted(path.parent for path in (K8S / "overlays").glob("*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent for path in (K8S / "components").glob("*/kustomization.yaml"))
+ENGINES = K8S / "overlays" / "engines"
 CUSTOM = {
+    "monitoring.coreos.com/v1": {"PodMonitor", "PrometheusRule"},
     "keda.sh/v1alpha1": {"ScaledObject", "TriggerAuthentication"},
     "ray.io/v1": {"RayCluster"},
     "sparkoperator.k8s.io/v1alpha1": {"SparkConnect"},
 }
 """Kinds of operators, which Kubernetes itself does not know; only components hold them."""
-NEED_A_TOKEN = {"make-secrets", "spark-connect"}
-"""What asks the cluster's API: for a Secret, and for executors."""
+NEED_A_TOKEN = {"spark-connect"}
+"""What asks the cluster's API for executors. make-secrets has its token in one container only."""
 ALLOWED_VOLUMES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
 }  # fmt: skip
@@ -208,7 +211,7 @@ def test_nodes_of_ray_begin_when_their_head_is_well(kubectl_command: tuple[str, 
     """Each failed start takes seconds of CPU, on a small node from the head itself."""
     waiting = {
         name: container["args"][:5]
-        for name, pod in pod_templates(build(kubectl_command, K8S))
+        for name, pod in pod_templates(build(kubectl_command, ENGINES))
         for container in containers(pod)
         if "--address=ray-head:6379" in container.get("args", ())
     }
@@ -306,16 +309,104 @@ def test_the_base_manifests_need_no_custom_resource(kubectl_command: tuple[str, 
     assert {each["apiVersion"] for each in manifests}.isdisjoint(CUSTOM)
     assert manifests[0]["kind"] == "Namespace"
     names = {labels["app.kubernetes.io/name"] for labels in _labels(manifests)}
-    assert names >= {*SERVICES, "redis", "prometheus", "grafana", "ray-head", "spark-connect", "make-secrets"}
+    services = {*SERVICES} - {"ray-gateway", "spark-gateway"}
+    assert names == {*services, "redis", "prometheus", "grafana", "make-secrets"}
+
+
+def test_images_have_the_tag_of_this_version(manifests: tuple[Manifest, ...]) -> None:
+    """A tag that moves, such as latest, makes a rollout of a new image do nothing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     images = {container["image"] for _, pod in pod_templates(manifests) for container in containers(pod)}
-    assert {"weft:latest", "weft-ray:latest", "weft-spark:latest"} <= images
+    assert not any(image.endswith(":latest") for image in images)
+    own = {image for image in images if image.startswith("weft") and ":" in image}
+    assert {image.partition(":")[2] for image in own} <= {project["version"]}
+
+
+def test_a_rollout_that_never_becomes_ready_is_healed_by_the_next_one(manifests: tuple[Manifest, ...]) -> None:
+    """In order, Kubernetes waits for the broken pod before it replaces it: forever."""
+    sets = [each for each in manifests if each["kind"] == "StatefulSet"]
+    assert all(each["spec"]["podManagementPolicy"] == "Parallel" for each in sets)
+
+
+def test_services_start_when_their_secret_and_their_broker_are_there(manifests: tuple[Manifest, ...]) -> None:
+    for name, pod in pod_templates(manifests):
+        if pod["metadata"].get("labels", {}).get("weft.dev/service") != "true":
+            continue
+        [first] = [each for each in pod["spec"]["initContainers"] if each["name"] == "wait-for-broker"]
+        [service] = [each for each in pod["spec"]["containers"] if each["name"] == "service"]
+        assert first["args"] == ["python", "-m", "runtime_core.host", "wait-for-broker"], name
+        assert first["image"] == service["image"], name
+        [url] = [each["valueFrom"]["secretKeyRef"] for each in first["env"] if each["name"] == "WEFT_REDIS_URL"]
+        [own] = [each["valueFrom"]["secretKeyRef"] for each in service["env"] if each["name"] == "WEFT_REDIS_URL"]
+        assert url == own, name
+        assert "optional" not in url, f"{name}: the kubelet would start it without the Secret"
+
+
+def test_a_second_apply_changes_nothing(manifests: tuple[Manifest, ...]) -> None:
+    """What the server adds to these would be taken away by the next apply, and a Job that is gone be made anew."""
+    for job in (each for each in manifests if each["kind"] == "Job"):
+        assert "ttlSecondsAfterFinished" not in job["spec"], name_of(job)
+        # Its pod cannot change, so it must not have the user's image.
+        assert [each["image"] for each in containers(job["spec"]["template"])] == ["redis:8.2"]
+    for each in manifests:
+        strategy = each.get("spec", {}).get("strategy")
+        if each["kind"] == "Deployment" and strategy is not None:
+            assert "type" in strategy, name_of(each)
+        for claim in each.get("spec", {}).get("volumeClaimTemplates", ()):
+            assert (claim["apiVersion"], claim["kind"]) == ("v1", "PersistentVolumeClaim"), name_of(each)
+            assert claim["spec"]["volumeMode"] == "Filesystem", name_of(each)
+
+
+def test_only_one_container_may_create_secrets(kubectl_command: tuple[str, ...]) -> None:
+    [pod] = [pod for name, pod in pod_templates(build(kubectl_command, K8S)) if name == "Deployment/make-secrets"]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    [first], [last] = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert "account" in {mount["name"] for mount in first["volumeMounts"]}
+    assert "volumeMounts" not in last
+
+
+def test_the_image_names_the_app(manifests: tuple[Manifest, ...]) -> None:
+    """A WEFT_APP of the manifests would win over that of the user's image."""
+    assert not any("WEFT_APP" in each.get("data", {}) for each in manifests if each["kind"] == "ConfigMap")
+    names = {
+        variable["name"]
+        for _, pod in pod_templates(manifests)
+        for container in containers(pod)
+        for variable in container.get("env", ())
+    }
+    assert "WEFT_APP" not in names
+
+
+def test_deleting_the_engines_leaves_the_default(kubectl_command: tuple[str, ...]) -> None:
+    everything = {name_of(each) for each in build(kubectl_command, ENGINES)}
+    engines = {name_of(each) for each in build(kubectl_command, K8S / "engines")}
+    rest = {name_of(each) for each in build(kubectl_command, K8S)}
+    assert engines
+    assert engines | rest == everything
+    assert engines.isdisjoint(rest)
+
+
+def test_the_overlay_of_the_page_builds_outside_the_clone(kubectl_command: tuple[str, ...], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    [overlay] = re.findall(r"```yaml\n(# desk/deploy/kustomization\.yaml\n.*?)```", page, flags=re.DOTALL)
+    _copy(ROOT / "deploy", tmp_path / "weft" / "deploy")
+    own = tmp_path / "desk" / "deploy"
+    own.mkdir(parents=True)
+    (own / "kustomization.yaml").write_text(overlay)
+    assert len(overlay.strip().splitlines()) <= 20
+    manifests = build(kubectl_command, own)
+    images = {container["image"] for _, pod in pod_templates(manifests) for container in containers(pod)}
+    assert "desk:1" in images
+    assert not any(image.startswith("weft:") for image in images)
+    [settings] = [each["data"] for each in manifests if name_of(each).startswith("ConfigMap/settings")]
+    assert settings["WEFT_LOG_LEVEL"] == "debug"
 
 
 def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]) -> None:
     """Only pods that run no app code have the operator's password."""
     found = {}
-    for _, pod in pod_templates(build(kubectl_command, K8S)):
-        for container in containers(pod):
+    for _, pod in pod_templates(build(kubectl_command, ENGINES)):
+        for container in pod["spec"]["containers"]:
             keys = {
                 each["name"]: each["valueFrom"]["secretKeyRef"]["key"]
                 for each in container.get("env", ())
@@ -334,7 +425,7 @@ def test_every_service_signs_in_as_its_own_user(kubectl_command: tuple[str, ...]
 
 def test_the_base_manifests_fit_on_one_node_with_four_processors(kubectl_command: tuple[str, ...]) -> None:
     """As docs/deployment.md says: kube-system uses most of the fourth, and a rolling update needs one more pod."""
-    manifests = build(kubectl_command, K8S)
+    manifests = build(kubectl_command, ENGINES)
     least = {
         f"{each['spec']['scaleTargetRef']['kind']}/{each['spec']['scaleTargetRef']['name']}": each["spec"][
             "minReplicas"
@@ -345,18 +436,14 @@ def test_the_base_manifests_fit_on_one_node_with_four_processors(kubectl_command
     replicas = {name_of(each): each["spec"].get("replicas", 1) for each in manifests if each.get("spec")}
     cpus, memory = 0.0, 0.0
     for name, pod in pod_templates(manifests):
-        for container in containers(pod):
+        # Containers that end before the pod starts need no more than the others.
+        lasting = [each for each in pod["spec"].get("initContainers", ()) if each.get("restartPolicy") == "Always"]
+        for container in (*lasting, *pod["spec"]["containers"]):
             requests = container["resources"]["requests"]
             cpus += amount(requests["cpu"]) * least.get(name, replicas[name])
             memory += amount(requests["memory"]) * least.get(name, replicas[name])
     assert cpus <= 3.0
     assert memory <= 10 * 2**30
-
-
-def test_an_apply_with_another_image_finds_no_job_of_the_last_one(manifests: tuple[Manifest, ...]) -> None:
-    """The pod of a Job cannot be changed: `kubectl apply` would fail on a finished Job that still exists."""
-    jobs = [each["spec"]["ttlSecondsAfterFinished"] for each in manifests if each["kind"] == "Job"]
-    assert set(jobs) <= {0}
 
 
 def test_the_autoscalers_by_work_take_the_place_of_those_by_cpu() -> None:

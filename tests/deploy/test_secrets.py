@@ -32,7 +32,7 @@ WRITES = "redis.call('SET', KEYS[1], '1') redis.call('XADD', KEYS[2], '*', 'a', 
 """Two writes, which stand in the append-only file as a transaction, as those of a function do."""
 Client = Any
 """A connection of redis-py, whose `execute_command` has no types."""
-URL = re.compile(r"redis://([\w-]+):([0-9a-f]{48})@redis:6379")
+URL = re.compile(r"redis://([\w-]+):([0-9a-f]{48})@redis\.weft\.svc:6379")
 
 
 @pytest.fixture(scope="module")

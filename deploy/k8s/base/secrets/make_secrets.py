@@ -24,7 +24,6 @@ from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NAME = "weft"
-BROKER = os.environ.get("BROKER", "redis:6379")
 PREFIX = os.environ.get("NAMESPACE_OF_KEYS", "weft")
 TRIES = 30
 
@@ -52,12 +51,13 @@ def line(user: str, password: str) -> str:
     return f"user {user} {rules.replace('reset on', f'reset on #{hashlib.sha256(password.encode()).hexdigest()}', 1)}"
 
 
-def contents() -> dict[str, str]:
-    """Every key of the Secret."""
+def contents(namespace: str = NAME) -> dict[str, str]:
+    """Every key of the Secret. The broker's name has the namespace, so that pods of other namespaces find it too."""
+    broker = f"redis.{namespace}.svc:6379"
     passwords = {user: secrets.token_hex(24) for user in RULES if user not in WITHOUT_SECRET}
     return {
         "users.acl": users_file(passwords),
-        **{f"redis-url-{user}": f"redis://{user}:{passwords[user]}@{BROKER}" for user in WITH_URL},
+        **{f"redis-url-{user}": f"redis://{user}:{passwords[user]}@{broker}" for user in WITH_URL},
         "scaler-username": "scaler",
         **{key: passwords[user] for user, key in WITH_PASSWORD.items()},
         "grafana-password": secrets.token_hex(16),
@@ -70,7 +70,8 @@ def added(secret: dict[str, object]) -> dict[str, object]:
     data = secret["data"]
     assert isinstance(data, dict)
     kept = {key: base64.b64decode(value).decode() for key, value in data.items()}
-    fresh = contents()
+    metadata = secret.get("metadata")
+    fresh = contents(metadata.get("namespace", NAME) if isinstance(metadata, dict) else NAME)
     old = {each.split()[1]: each for each in kept["users.acl"].splitlines() if each.startswith("user ")}
     new = {each.split()[1]: each for each in fresh["users.acl"].splitlines()}
     for user, rules in new.items():
@@ -104,7 +105,7 @@ def create() -> str:
                 "kind": "Secret",
                 "metadata": {"name": NAME, "labels": {"app.kubernetes.io/part-of": "weft"}},
                 "type": "Opaque",
-                "stringData": contents(),
+                "stringData": contents(namespace),
             }
         ).encode(),
     )

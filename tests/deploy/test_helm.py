@@ -1,0 +1,132 @@
+"""The Helm chart is what its program writes, and renders to the objects that kustomize builds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.helm.render import CHART, GENERATED, files, is_settings, manifests, observability_files
+from tests.deploy.kubectl import Manifest
+from tests.deploy.manifests import name_of
+
+ACTION = re.compile(r"\{\{(-?) (.*?) (-?)\}\}")
+
+
+@pytest.fixture(scope="module")
+def objects(kubectl_command: tuple[str, ...]) -> list[Manifest]:
+    return manifests(kubectl_command[-1])
+
+
+def test_the_chart_is_what_the_program_writes(objects: list[Manifest]) -> None:
+    written = files(objects)
+    stale = [path.name for path, text in written.items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run `python -m deploy.helm.render`"
+    found = {path for path in CHART.rglob("*.yaml") if path.read_text(encoding="utf-8").startswith(GENERATED)}
+    assert found == {path for path in written if path.is_relative_to(CHART)}
+
+
+def test_the_chart_renders_to_what_kustomize_builds(objects: list[Manifest]) -> None:
+    expected = {name_of(each): each for each in objects if each["kind"] != "Namespace"}
+    rendered = {name_of(each): each for each in render(namespace="weft")}
+    rename = next(each["metadata"]["name"] for each in objects if is_settings(each))
+    assert as_chart(expected, rename) == rendered
+
+
+def test_values_reach_the_objects() -> None:
+    changed = {
+        "image": {"repository": "registry.example/desk", "tag": "7"},
+        "replicas": {"min": 3, "max": 5},
+        "storage": {"broker": "20Gi", "trajectories": "9Gi"},
+        "observability": False,
+        "settings": {"WEFT_LOG_LEVEL": "debug"},
+    }
+    rendered = {name_of(each): each for each in render(namespace="agents", changed=changed)}
+    assert rendered["ConfigMap/settings"]["data"] == {"WEFT_LOG_LEVEL": "debug"}
+    assert not any("grafana" in name or "prometheus" in name for name in rendered)
+    assert {each["metadata"]["namespace"] for each in rendered.values()} == {"agents"}
+    assert rendered["HorizontalPodAutoscaler/agent-handler"]["spec"]["minReplicas"] == 3
+    pod = rendered["Deployment/agent-handler"]["spec"]["template"]
+    assert {each["image"] for each in (*pod["spec"]["containers"], *pod["spec"]["initContainers"])} == {
+        "registry.example/desk:7"
+    }
+    before = {name_of(each): each for each in render(namespace="agents")}["Deployment/agent-handler"]
+    assert before["spec"]["template"]["metadata"]["annotations"] != pod["metadata"]["annotations"], "nothing restarts"
+    [claim] = rendered["StatefulSet/redis"]["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+
+
+def test_helm_itself_renders_the_same() -> None:
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("NOT TESTED: there is no helm on this machine")
+    done = subprocess.run(
+        [helm, "template", "weft", str(CHART), "--namespace", "weft", "--kube-version", "1.32.0"],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    by_helm = {name_of(each): each for each in yaml.safe_load_all(done.stdout) if each}
+    assert by_helm == {name_of(each): each for each in render(namespace="weft")}
+
+
+def as_chart(expected: dict[str, Manifest], settings: str) -> dict[str, Manifest]:
+    """Return kustomize's objects with the three things that a chart says in another way."""
+    text = json.dumps(expected).replace(settings, "settings").replace('"kustomize"', '"Helm"')
+    objects: dict[str, Manifest] = json.loads(text)
+    digest = hashlib.sha256(json.dumps(values()["settings"], separators=(",", ":"), sort_keys=True).encode())
+    for each in objects.values():
+        if "configMapRef" in json.dumps(each):
+            each["spec"]["template"]["metadata"]["annotations"] = {"checksum/settings": digest.hexdigest()}
+    return objects
+
+
+def values() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def render(*, namespace: str, changed: dict[str, Any] | None = None) -> list[Manifest]:
+    """Render the chart with the few actions that it uses. Any other action fails."""
+    given = {**values(), **(changed or {})}
+    found: list[Manifest] = []
+    for path in sorted((CHART / "templates").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(
+            r"\n?\{\{- if \.Values\.observability \}\}(.*)\{\{- end \}\}\n\Z",
+            lambda whole: whole[1] if given["observability"] else "",
+            text,
+            flags=re.DOTALL,
+        )
+        pairs = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in sorted(given["settings"].items()))
+        loop = (
+            r"\n\{\{- range \$name, \$value := \.Values\.settings \}\}\n  \{\{ \$name \}\}: \{\{ \$value \| quote \}\}"
+        )
+        text = re.sub(loop + r"\n\{\{- end \}\}", lambda _, pairs=pairs: pairs, text)
+        text = ACTION.sub(lambda action: evaluated(action[2], given, namespace), text)
+        found += [each for each in yaml.safe_load_all(text) if each]
+    return found
+
+
+def evaluated(action: str, given: dict[str, Any], namespace: str) -> str:
+    """Return the value of one action."""
+    if action == '"{{"':
+        return "{{"
+    if action == ".Release.Namespace":
+        return namespace
+    if action == ".Release.Service":
+        return "Helm"
+    if action == ".Values.settings | toJson | sha256sum":
+        text = json.dumps(given["settings"], separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+    if file := re.fullmatch(r'\.Files\.Get "([^"]+)" \| indent 4', action):
+        return "\n".join("    " + line for line in observability_files()[file[1]].split("\n"))
+    assert action.startswith(".Values."), f"the tests do not know {action}"
+    value: Any = given
+    for name in action.removeprefix(".Values.").split("."):
+        value = value[name]
+    return str(value)
