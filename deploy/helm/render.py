@@ -6,6 +6,7 @@ Only the image, the settings, the namespace, replicas and the sizes of volumes a
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -21,14 +22,26 @@ CHART = Path(__file__).resolve().parent / "weft"
 RULES = ROOT / "deploy" / "observability" / "rules"
 PROMETHEUS_RULE = ROOT / "deploy" / "k8s" / "components" / "pod-monitor" / "rules.yaml"
 GENERATED = "# Written by `python -m deploy.helm.render`: do not edit.\n"
+LINKS = {
+    "observability": ROOT / "deploy" / "observability",
+    "secrets": ROOT / "deploy" / "k8s" / "base" / "secrets",
+    "broker": ROOT / "deploy" / "k8s" / "base" / "broker",
+}
+"""The chart's links to folders. Helm reads their files when it renders, so a changed file needs no new chart."""
 OBSERVABILITY = ("prometheus", "grafana")
 """Beginnings of the names of objects that `observability: false` leaves out."""
+
+HASH = re.compile(r"-[a-z0-9]{10}$")
 
 Manifest = dict[str, Any]  # Any: YAML
 
 
 def main() -> None:
-    """Write all files."""
+    """Write all files and links."""
+    CHART.mkdir(parents=True, exist_ok=True)
+    for name, folder in LINKS.items():
+        (CHART / name).unlink(missing_ok=True)
+        (CHART / name).symlink_to(Path(os.path.relpath(folder, CHART)))
     for path, text in files(manifests()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -44,10 +57,11 @@ def manifests(kubectl: str = "") -> list[Manifest]:
 def files(objects: list[Manifest]) -> dict[Path, str]:
     """Return every generated file and its text."""
     [settings] = [each for each in objects if is_settings(each)]
+    linked = {name_of(each): linked_files(each) for each in objects if each["kind"] == "ConfigMap"}
     parts: dict[str, list[str]] = {"base": [], "observability": []}
     for each in objects:
         if each["kind"] != "Namespace":  # Helm creates it: --create-namespace
-            parts["observability" if of_observability(each) else "base"].append(template(each))
+            parts["observability" if of_observability(each) else "base"].append(template(each, linked))
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     observability = "---\n".join(parts["observability"])
     return {
@@ -97,24 +111,26 @@ settings:
 {lines}"""
 
 
-def template(manifest: Manifest) -> str:
-    """Return an object as a template of Helm."""
-    if is_settings(manifest):
+def template(manifest: Manifest, linked: dict[str, dict[str, str]]) -> str:
+    """Return an object as a template of Helm. `linked` has the files of each ConfigMap."""
+    paths = linked_files(manifest) if manifest["kind"] == "ConfigMap" else {}
+    if paths or is_settings(manifest):
         manifest = {key: value for key, value in manifest.items() if key != "data"}
-    own = {name: text for name, text in manifest.get("data", {}).items() if not of_file(text)}
-    linked = {name: path for name, text in manifest.get("data", {}).items() if (path := of_file(text))}
-    if linked:
-        manifest = {**manifest, "data": own} if own else {key: manifest[key] for key in manifest if key != "data"}
     text = dumped(manifest).replace("{{", '{{ "{{" }}')
-    if linked:
-        text += "" if own else "data:\n"
-        text += "".join(f'  {name}: |\n{{{{ .Files.Get "{path}" | indent 4 }}}}\n' for name, path in linked.items())
+    if paths:
+        text += "data:\n"
+        text += "".join(f'  {name}: |\n{{{{ .Files.Get "{path}" | indent 4 }}}}\n' for name, path in paths.items())
+    checksums = {}
+    for name, files in linked.items():
+        if manifest["kind"] != "ConfigMap" and name in text and files:
+            got = " ".join(f'(.Files.Get "{path}")' for path in files.values())
+            checksums[f"checksum/{plain(name)}"] = f"{{{{ cat {got} | sha256sum }}}}"
+        # Not a hash of the content in the name: the checksums restart the pods.
+        text = text.replace(name, plain(name))
     text = re.sub(r"image: weft:\S+", 'image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"', text)
     text = text.replace("namespace: weft\n", "namespace: {{ .Release.Namespace }}\n")
     text = text.replace("redis.weft.svc", "redis.{{ .Release.Namespace }}.svc")
     text = text.replace("managed-by: kustomize", "managed-by: {{ .Release.Service }}")
-    # Not a hash of the content: pods restart at each upgrade that changes a setting, by the annotation below.
-    text = re.sub(r"name: settings-\w+", "name: settings", text)
     if is_settings(manifest):
         text += (
             "data:\n{{- range $name, $value := .Values.settings }}\n  {{ $name }}: {{ $value | quote }}\n{{- end }}\n"
@@ -126,28 +142,47 @@ def template(manifest: Manifest) -> str:
         if manifest["kind"] == "StatefulSet" and manifest["metadata"]["name"] == name:
             text = text.replace("storage: 8Gi", f"storage: {{{{ .Values.storage.{value} }}}}")
     if "configMapRef" in text:
+        checksums["checksum/settings"] = "{{ .Values.settings | toJson | sha256sum }}"
+    if checksums:
+        lines = "".join(f"        {name}: {action}\n" for name, action in checksums.items())
         text = text.replace(
-            "  template:\n    metadata:\n",
-            "  template:\n    metadata:\n      annotations:\n"
-            "        checksum/settings: {{ .Values.settings | toJson | sha256sum }}\n",
-            1,
+            "  template:\n    metadata:\n", f"  template:\n    metadata:\n      annotations:\n{lines}", 1
         )
     return text
 
 
+def name_of(manifest: Manifest) -> str:
+    """Return the object's name."""
+    return str(manifest["metadata"]["name"])
+
+
+def plain(name: str) -> str:
+    """Return the name of a generated ConfigMap without the hash of its content."""
+    return HASH.sub("", name)
+
+
+def linked_files(manifest: Manifest) -> dict[str, str]:
+    """Return key → path within the chart of a ConfigMap's files; empty for the settings."""
+    if is_settings(manifest):
+        return {}
+    found = {name: of_file(text) for name, text in manifest.get("data", {}).items()}
+    assert all(found.values()), f"{name_of(manifest)}: link the folder of its files"
+    return found
+
+
 def of_file(text: str) -> str:
-    """Return the path within the chart of a file of deploy/observability with this text; empty if there is none."""
-    return next((path for path, known in observability_files().items() if known == text), "")
+    """Return the path within the chart of a file with this text; empty if there is none."""
+    return next((path for path, known in chart_files().items() if known == text), "")
 
 
 @cache
-def observability_files() -> dict[str, str]:
-    """Return the text of each file that the chart has by its link `observability`."""
-    folder = CHART / "observability"
-    paths = [each for end in ("json", "yaml", "yml") for each in folder.resolve().rglob(f"*.{end}")]
+def chart_files() -> dict[str, str]:
+    """Return the text of each file that the chart has by its links."""
     return {
-        f"observability/{path.relative_to(folder.resolve())}": path.read_text(encoding="utf-8")
-        for path in sorted(paths)
+        f"{link}/{path.relative_to(folder)}": path.read_text(encoding="utf-8")
+        for link, folder in LINKS.items()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".json", ".yaml", ".yml", ".conf", ".py")
     }
 
 
@@ -179,7 +214,8 @@ def prometheus_rule() -> Manifest:
 
 def dumped(document: object) -> str:
     """Return YAML without folded lines, so that a template's action stays on one line."""
-    return yaml.safe_dump(document, sort_keys=False, width=10_000, allow_unicode=True)
+    text: str = yaml.safe_dump(document, sort_keys=False, width=10_000, allow_unicode=True)
+    return text
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.helm.render import CHART, GENERATED, files, is_settings, manifests, observability_files
+from deploy.helm.render import CHART, GENERATED, chart_files, files, linked_files, manifests, plain
 from tests.deploy.kubectl import Manifest
 from tests.deploy.manifests import name_of
 
@@ -35,8 +35,7 @@ def test_the_chart_is_what_the_program_writes(objects: list[Manifest]) -> None:
 def test_the_chart_renders_to_what_kustomize_builds(objects: list[Manifest]) -> None:
     expected = {name_of(each): each for each in objects if each["kind"] != "Namespace"}
     rendered = {name_of(each): each for each in render(namespace="weft")}
-    rename = next(each["metadata"]["name"] for each in objects if is_settings(each))
-    assert as_chart(expected, rename) == rendered
+    assert as_chart(expected) == rendered
 
 
 def test_values_reach_the_objects() -> None:
@@ -74,15 +73,38 @@ def test_helm_itself_renders_the_same() -> None:
     assert by_helm == {name_of(each): each for each in render(namespace="weft")}
 
 
-def as_chart(expected: dict[str, Manifest], settings: str) -> dict[str, Manifest]:
-    """Return kustomize's objects with the three things that a chart says in another way."""
-    text = json.dumps(expected).replace(settings, "settings").replace('"kustomize"', '"Helm"')
+def as_chart(expected: dict[str, Manifest]) -> dict[str, Manifest]:
+    """Return kustomize's objects with what a chart says in another way."""
+    text = json.dumps(expected).replace('"kustomize"', '"Helm"')
+    maps = [each for each in expected.values() if each["kind"] == "ConfigMap"]
+    sums = {}
+    for each in maps:
+        name = each["metadata"]["name"]
+        text = text.replace(name, plain(name))
+        sums[plain(name)] = digest(" ".join(chart_files()[path] for path in linked_files(each).values()))
+    sums["settings"] = digest(as_json(values()["settings"]))
     objects: dict[str, Manifest] = json.loads(text)
-    digest = hashlib.sha256(json.dumps(values()["settings"], separators=(",", ":"), sort_keys=True).encode())
     for each in objects.values():
-        if "configMapRef" in json.dumps(each):
-            each["spec"]["template"]["metadata"]["annotations"] = {"checksum/settings": digest.hexdigest()}
+        pod = each.get("spec", {}).get("template", {})
+        mentioned = {
+            f"checksum/{name}": sums[name]
+            for name in re.findall(
+                r'"name": "([^"]+)"',
+                json.dumps(re.findall(r'"configMap(?:Ref)?": \{.*?\}', json.dumps(pod))).replace('\\"', '"'),
+            )
+            if name in sums
+        }
+        if mentioned:
+            pod["metadata"]["annotations"] = mentioned
     return objects
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_json(settings: dict[str, str]) -> str:
+    return json.dumps(settings, separators=(",", ":"), sort_keys=True)
 
 
 def values() -> dict[str, Any]:
@@ -106,7 +128,7 @@ def render(*, namespace: str, changed: dict[str, Any] | None = None) -> list[Man
         loop = (
             r"\n\{\{- range \$name, \$value := \.Values\.settings \}\}\n  \{\{ \$name \}\}: \{\{ \$value \| quote \}\}"
         )
-        text = re.sub(loop + r"\n\{\{- end \}\}", lambda _, pairs=pairs: pairs, text)
+        text = "".join(part + pairs for part in re.split(loop + r"\n\{\{- end \}\}", text)).removesuffix(pairs)
         text = ACTION.sub(lambda action: evaluated(action[2], given, namespace), text)
         found += [each for each in yaml.safe_load_all(text) if each]
     return found
@@ -121,10 +143,11 @@ def evaluated(action: str, given: dict[str, Any], namespace: str) -> str:
     if action == ".Release.Service":
         return "Helm"
     if action == ".Values.settings | toJson | sha256sum":
-        text = json.dumps(given["settings"], separators=(",", ":"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest(as_json(given["settings"]))
+    if re.fullmatch(r'cat (\(\.Files\.Get "[^"]+"\) ?)+ \| sha256sum', action):
+        return digest(" ".join(chart_files()[path] for path in re.findall(r'"([^"]+)"', action)))
     if file := re.fullmatch(r'\.Files\.Get "([^"]+)" \| indent 4', action):
-        return "\n".join("    " + line for line in observability_files()[file[1]].split("\n"))
+        return "\n".join("    " + line for line in chart_files()[file[1]].split("\n"))
     assert action.startswith(".Values."), f"the tests do not know {action}"
     value: Any = given
     for name in action.removeprefix(".Values.").split("."):

@@ -15,7 +15,7 @@ from typer._completion_shared import get_completion_script
 from runtime_core.app.loading import load_app
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
 from runtime_core.cli.main import COMPLETION
-from runtime_core.cli.output import Json, past_moment, print_json
+from runtime_core.cli.output import Json, counter, past_moment, print_json
 from runtime_core.config.settings import Settings
 from runtime_core.declare.declaration import NAME
 from runtime_core.errors import ConfigurationError, InvalidInput
@@ -211,7 +211,16 @@ async def check_recorded(
     from runtime_core.replay.replay import check
 
     async with existing_trajectories(settings) as store:
-        found = await check(store, loaded, namespace=settings.namespace, since=after, agent=agent or None, limit=limit)
+        with counter("tasks checked") as show:
+            found = await check(
+                store,
+                loaded,
+                namespace=settings.namespace,
+                since=after,
+                agent=agent or None,
+                limit=limit,
+                progress=show,
+            )
     if as_json:
         differences = [asdict(difference) for difference in found.differences]
         print_json({"ok": found.ok, "tasks": found.tasks, "runs": found.runs, "differences": differences,

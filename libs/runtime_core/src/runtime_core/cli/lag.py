@@ -1,8 +1,14 @@
-"""`weft lag`: shows the waiting work on the broker: streams, groups, mailboxes, timers."""
+"""`weft lag` and `weft top`: show the work on the broker, once or live."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import sys
+import time
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Annotated, Any, cast
 
 from typer import Option
@@ -10,8 +16,20 @@ from typer import Option
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
+from runtime_core.bus.namespace import server_info
 from runtime_core.cli.connection import Broker, Commands, broker
-from runtime_core.cli.output import Columns, Row, print_json, print_rows
+from runtime_core.cli.output import (
+    Columns,
+    Json,
+    Row,
+    in_bytes,
+    instance_of,
+    print_json,
+    print_rows,
+    status_line,
+    without_secrets,
+)
+from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import Publishers, waiting_tasks
 from runtime_core.maintenance.measures import Lag, groups_of, lag_of_timers, lag_of_work, work_streams
@@ -21,6 +39,7 @@ from runtime_core.text import duration
 TENANTS_SHOWN = 20
 
 app = Commands()
+top_commands = Commands()
 
 
 @app.verb("lag")
@@ -35,14 +54,14 @@ async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages a
       weft lag
     """
     async with broker() as opened:
-        found = await _measure(opened)
+        found = await measure(opened)
     if as_json:
         print_json(found)
     else:
         _print(found)
 
 
-async def _measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
+async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
     """Return `streams` (per stream and group), `record` and totals. Ages are in milliseconds."""
     now = await opened.now_ms()
     home = opened.buses[0]
@@ -121,7 +140,7 @@ def _age(entry: str, now: int) -> int:
     return max(0, now - int(entry.partition("-")[0]))
 
 
-_STREAM: Columns = {
+STREAM_COLUMNS: Columns = {
     "STREAM": lambda row: row["stream"] if row["partition"] is None else f"{{{row['partition']}}}:{row['stream']}",
     "GROUP": lambda row: row["group"] or "none yet",
     "BACKLOG": "backlog",
@@ -139,7 +158,7 @@ _RECORD: Columns = {
 
 
 def _print(found: dict[str, Any]) -> None:  # Any: JSON
-    print_rows(found["streams"], _STREAM)
+    print_rows(found["streams"], STREAM_COLUMNS)
     print()
     print_rows(found["record"], _RECORD)
     print()
@@ -153,3 +172,117 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
     print(f"answers       {found['replies']} being relayed to a replyto")
     print(f"asks          {found['asks']} being relayed to instances in other partitions")
     print(f"dead letters  {found['dead_letters']}" + ("; see weft dead list" if found["dead_letters"] else ""))
+
+
+# -- weft top ----------------------------------------------------------------------------------------------------
+
+_CLEAR = "\x1b[H\x1b[J"
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""Use the terminal's second screen, without its cursor, so that what was there before comes back."""
+
+
+@top_commands.verb("top", seconds=None)
+async def top(
+    every: Annotated[float, Option(metavar="SECONDS", min=0.2, max=3600, help="The time between two pictures.")] = 2.0,
+    tasks: Annotated[int, Option(metavar="N", min=0, max=1000, help="The number of open tasks to show.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Show the work in progress: rates, streams, and the oldest open tasks.
+
+    Redraws on a terminal until Ctrl-C. Otherwise, and with --json, prints once.
+
+    \b
+    Examples:
+      weft top
+      weft top --every 10 --tasks 30
+    """
+    async with broker() as opened:
+        found = await _look(opened, tasks)
+        if as_json:
+            print_json({name: value for name, value in found.items() if name != "at"})
+            return
+        if not sys.stdout.isatty():
+            print("\n".join(_lines(found, None)))
+            return
+        print(_ENTER, end="")
+        try:
+            before = None
+            while True:
+                print(_CLEAR + _fitting(_lines(found, before)), end="", flush=True)
+                await asyncio.sleep(every)
+                before, found = found, await _look(opened, tasks)
+        finally:
+            print(_LEAVE, end="", flush=True)
+
+
+async def _look(opened: Broker, tasks: int) -> Row:
+    """Return what one picture shows; `at` is the time of this process's clock, in seconds."""
+    found: Row = {**await measure(opened), "at": time.monotonic(), "now": await opened.now_ms()}
+    counts = {"open": 0, "started": 0}
+    oldest: list[tuple[Any, str]] = []  # Any: a bus, whose order does not matter
+    for bus in opened.buses:
+        call, keys = bus.transport.call, bus.keys
+        swept = cast(bytes | None, await call("HGET", keys.meta, "swept"))
+        counts["started"] += int(swept or 0) + cast(int, await call("ZCARD", keys.index))
+        counts["open"] += cast(int, await call("ZCARD", f"{keys.base}open"))
+        if tasks:
+            first = cast(list[bytes], await call("ZRANGE", f"{keys.base}open", 0, tasks - 1))
+            oldest += [(bus, task.decode()) for task in first]
+    views = [view for bus, task in oldest if (view := await read_task(bus, task)) is not None]
+    views = sorted(views, key=lambda view: cast(float, view.get("created") or 0))[:tasks]
+    info = await server_info(opened.transport, "memory")
+    memory = {
+        name: int(info[field]) for name, field in (("used", "used_memory"), ("max", "maxmemory")) if field in info
+    }
+    return {**found, **counts, "memory": memory, "tasks": without_secrets(views)}
+
+
+def _lines(found: Row, before: Row | None) -> list[str]:
+    """Return the picture; the rates are those since the picture before."""
+    rates = ""
+    if before is not None and (passed := found["at"] - before["at"]) > 0:
+        started = found["started"] - before["started"]
+        ended = started - (found["open"] - before["open"])
+        rates = f"   {max(0, started) / passed:.1f} started/s, {max(0, ended) / passed:.1f} ended/s"
+    memory, now = found["memory"], found["now"]
+    used = in_bytes(memory["used"]) if "used" in memory else "unknown"
+    used += f" of {in_bytes(memory['max'])}" if memory.get("max") else ""
+    lines = [
+        f"weft top   namespace {found['namespace']}   broker memory {used}",
+        f"tasks      {found['open']} open, {found['started']} started{rates}",
+        f"timers     {found['timers_due']} due, {found['timers']} in total",
+        f"mailboxes  {found['mailbox_events']} events in {found['mailboxes']}",
+        f"dead       {found['dead_letters']} letters" + ("; see weft dead list" if found["dead_letters"] else ""),
+        "",
+        *_table(found["streams"], STREAM_COLUMNS),
+    ]
+    if found["tasks"]:
+        lines += ["", *_table(
+            found["tasks"],
+            {
+                "OLDEST OPEN TASKS": "task_id",
+                "AGENT": instance_of,
+                "AGE": lambda view: duration(now - view["created"]) if view.get("created") else None,
+                "STATUS": lambda view: status_line(view, now),
+                "WAITS": lambda view: _wait_of(view, now),
+            },
+        )]  # fmt: skip
+    return lines
+
+
+def _wait_of(view: Row, now_ms: int) -> str:
+    waits = view.get("waits_for") or []
+    more = f" (and {len(waits) - 1} more)" if len(waits) > 1 else ""
+    return describe_wait(waits[0], now_ms) + more if waits else ""
+
+
+def _table(rows: list[Row], columns: Any) -> list[str]:  # Any: as `print_rows` takes them
+    with redirect_stdout(StringIO()) as out:
+        print_rows(rows, columns)
+    return out.getvalue().splitlines()
+
+
+def _fitting(lines: list[str]) -> str:
+    """Return the lines cut to the terminal."""
+    width, height = shutil.get_terminal_size()
+    return "\n".join(line[:width] for line in lines[: max(1, height - 1)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
@@ -19,6 +21,7 @@ from runtime_core.text import duration, plain, shortened
 from runtime_core.wire.events import ENDED
 
 PREVIEW = 80
+COUNTER_SECONDS = 0.1
 Item = TypeVar("Item")
 _SPAN = re.compile(r"(\d{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -105,6 +108,24 @@ def progress(items: Sequence[Item], done: str) -> Iterator[Item]:
             print(f"\r{done} {number} of {len(items)}", end="", file=sys.stderr, flush=True)
     if shows:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def counter(done: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows a growing count on a terminal, as in `1200 steps exported`, on standard error."""
+    shown_at = -math.inf
+
+    def show(count: int) -> None:
+        nonlocal shown_at
+        if sys.stderr.isatty() and time.monotonic() >= shown_at + COUNTER_SECONDS:
+            shown_at = time.monotonic()
+            print(f"\r{count} {done}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown_at > -math.inf:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def in_bytes(size: int) -> str:

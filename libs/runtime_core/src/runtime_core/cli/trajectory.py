@@ -12,7 +12,7 @@ from typer import Argument, BadParameter, Option
 
 from runtime_core.app.loading import load_app, load_object
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
-from runtime_core.cli.output import Json, past_moment, print_json
+from runtime_core.cli.output import Json, counter, past_moment, print_json
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput
 
@@ -107,26 +107,29 @@ async def export(
 
     settings = read_settings()
     async with existing_trajectories(settings) as store:
-        if not of_items:
-            if parquet:
-                count = await write.export_parquet(store, settings.namespace, output, **filters)
+        with counter(f"{'items' if of_items else 'steps'} exported") as shown:
+            # Not between the rows on a terminal.
+            show = None if output == "-" and sys.stdout.isatty() else shown
+            if not of_items:
+                if parquet:
+                    count = await write.export_parquet(store, settings.namespace, output, progress=show, **filters)
+                else:
+                    with _opened(output) as out:
+                        count = await write.export_jsonl(store, settings.namespace, out, progress=show, **filters)
             else:
-                with _opened(output) as out:
-                    count = await write.export_jsonl(store, settings.namespace, out, **filters)
-        else:
-            items = write.trajectory_items(
-                store,
-                settings.namespace,
-                strategy=_strategy(strategy),
-                reward=_reward(settings) if reward or min_reward is not None else None,
-                min_reward=min_reward,
-                **filters,
-            )
-            if parquet:
-                count = await write.export_items_parquet(output, items)
-            else:
-                with _opened(output) as out:
-                    count = await write.export_items_jsonl(out, items)
+                items = write.trajectory_items(
+                    store,
+                    settings.namespace,
+                    strategy=_strategy(strategy),
+                    reward=_reward(settings) if reward or min_reward is not None else None,
+                    min_reward=min_reward,
+                    **filters,
+                )
+                if parquet:
+                    count = await write.export_items_parquet(output, items, show)
+                else:
+                    with _opened(output) as out:
+                        count = await write.export_items_jsonl(out, items, show)
     if output != "-":
         print(f"{count} {'items' if of_items else 'steps'} in {output}")
 

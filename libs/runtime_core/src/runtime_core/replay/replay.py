@@ -327,6 +327,7 @@ async def check(
     since: datetime | timedelta | None = None,
     agent: str | None = None,
     limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Check:
     """Run the code of an app on recorded tasks, and report where it would request other steps than they did.
 
@@ -336,6 +337,7 @@ async def check(
         since: Only tasks that ended at or after this time (with a time zone), or that long ago; None: all.
         agent: Only tasks of this agent.
         limit: At most this many tasks; None: all.
+        progress: Called with the number of tasks after each task.
     """
     found = Check()
     after = datetime.now(UTC) - since if isinstance(since, timedelta) else since
@@ -348,6 +350,8 @@ async def check(
         difference = await _first_difference(trajectory, app, found)
         if difference is not None:
             found.differences.append(difference)
+        if progress is not None:
+            progress(found.tasks)
     return found
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, Unpack
 
 from runtime_core.errors import ConfigurationError
 from runtime_core.record.step import ENCODER
@@ -28,14 +28,30 @@ _CHUNK_BYTES = 1 << 18
 ROW_GROUP_ROWS = 5_000
 ROW_GROUP_BYTES = 8_000_000
 
+Row = TypeVar("Row")
+Progress = Callable[[int], None]
+"""Called with the number of rows after each row."""
 
-async def export_jsonl(store: TrajectoryStore, namespace: str, out: BinaryIO, **filters: Unpack[Filters]) -> int:
+
+async def export_jsonl(
+    store: TrajectoryStore,
+    namespace: str,
+    out: BinaryIO,
+    *,
+    progress: Progress | None = None,
+    **filters: Unpack[Filters],
+) -> int:
     """Write one JSON object per line and step, and return the number of steps. See `store.steps` for the filters."""
-    return await _write_lines(out, _steps(store, namespace, filters))
+    return await _write_lines(out, _counted(_steps(store, namespace, filters), progress))
 
 
 async def export_parquet(
-    store: TrajectoryStore, namespace: str, path: str | os.PathLike[str], **filters: Unpack[Filters]
+    store: TrajectoryStore,
+    namespace: str,
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **filters: Unpack[Filters],
 ) -> int:
     """Write a Parquet file with one row per step, and return the number of steps. See `store.steps` for the filters.
 
@@ -43,7 +59,8 @@ async def export_parquet(
     it is complete. Raises ConfigurationError if pyarrow is missing.
     """
     parquet = _parquet()
-    return await _write_parquet(Path(path), parquet, parquet.STEPS, _steps(store, namespace, filters), _size_of_step)
+    rows = _counted(_steps(store, namespace, filters), progress)
+    return await _write_parquet(Path(path), parquet, parquet.STEPS, rows, _size_of_step)
 
 
 async def trajectory_items(
@@ -69,19 +86,32 @@ async def trajectory_items(
                 yield item
 
 
-async def export_items_jsonl(out: BinaryIO, items: AsyncIterator[TrajectoryItem]) -> int:
+async def export_items_jsonl(
+    out: BinaryIO, items: AsyncIterator[TrajectoryItem], progress: Progress | None = None
+) -> int:
     """Write one JSON object per line and item (see `items.py`), and return the number of items."""
-    return await _write_lines(out, items)
+    return await _write_lines(out, _counted(items, progress))
 
 
-async def export_items_parquet(path: str | os.PathLike[str], items: AsyncIterator[TrajectoryItem]) -> int:
+async def export_items_parquet(
+    path: str | os.PathLike[str], items: AsyncIterator[TrajectoryItem], progress: Progress | None = None
+) -> int:
     """Write a Parquet file with one row per item, and return the number of items.
 
     Values of the user's own shape (input, messages, content, tool calls, …) are JSON in text columns. The file gets its
     name when it is complete. Raises ConfigurationError if pyarrow is missing.
     """
     parquet = _parquet()
-    return await _write_parquet(Path(path), parquet, parquet.ITEMS, items, _size_of_item)
+    return await _write_parquet(Path(path), parquet, parquet.ITEMS, _counted(items, progress), _size_of_item)
+
+
+async def _counted(rows: AsyncIterator[Row], progress: Progress | None) -> AsyncIterator[Row]:
+    count = 0
+    async for row in rows:
+        yield row
+        count += 1
+        if progress is not None:
+            progress(count)
 
 
 async def _steps(store: TrajectoryStore, namespace: str, filters: Filters) -> AsyncIterator[ExportedStep]:
