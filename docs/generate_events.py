@@ -17,8 +17,8 @@ from runtime_core.bus.library import FUNCTIONS, source_of
 from runtime_core.errors import Rejected
 from runtime_core.ingress import schedules
 from runtime_core.record import step as steps
+from runtime_core.wire import commands
 from runtime_core.wire import commands as submission
-from runtime_core.wire import controls
 from runtime_core.wire import events as facts
 from runtime_core.wire.envelope import Envelope
 from runtime_core.wire.events import STEP_RECORDED
@@ -63,8 +63,8 @@ def _commands() -> str:
     said += [f"conf.{name}" for name in submission.CONF_FIELDS]
     lines.append(f"| `{submission.SUBMIT}` | `Submission` | {', '.join(f'`{name}`' for name in said)} |")
     for kind, body in (
-        (controls.CANCEL, controls.Cancellation),
-        (controls.SIGNAL, controls.Signal),
+        (commands.CANCEL, commands.Cancellation),
+        (commands.SIGNAL, commands.Signal),
     ):
         names = ", ".join(f"`{name}`" for name in body.__struct_fields__)
         lines.append(f"| `{kind}` | `{body.__name__}` | {names} |")

@@ -25,12 +25,11 @@ PLACES = {
     "httpx2": ("llm.client", "tools.mcp.transport"),
     "mcp": ("tools.mcp",),
     "mcp_types": ("tools.mcp",),
-    "pyarrow": ("blobs", "clusters.spark", "trajectory"),
+    "pyarrow": ("clusters.spark", "trajectory", "wire.blobs"),
     "pydantic_ai": (
         "llm.attempt",
         "llm.client",
         "llm.conversation",
-        "llm.decisions",
         "llm.model_call",
         "llm.pydantic_ai",
         "llm.request",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.architecture.tree import CORE
 
-MODULES_MAX = 230
+MODULES_MAX = 220
 """Modules of runtime_core, without the `__init__.py` files, which only describe their packages."""
 MODULE_LINES_MAX = 590
 BODY_LINES_MAX = 55

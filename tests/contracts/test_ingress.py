@@ -23,7 +23,7 @@ from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.host.manager import build
-from runtime_core.ingress import admitter, answers, relay
+from runtime_core.ingress import admitter, relay
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import Relay
@@ -293,7 +293,7 @@ async def test_a_rejected_command_leaves_one_letter(
         if len(tried) < 4:
             raise ServerError("OOM command not allowed")
 
-    monkeypatch.setattr(answers.Answers, "send", full_at_first)
+    monkeypatch.setattr(relay.Answers, "send", full_at_first)
     await command(broker, "task.submit", id="t", replyto=away, data={"agent": "nobody", "input": 1})
     async with admitting(broker, bus):
         await until(lambda: settled(broker))
@@ -465,7 +465,7 @@ async def test_an_answer_that_must_wait_holds_up_its_own_stream_only(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """This holds whatever the server answers, and also if it does not answer."""
-    monkeypatch.setattr(answers, "WRITE_SECONDS", 0.05)
+    monkeypatch.setattr(relay, "WRITE_SECONDS", 0.05)
     away, here = f"{broker.keys.namespace}-away", f"{broker.keys.namespace}-here"
     edge = Edge(bus.transport)
     edge.refuses[away] = said
@@ -687,7 +687,7 @@ async def test_a_slot_that_nobody_serves_costs_its_answer_only(
 ) -> None:
     """A Cluster answers CLUSTERDOWN, and the connection would send the call again forever."""
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.2)
-    monkeypatch.setattr(answers, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(relay, "WRITE_SECONDS", 0.2)
     server = own_server(options=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
     (admin,) = [await server_clients(server.url)()]
     away = cast(int, await admin.call("CLUSTER", "KEYSLOT", "away"))

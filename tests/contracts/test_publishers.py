@@ -16,7 +16,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.tasks import Submitted, TopicSubscription
 from runtime_core.bus.topics import Topics
-from runtime_core.declare.manifest import AgentEntry, Manifest, announce
+from runtime_core.consumer.heartbeat import announce
+from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.ids import task_id_of
 from runtime_core.ingress import publishers

@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.consumer.heartbeat import Owner
-from runtime_core.declare.manifest import announce_served
+from runtime_core.consumer.heartbeat import Owner, announce_served
 from runtime_core.maintenance.measures import (
     Measures,
     Served,

@@ -20,8 +20,7 @@ from runtime_core.errors import BusError, InvalidInput, Rejected
 from runtime_core.ids import fingerprint
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.schedules import DELETE, SET, Schedules, parse_set
-from runtime_core.wire.commands import SUBMIT, Submission, digest
-from runtime_core.wire.controls import CANCEL, PUBLISH, SIGNAL
+from runtime_core.wire.commands import CANCEL, PUBLISH, SIGNAL, SUBMIT, Submission, digest
 from runtime_core.wire.envelope import Envelope, to_fields
 from tests.simulation import schedules
 from tests.simulation.processes import Process

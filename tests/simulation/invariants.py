@@ -10,8 +10,8 @@ import msgspec
 from runtime_core.bus.topics import task_of_message
 from runtime_core.ids import ROOT_RUN
 from runtime_core.ids import task_of_message as message_of_step
-from runtime_core.ingress.answers import ANSWER_OVERHEAD
-from runtime_core.wire.controls import SIGNAL
+from runtime_core.ingress.relay import ANSWER_OVERHEAD
+from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED, StreamEvent, TaskOutput
 from tests.simulation import faults, schedules
 from tests.simulation.programs import LATE, SUBSCRIPTIONS, UNHEARD

@@ -155,12 +155,12 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "blobs.py",
+        "wire/blobs.py",
         "path_as_read",
         '    unsafe = not plain.isprintable() or "?" in inner or "#" in inner\n',
         "    unsafe = False\n",
         "a reference's path is checked as it is read later",
-        "unit:blobs",
+        "unit/wire:blobs",
     ),
     lua(
         "nodes",

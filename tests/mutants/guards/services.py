@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, python
 
 ADMITTER = "ingress/admitter.py"
 RELAY = "ingress/relay.py"
-ANSWERS = "ingress/answers.py"
+ANSWERS = "ingress/relay.py"
 HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    edge = await host.connect() if clustered else None\n",
         "    edge = None\n",
         "in a Cluster, answers to another server do not interrupt the admission",
-        "integration/ingress:answers_on_cluster",
+        "integration/ingress:relay_answers_on_cluster",
     ),
     python(
         "bus/namespace.py",
@@ -64,7 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'return "cluster" in (info.get("redis_mode"), info.get("server_mode"))',
         'return info.get("redis_mode") == "cluster"',
         "a Cluster of Valkey is one",
-        "integration/ingress:answers_on_cluster",
+        "integration/ingress:relay_answers_on_cluster",
     ),
     python(
         "ingress/admitter.py",
@@ -72,7 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "Answers(edge or transport, home, metrics, home, bounds)",
         "Answers(transport, home, metrics, home, bounds)",
         "in a Cluster, answers of the admission do not interrupt it",
-        "integration/ingress:answers_on_cluster",
+        "integration/ingress:relay_answers_on_cluster",
     ),
     python(
         ADMITTER,

@@ -13,8 +13,7 @@ from runtime_core.client.client import Client
 from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import Limits
 from runtime_core.gateway.server import operations
-from runtime_core.gateway.streams import StreamRoutes
-from runtime_core.gateway.tasks import TaskRoutes
+from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes
 
 HERE = "urn:document"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.gateway.problems import OVERLOADED, RATE, STREAMS, Problem
-from runtime_core.gateway.requests import BODIES_MAX_BYTES, CALLERS_MAX, Limits
+from runtime_core.gateway.requests import BODIES_MAX_BYTES, CALLERS_MAX, OVERLOADED, RATE, STREAMS, Limits, Problem
 
 
 def test_a_caller_sends_a_burst_and_then_as_fast_as_its_rate() -> None:

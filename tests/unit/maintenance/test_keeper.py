@@ -15,9 +15,8 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.bus.replies import TRIM_EVERY
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
-from runtime_core.maintenance.keeper import SWEEP_BATCH, Keeper
+from runtime_core.maintenance.keeper import SWEEP_BATCH, Keeper, RecordFollower
 from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.record_follower import RecordFollower
 from runtime_core.telemetry.metrics import Metrics
 from weft import AgentContext, App
 

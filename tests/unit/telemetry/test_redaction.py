@@ -29,7 +29,6 @@ from runtime_core.telemetry.redaction import (
 )
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 from runtime_core.tools.mcp import connection as mcp_connection
-from runtime_core.tools.mcp import listing as mcp_listing
 from runtime_core.tools.mcp import transport as mcp_transport
 
 # Put together here: a scanner of repositories must not take them for real ones.
@@ -252,7 +251,7 @@ def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
         (LONGEST_MESSAGE, spark_calls.first_lines),
         (300, spark_backend._one_line),
         (1000, lambda error: str(mcp_connection.failure_of(error))),
-        (200, lambda error: mcp_listing._line(str(error))),
+        (200, lambda error: mcp_connection._line(str(error))),
         (300, lambda error: one_line(error).removeprefix("RuntimeError: ")),
     ],
 )

@@ -16,16 +16,19 @@ from runtime_core.codec import MSGPACK, decode
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import task_id_of
 from runtime_core.ingress import schedules
-from runtime_core.wire.commands import SUBMIT, Submission, data_of, parse_submit
-from runtime_core.wire.controls import (
+from runtime_core.wire.commands import (
     CANCEL,
     PUBLISH,
     SIGNAL,
+    SUBMIT,
     Cancellation,
     Signal,
+    Submission,
+    data_of,
     parse_cancel,
     parse_publish,
     parse_signal,
+    parse_submit,
 )
 from runtime_core.wire.envelope import Envelope, parse, to_fields
 from runtime_core.wire.events import accepted, ended, human_requested, output_delta, rejected, step_recorded

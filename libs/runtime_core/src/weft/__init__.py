@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import Agent, handles
-    from runtime_core.sharing.context import Context
+    from runtime_core.runs.shared_context import Context
     from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
     from runtime_core.wire.events import StreamEvent, TaskFailed, TaskOutput, TaskResponse
@@ -83,7 +83,7 @@ _PLACES = {
     "Ask": "runtime_core.hooks.declared",
     "Change": "runtime_core.hooks.declared",
     "Client": "runtime_core.client.client",
-    "Context": "runtime_core.sharing.context",
+    "Context": "runtime_core.runs.shared_context",
     "Deny": "runtime_core.hooks.declared",
     "EngineContext": "runtime_core.engines.function",
     "HookEvent": "runtime_core.hooks.declared",

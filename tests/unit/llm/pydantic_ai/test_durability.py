@@ -20,7 +20,7 @@ from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, TurnResult
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.llm.pydantic_ai.definition import PydanticAgent, tool_call
-from runtime_core.llm.pydantic_ai.tool_events import CARRIED
+from runtime_core.llm.pydantic_ai.durability import CARRIED
 from runtime_core.record.step import Step
 from runtime_core.runs.journal import pack
 from runtime_core.tools.tool import AbandonedThreads, ToolContext

@@ -22,7 +22,7 @@ from runtime_core.runs.calls import Call
 from runtime_core.runs.commit import parts
 from runtime_core.runs.context import AgentContext
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.mcp.listing import ArgumentsCheck, BadSchema, listing_of
+from runtime_core.tools.mcp.connection import ArgumentsCheck, BadSchema, listing_of
 from runtime_core.tools.mcp.server import MCPServer, need_sdk
 from runtime_core.tools.mcp.servers import MCPServers
 from runtime_core.tools.tool import Away

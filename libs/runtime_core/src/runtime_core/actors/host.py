@@ -23,9 +23,10 @@ from runtime_core.bus.private_server import drop_database, new_database, why_los
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics
 from runtime_core.client.client import Client
+from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.consumer.leader import Leader
-from runtime_core.declare.manifest import Manifest, announce, announce_served
+from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.host.host import Host
 from runtime_core.ids import instance_address, partition_of

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from runtime_core.actors.actor import TURN_SECONDS, ActorDefinition, Actors, current_run
-from runtime_core.actors.checks import (
+from runtime_core.actors.errors import (
     agent_type_of,
     check_agent,
     check_agent_id,

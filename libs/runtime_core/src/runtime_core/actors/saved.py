@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from runtime_core.actors.checks import check_saved
+from runtime_core.actors.errors import check_saved
 from runtime_core.actors.host import ActorHost
 from runtime_core.actors.identity import Address, agent_name, instance_key, key_of, type_of
 from runtime_core.bus.connection import Reply

@@ -14,8 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from runtime_core.actors.checks import find_class, name_of
-from runtime_core.actors.errors import SerializationError
+from runtime_core.actors.errors import SerializationError, find_class, name_of
 from runtime_core.declare.declaration import one_line
 
 JSON_DATA_CONTENT_TYPE = "application/json"

@@ -48,7 +48,7 @@ from runtime_core.wire.events import TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
-    from runtime_core.sharing.context import Context
+    from runtime_core.runs.shared_context import Context
 
 
 log = logging.getLogger(__name__)

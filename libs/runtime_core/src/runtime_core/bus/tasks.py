@@ -56,7 +56,7 @@ class TopicSubscription:
 class Misplaced(Rejected):
     """Another partition has a claim on an id of the submit, or the submit's own claim was refused (`again`).
 
-    `equal`: the claim is of a submit with equal content. `bus/claims.py` resolves it.
+    `equal`: the claim is of a submit with equal content. `bus/namespace.py` resolves it.
     """
 
     def __init__(self, kind: str, field: str, holder: int, token: str, task: str) -> None:

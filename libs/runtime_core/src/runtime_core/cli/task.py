@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from typer import Argument, BadParameter, Exit, Option, confirm
 
 from runtime_core import codec
-from runtime_core.blobs import folder_of, open_blobs
 from runtime_core.bus.claims import forget_place
 from runtime_core.bus.connection import position
 from runtime_core.bus.deliveries import pairs
@@ -59,6 +58,7 @@ from runtime_core.ids import checked_key, checked_message, is_task_id
 from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
 from runtime_core.maintenance.measures import groups_of
 from runtime_core.text import duration, plain
+from runtime_core.wire.blobs import folder_of, open_blobs
 from runtime_core.wire.commands import SubmitOptions
 from runtime_core.wire.events import ENDED
 

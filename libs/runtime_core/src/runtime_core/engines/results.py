@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from runtime_core.blobs import blob_url, folder_of, open_blobs, path_below
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Error, Outcome, Value
 from runtime_core.errors import ConfigurationError, EngineError, InvalidInput, ResultTooLarge
+from runtime_core.wire.blobs import blob_url, folder_of, open_blobs, path_below
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
-    from runtime_core.blobs import BlobStore
     from runtime_core.config.settings import Settings
+    from runtime_core.wire.blobs import BlobStore
 
 
 MARK = "weft.reference"

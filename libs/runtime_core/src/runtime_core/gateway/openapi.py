@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from runtime_core.gateway.problems import (
+from runtime_core.gateway.requests import (
     BODY,
     CONFLICT,
     FIELD,
@@ -22,10 +22,9 @@ from runtime_core.gateway.problems import (
     TOO_LARGE,
     Kind,
 )
-from runtime_core.gateway.problems import MEDIA_TYPE as PROBLEM_TYPE
-from runtime_core.gateway.streams import MEDIA_TYPE as STREAM_TYPE
-from runtime_core.gateway.streams import MODES
-from runtime_core.gateway.tasks import BATCH_MAX, PAGE, PAGE_MAX, STATUSES
+from runtime_core.gateway.requests import MEDIA_TYPE as PROBLEM_TYPE
+from runtime_core.gateway.tasks import BATCH_MAX, MODES, PAGE, PAGE_MAX, STATUSES
+from runtime_core.gateway.tasks import MEDIA_TYPE as STREAM_TYPE
 from runtime_core.telemetry.metrics import version
 
 Json = dict[str, Any]

@@ -27,10 +27,8 @@ from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.gateway.openapi import document
-from runtime_core.gateway.problems import DEFECT, METHOD, NO_HOST, NO_ROUTE, Problem, problem_of
-from runtime_core.gateway.requests import Limits
-from runtime_core.gateway.streams import StreamRoutes
-from runtime_core.gateway.tasks import TaskRoutes, json_reply
+from runtime_core.gateway.requests import DEFECT, METHOD, NO_HOST, NO_ROUTE, Limits, Problem, problem_of
+from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes, json_reply
 from runtime_core.periodic import Periodic
 
 logger = logging.getLogger(__name__)

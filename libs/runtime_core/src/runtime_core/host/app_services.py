@@ -19,8 +19,8 @@ from runtime_core.app.loading import load_app
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
 from runtime_core.config.settings import Settings
+from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler
-from runtime_core.declare.manifest import announce, announce_served
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
 from runtime_core.host.host import Host, open_partitions, service_host

@@ -18,12 +18,10 @@ from runtime_core.errors import Fenced
 from runtime_core.host.host import Host, open_partitions, service_host
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
-from runtime_core.ingress.answers import AnswerBounds
-from runtime_core.ingress.relay import Relay
+from runtime_core.ingress.relay import AnswerBounds, Relay
 from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper
+from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper, RecordFollower
 from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.record_follower import RecordFollower
 from runtime_core.maintenance.stuck import CHECK_SECONDS, EngineWatch
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics

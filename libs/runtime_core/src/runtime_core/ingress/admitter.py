@@ -19,7 +19,6 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.blobs import folder_of_namespace
 from runtime_core.bus.admin import IngressEntry, IngressStream
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.deliveries import pairs
@@ -34,16 +33,17 @@ from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.ingress import schedules
 from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.answers import AnswerBounds, Answers
 from runtime_core.ingress.command import Command
 from runtime_core.ingress.publishers import Publisher, PublisherStreams
+from runtime_core.ingress.relay import AnswerBounds, Answers
 from runtime_core.ingress.schedules import Schedules
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing
-from runtime_core.wire import controls
+from runtime_core.wire import commands
 from runtime_core.wire import events as facts
+from runtime_core.wire.blobs import folder_of_namespace
 from runtime_core.wire.commands import Submission, data_of
 from runtime_core.wire.envelope import Envelope, reply_address
 from runtime_core.wire.events import ENDED
@@ -312,11 +312,11 @@ class Admitter:
         match command.wanted:
             case Submission() as wanted:
                 await self._submit(epoch, command, wanted)
-            case controls.Cancellation() as wanted:
+            case commands.Cancellation() as wanted:
                 await self._cancel(wanted)
-            case controls.Signal() as wanted:
+            case commands.Signal() as wanted:
                 await self._signal(command.entry, wanted, command.envelope)
-            case controls.Publication() as wanted:
+            case commands.Publication() as wanted:
                 await self._publish(command.entry, wanted)
             case None if command.envelope.type == schedules.SET:
                 await self._set_schedule(epoch, command, command.envelope)
@@ -383,7 +383,7 @@ class Admitter:
             ),
         )
 
-    async def _cancel(self, wanted: controls.Cancellation) -> None:
+    async def _cancel(self, wanted: commands.Cancellation) -> None:
         bus = await self._admission.find(wanted.task_id)
         # Not durable: the entry is acknowledged later, so a broker that loses the cancel delivers the entry again.
         answer = await bus.cancel(wanted.task_id, wanted.reason or "cancelled by its user", durable=False)
@@ -397,14 +397,14 @@ class Admitter:
                 facts.rejected(wanted.event_id, error, at_ms=_now(), task_id=wanted.task_id, cause=wanted.event_id),
             )
 
-    async def _signal(self, entry: bytes, wanted: controls.Signal, envelope: Envelope) -> None:
+    async def _signal(self, entry: bytes, wanted: commands.Signal, envelope: Envelope) -> None:
         if not tracing():
             await self._deliver_signal(wanted)
             return
         with self._span(entry, wanted.task_id, envelope.traceparent, envelope.tracestate) as span:
             await self._deliver_signal(wanted, span.traceparent if span.recording else "")
 
-    async def _deliver_signal(self, wanted: controls.Signal, trace: str = "") -> None:
+    async def _deliver_signal(self, wanted: commands.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
         event = f"{wanted.source}\n{wanted.event_id}"
         answer = await bus.signal(
@@ -422,14 +422,14 @@ class Admitter:
             case "invalid":
                 raise InvalidInput("data.value", answer[1])
 
-    async def _publish(self, entry: bytes, message: controls.Publication) -> None:
+    async def _publish(self, entry: bytes, message: commands.Publication) -> None:
         if not tracing():
             await self._send(message, message.traceparent)
             return
         with self._span(entry, message.message_id, message.traceparent) as span:
             await self._send(message, span.traceparent or message.traceparent)
 
-    async def _send(self, message: controls.Publication, traceparent: str) -> None:
+    async def _send(self, message: commands.Publication, traceparent: str) -> None:
         tenant = msgspec.json.encode({"tenant": message.tenant}) if message.tenant else b""
         context = published(tenant, message.topic, traceparent=traceparent)
         await self._topics.publish(

@@ -11,7 +11,6 @@ from runtime_core.ingress import schedules
 from runtime_core.ingress.publishers import Publisher
 from runtime_core.telemetry.spans import Span
 from runtime_core.wire import commands as wire
-from runtime_core.wire import controls
 from runtime_core.wire.commands import Submission, data_of
 from runtime_core.wire.envelope import Envelope, parse
 
@@ -39,7 +38,7 @@ class Command:
         """The publisher that it is bound to; None on the shared stream."""
         self.stream = stream
         self.envelope: Envelope | None = None
-        self.wanted: Submission | controls.Cancellation | controls.Signal | controls.Publication | None = None
+        self.wanted: Submission | wire.Cancellation | wire.Signal | wire.Publication | None = None
         self.error: InvalidInput | None = None
         self.task = ""
         self.overtakes = False
@@ -68,16 +67,16 @@ class Command:
                         publisher.check_agent(submit.agent)
                         submit = publisher.scope(submit, blobs)
                     self.wanted, self.task = submit, submit.task_id
-                case controls.CANCEL:
-                    cancel = controls.parse_cancel(envelope)
+                case wire.CANCEL:
+                    cancel = wire.parse_cancel(envelope)
                     self.wanted = cancel if publisher is None else publisher.scope(cancel)
                     self.task, self.overtakes = self.wanted.task_id, True
-                case controls.SIGNAL:
-                    signal = controls.parse_signal(envelope)
+                case wire.SIGNAL:
+                    signal = wire.parse_signal(envelope)
                     self.wanted = signal if publisher is None else publisher.scope(signal, blobs)
                     self.task, self.overtakes = self.wanted.task_id, True
-                case controls.PUBLISH:
-                    message = controls.parse_publish(envelope)
+                case wire.PUBLISH:
+                    message = wire.parse_publish(envelope)
                     if publisher is not None:
                         publisher.check_topic(message.topic)
                         message = publisher.scope(message, blobs)
@@ -86,7 +85,7 @@ class Command:
                     pass
                 case other:
                     known = (
-                        wire.SUBMIT, controls.CANCEL, controls.SIGNAL, controls.PUBLISH, schedules.SET,
+                        wire.SUBMIT, wire.CANCEL, wire.SIGNAL, wire.PUBLISH, schedules.SET,
                         schedules.DELETE,
                     )  # fmt: skip
                     raise InvalidInput("type", f"{other!r} is not a command; commands are {', '.join(known)}")

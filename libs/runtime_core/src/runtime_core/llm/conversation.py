@@ -8,6 +8,7 @@ decided ones.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,10 +44,10 @@ from runtime_core.errors import (
     InvalidResult,
     StepError,
     ToolError,
+    WeftError,
 )
-from runtime_core.llm.agent import MatchedRule, ModelAgent, applicable_rule
+from runtime_core.llm.agent import Approve, MatchedRule, ModelAgent, applicable_rule, matching_rules
 from runtime_core.llm.client import LazyModel
-from runtime_core.llm.decisions import DecidedCall, decide, decide_call
 from runtime_core.llm.failures import ConversationFailed
 from runtime_core.llm.memory import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
@@ -58,7 +59,7 @@ from runtime_core.llm.pydantic_ai.durability import (
 )
 from runtime_core.llm.request import messages_json, messages_of
 from runtime_core.llm.tokens import Message
-from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Toolset
+from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Kind, Toolset, refusal
 from runtime_core.runs.guest import current_guest
 from runtime_core.runs.policy import ask_among_peers
 from runtime_core.runs.step import CallTarget
@@ -71,6 +72,58 @@ if TYPE_CHECKING:
     from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.guest import Guest
+
+log = logging.getLogger(__name__)
+
+
+class DecidedCall(msgspec.Struct, omit_defaults=True):
+    """The decision about one call of an answer, as journaled with it."""
+
+    id: str
+    kind: Kind = "tool"
+    name: str = ""
+    """The name in Weft; for an unknown tool, the name that the model used."""
+    pool: str = ""
+    wraps: bool = False
+    goes_on: bool = False
+    wrong: str = ""
+    """Why the call is invalid, for the model; empty if it is valid."""
+    ask: list[MatchedRule] = []
+    """The rules that require approval."""
+
+
+def decide(response: ModelResponse, toolset: Toolset, approvals: Sequence[Approve]) -> object:
+    """Decide about an answer's calls. Never raises: the answer is paid for and must be journaled."""
+    return msgspec.to_builtins([decide_call(part, toolset, approvals) for part in response.tool_calls])
+
+
+def decide_call(part: ToolCallPart, toolset: Toolset, approvals: Sequence[Approve]) -> DecidedCall:
+    """Return which tool a call means, why it is invalid, and which rules require approval."""
+    name, offered = part.tool_name, toolset.find(part.tool_name)
+    if offered is None:
+        if name == toolset.output:
+            return DecidedCall(part.tool_call_id, "output", name)
+        known = ", ".join(spec.name for spec in toolset.specs) or "none"
+        return DecidedCall(
+            part.tool_call_id, name=name, wrong=f"there is no tool named {name!r}; the tools are: {known}"
+        )
+    decided = DecidedCall(
+        part.tool_call_id, offered.kind, offered.name, offered.pool, wraps=offered.wraps, goes_on=offered.goes_on
+    )
+    arguments = arguments_of(part)
+    if not isinstance(arguments, dict):
+        decided.wrong = "the call was not made: its arguments are not a JSON object; call again with one"
+        return decided
+    try:
+        offered.check(arguments)
+        decided.ask = matching_rules(approvals, offered.wanted, arguments)
+    except WeftError as error:
+        decided.wrong = refusal(error)
+    except Exception as error:  # schemas and types of the user may raise anything
+        log.warning("could not check the arguments of %s %r", offered.kind, offered.name, exc_info=True)
+        decided.wrong = refusal(error)
+    return decided
+
 
 MAX_REPORTED_ERRORS = 10
 """How many errors of an answer the model gets at once."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.definition import Agent
     from runtime_core.runs.ports import Functions
     from runtime_core.runs.run import Run
-    from runtime_core.sharing.context import Context
+    from runtime_core.runs.shared_context import Context
     from runtime_core.tools.tool import ToolContext
 
 # The namespace of `ctx.uuid()`. It may never change.

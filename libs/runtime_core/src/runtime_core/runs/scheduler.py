@@ -16,7 +16,7 @@ from runtime_core.errors import LoopInterrupt, WeftError
 
 if TYPE_CHECKING:
     from runtime_core.runs.calls import RequestStep
-    from runtime_core.sharing.context import Context
+    from runtime_core.runs.shared_context import Context
 
 log = logging.getLogger(__name__)
 NO_PATCHES: Mapping[str, bool] = {}

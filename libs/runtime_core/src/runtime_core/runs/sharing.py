@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
-from runtime_core.sharing.context import Context
-from runtime_core.sharing.values import Conflict
+from runtime_core.runs.context_values import Conflict
+from runtime_core.runs.shared_context import Context
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

@@ -20,8 +20,7 @@ from autogen_core._serialization import (
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from runtime_core.actors.checks import find_class, name_of
-from runtime_core.actors.errors import SerializationError
+from runtime_core.actors.errors import SerializationError, find_class, name_of
 from runtime_core.actors.serialization import (
     JsonSerializer,
     MessageSerializer,

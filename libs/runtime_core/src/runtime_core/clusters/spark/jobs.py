@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from runtime_core.blobs import local_path
 from runtime_core.clusters.remote import NotRunnable, declared, error_of, outcome_of
 from runtime_core.clusters.spark.calls import InThread, Stopped, first_lines, in_thread, lost, over_limit, stop, tag_of
 from runtime_core.clusters.spark.connect import Paced, Sessions, is_lost, watch
@@ -26,6 +25,7 @@ from runtime_core.engines.protocol import Error, Outcome, Registered, Report, Va
 from runtime_core.engines.results import Reference, Results
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.telemetry.spans import within
+from runtime_core.wire.blobs import local_path
 
 if TYPE_CHECKING:
     import pyarrow

@@ -34,13 +34,17 @@ from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings, check_memory
 from runtime_core.llm.memory import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
+    CARRIED,
+    ENGINE,
+    SETTINGS,
     RepetitionGuard,
     RequestHooks,
     StepBackend,
     WeftDurability,
+    definitions,
     run_agent,
+    tool_name,
 )
-from runtime_core.llm.pydantic_ai.tool_events import CARRIED, ENGINE, SETTINGS, definitions, tool_name
 from runtime_core.llm.request import messages_json
 from runtime_core.llm.tokens import REMEMBERED
 from runtime_core.runs.context import AgentContext

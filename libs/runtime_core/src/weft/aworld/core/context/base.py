@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runtime_core.sharing.context import Context
+from runtime_core.runs.shared_context import Context
 
 __all__ = ["Context"]

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_core.sharing.context import Context
+from runtime_core.runs.shared_context import Context
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=3))

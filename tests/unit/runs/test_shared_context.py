@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime_core.errors import InvalidInput
-from runtime_core.sharing.context import Context
-from runtime_core.sharing.values import MISSING, Conflict
+from runtime_core.runs.context_values import MISSING, Conflict
+from runtime_core.runs.shared_context import Context
 
 
 def session(**values: object) -> Context:

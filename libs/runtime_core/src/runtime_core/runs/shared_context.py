@@ -12,7 +12,7 @@ import msgspec
 
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
-from runtime_core.sharing.values import Conflict, ContextState, Ledger, checked_key, from_plain, plain
+from runtime_core.runs.context_values import Conflict, ContextState, Ledger, checked_key, from_plain, plain
 
 SNAPSHOT_VERSION: Final = 1
 # Any below: the user's own values.
