@@ -31,6 +31,19 @@ def test_a_module_has_the_names_that_the_table_lists(module: str, names: list[st
     assert sorted(loaded.__all__) == names
 
 
+def test_the_names_are_in_weft_aworld_too_or_where_the_page_says() -> None:
+    weft, engines, every = (importlib.import_module(name) for name in ("weft", "weft.engines", "weft.aworld"))
+    for module, *names in table("Import names"):
+        for name in names:
+            own = getattr(importlib.import_module(f"weft.aworld.{module}"), name)
+            if name.endswith("Runtime"):
+                assert isinstance(engines.engine_named(name.removesuffix("Runtime").lower()), own)
+                continue
+            place = weft if name in ("Context", "TaskResponse") else every
+            place = engines if name in ("RunConfig", "RuntimeEngine") else place
+            assert getattr(place, name) is own, f"{module}.{name}"
+
+
 def test_the_table_lists_every_module() -> None:
     folder = Path(importlib.import_module("weft.aworld").__file__ or "").parent
     found = {

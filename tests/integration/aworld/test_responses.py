@@ -74,6 +74,13 @@ class Shouting(DefaultTrajectoryStrategy):
         return item.meta.agent != "weft.task"
 
 
+class BuildsLater(DefaultTrajectoryStrategy):
+    """Overrides a sync method by an async one."""
+
+    async def build(self, decision: Any) -> Any:  # type: ignore[override]  # Any: never called
+        ...
+
+
 async def test_a_plain_run_is_recorded_and_its_response_has_the_items(data_folder: Path) -> None:
     response = await Runners.run("hi", swarm=Swarm(upper, exclaim), id="twice")
     assert [(item.meta.agent, item.action.content) for item in response.trajectory] == [
@@ -138,6 +145,7 @@ async def test_strategies_that_do_not_exist_are_refused_at_the_call() -> None:
         ("nowhere.Strategy", "'nowhere.Strategy' cannot be found: No module named 'nowhere'"),
         (f"{__name__}.Nothing", "cannot be found"),
         (f"{__name__}.ROOT", "is not a TrajectoryStrategy"),
+        (BuildsLater(), "has async def build: write def build"),
     ):
         with pytest.raises(InvalidInput, match=rf"conf\.trajectory_strategy: .*{said}"):
             await Runners.run("hi", agent=upper, conf={"trajectory_strategy": strategy})

@@ -13,7 +13,7 @@ import pytest
 
 from runtime_core.aworld.events.handlers import DefaultAgentHandler
 from runtime_core.host.local import LocalApp
-from weft import AgentContext, App, Context, HookEvent, Rejected, RetryPolicy, TaskResponse
+from weft import AgentContext, App, Context, HookEvent, RetryPolicy, TaskResponse
 from weft.aworld import (
     ActionModel,
     Handoff,
@@ -30,7 +30,7 @@ from weft.aworld import (
     TaskStatus,
     TeamSwarm,
 )
-from weft.errors import ConfigurationError, InvalidInput
+from weft.errors import ConfigurationError, InvalidInput, ToolError
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +188,11 @@ async def test_sync_run_works_inside_a_running_loop_too() -> None:
     [
         (Task(agent="nobody"), "agent: no agent is named 'nobody'"),
         (Task(swarm=Swarm(upper, "nobody")), "swarm: no agent is named 'nobody'"),
+        (Task(swarm="nobody"), "swarm: no agent is named 'nobody'"),
+        (
+            Task(agent=upper, hooks={"start": ["a"]}),
+            "hooks.start.0: the app has no hook 'a' at task_created; it has none",
+        ),
         (Task(agent=5), "agent: 5 is not an agent: pass async def"),
         (Task(agent=upper, tools=[5]), "tools: 5 is not a tool"),
         (Task(agent=upper, runner_cls="no.such.Runner"), "runner_cls: 'no.such.Runner' cannot be found"),
@@ -201,8 +206,20 @@ async def test_an_unknown_name_in_a_task_is_one_clear_error(task: Task, message:
     assert str(caught.value).startswith(message)
 
 
-async def test_a_task_without_an_agent_fails_with_a_clear_error() -> None:
-    found = await Runners.run("hi")
+async def test_a_task_without_an_agent_is_refused_unless_its_runner_needs_none() -> None:
+    for agentless in (TaskRunner, None):
+        with pytest.raises(InvalidInput, match=r"agent: task .* has neither an agent nor a swarm"):
+            await Runners.run("hi", runner_cls=agentless)
+
+    class Alone(Runner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            return TaskResponse(self.task.id, "completed", self.observation.content)
+
+    class Lost(TaskRunner):
+        pass
+
+    assert (await Runners.run("hi", runner_cls=Alone)).output == "hi"
+    found = await Runners.run("hi", runner_cls=Lost)
     assert failure(found)[0] == "InvalidInput"
     assert "neither an agent nor a swarm" in found.msg
 
@@ -570,9 +587,10 @@ class RaisingHandler(DefaultAgentHandler):
         raise KeyError("of the handler")
 
 
+@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("where", ["runner", "handler", "hook"])
 async def test_an_error_of_the_users_code_ends_the_task_and_its_traceback_is_in_the_log(
-    where: str, caplog: pytest.LogCaptureFixture
+    where: str, recorded: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App("raises")
     app.handlers["raising"] = RaisingHandler
@@ -588,12 +606,28 @@ async def test_an_error_of_the_users_code_ends_the_task_and_its_traceback_is_in_
         runner_cls=RaisingRunner if where == "runner" else None,
         conf={"handlers": {"agent": "raising"}} if where == "handler" else None,
     )
-    response = (await Runners.run_task(task, app=app))[task.id]
+    response = (await Runners.run_task(task, app=app, trajectory=recorded))[task.id]
     assert f"of the {where}" in response.msg
     assert response.error is not None
     assert f'raise KeyError("of the {where}")' in response.error["traceback"]
     logged = [getattr(record, "fields", {}).get("traceback", "") for record in caplog.records]
     assert any(f'raise KeyError("of the {where}")' in each for each in logged)
+    # Also with a formatter that does not know Weft's fields.
+    assert any(f'raise KeyError("of the {where}")' in record.getMessage() for record in caplog.records)
+
+
+async def test_without_a_record_the_traceback_is_that_of_the_error_that_ended_the_task() -> None:
+    def first(x: str) -> str:
+        raise ValueError("first")
+
+    async def catches(ctx: AgentContext, x: str) -> None:
+        with contextlib.suppress(ToolError):
+            await ctx.tool(first, x=x)
+        raise ValueError("second")
+
+    response = await Runners.run("x", agent=catches, tools=[first], trajectory=False)
+    assert response.error is not None
+    assert 'raise ValueError("second")' in response.error["traceback"]
 
 
 async def test_an_invalid_sub_task_is_named() -> None:
@@ -745,7 +779,7 @@ async def test_hooks_that_a_task_names_run_around_it() -> None:
     response = await Runners.run("x", agent=broken, app=app, hooks=hooks)
     assert failure(response) == ("ValueError", "no x")
     assert seen == [("start", "task_created"), ("error", "no x")]
-    with pytest.raises(Rejected, match=r"^data.hooks.start"):
+    with pytest.raises(InvalidInput, match=r"^hooks.start.0: the app has no hook 'nothing' .* it has init_logging"):
         await Runners.run("x", agent=upper, app=app, hooks={"start": ["nothing"]})
 
 

@@ -41,6 +41,7 @@ def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
         ({"hooks": ["start"]}, 'hooks: ["start"] is not an object of hook points'),
         ({"hooks": {"strat": ["alert"]}}, "hooks.strat: is not a hook point; known are task_created"),
         ({"hooks": {"start": "alert"}}, 'hooks.start: "alert" is not a list of hook names'),
+        ({"hooks": {"start": [3]}}, "hooks.start.0: 3 is not text"),
         ({"conf": {"max_steps": True}}, "conf.max_steps: True"),
         ({"conf": {"run_mode": "both"}}, "conf.run_mode: 'both' is not one of one_way, interactive"),
         ({"conf": {"stream": "yes"}}, "conf.stream: 'yes' is not True or False"),

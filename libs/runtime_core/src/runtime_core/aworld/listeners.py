@@ -150,7 +150,7 @@ class Hints:
                 if task in self._cursors:
                     self._cursors[task] = entry.decode()
                 if HUMAN_REQUESTED.encode() in fields:
-                    log.warning("%s", hint_of(stream_event(entry, fields)))
+                    log.warning('%s, or set conf run_mode="interactive"', hint_of(stream_event(entry, fields)))
 
 
 def hint_of(event: StreamEvent) -> str:
@@ -158,7 +158,7 @@ def hint_of(event: StreamEvent) -> str:
     task = event.data["task_id"]
     return (
         f"task {task} waits for a human: {event.data['prompt']!r}: call Runners.answer({task!r}, "
-        f'{event.request_id!r}, value), answer the event of streaming_run, or set conf run_mode="interactive"'
+        f"{event.request_id!r}, value), or answer the event of streaming_run"
     )
 
 

@@ -17,6 +17,7 @@ from runtime_core.ids import ROOT_RUN
 from runtime_core.wire.events import TaskRecord, TaskResponse
 
 if TYPE_CHECKING:
+    from runtime_core.maintenance.dead_letters import DeadLetters
     from runtime_core.record.step import Step
     from runtime_core.trajectory.items import TrajectoryStrategy
     from runtime_core.trajectory.reading import TaskTrajectory
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 RECORDED_SECONDS = 10.0
 """How long a response waits for the record of its task."""
 POLL_SECONDS = 0.05
+LETTERS = 100
+"""How many dead letters of a task are searched for its traceback."""
 
 ReadTask = Callable[[str], Awaitable["TaskTrajectory"]]
 """Returns the record of an ended task. Raises TimeoutError if it is not complete in time, and WeftError if its store
@@ -51,6 +54,9 @@ def strategy_of(value: object) -> TrajectoryStrategy:
             ) from None
     if not isinstance(found, items.TrajectoryStrategy):
         raise InvalidInput("conf.trajectory_strategy", f"{value!r} is not a TrajectoryStrategy: subclass it")
+    for name in ("items", "keep", "build", "build_state", "build_action", "build_reward"):
+        if inspect.iscoroutinefunction(getattr(found, name)):
+            raise InvalidInput("conf.trajectory_strategy", f"{value!r} has async def {name}: write def {name}")
     return found
 
 
@@ -102,9 +108,29 @@ def _with_traceback(response: TaskResponse, recorded: TaskTrajectory) -> dict[st
     if not failed:
         return response.error
     # The deepest run is the one whose code raised; the others only waited for it.
-    cause = failed[-1]
-    log.error("task %s failed: %s: %s\n%s", response.task_id, cause.type, cause.message, cause.traceback)
-    return {**response.error, "traceback": cause.traceback}
+    return _logged(response.task_id, response.error, failed[-1].traceback)
+
+
+async def with_traceback_of_letter(response: TaskResponse, letters: DeadLetters) -> TaskResponse:
+    """Return the response of a task without a record, with the traceback that its dead letter keeps; and log it."""
+    from runtime_core.maintenance.dead_letters import LetterFilter
+
+    if response.status != "failed" or response.error is None:
+        return response
+    # Errors that an agent caught left older letters.
+    for letter in await letters.newest(LETTERS, LetterFilter(task=response.task_id)):
+        attempts = letter.without_secrets().errors
+        last = attempts[-1] if attempts else {}
+        if last.get("traceback") and last.get("type") == response.error.get("type"):
+            told = _logged(response.task_id, response.error, str(last["traceback"]))
+            return dataclasses.replace(response, error=told)
+    return response
+
+
+def _logged(task: str, error: dict[str, str], trace: str) -> dict[str, str]:
+    """Return the error with its traceback, and log it."""
+    log.error("task %s failed: %s: %s\n%s", task, error.get("type"), error.get("message"), trace)
+    return {**error, "traceback": trace}
 
 
 def _model_calls(recorded: TaskTrajectory) -> list[dict[str, Any]]:  # Any: JSON

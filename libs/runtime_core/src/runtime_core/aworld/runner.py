@@ -63,6 +63,11 @@ _FINAL = (InvalidInput, LimitExceeded, ConfigurationError, Reject, TaskCancelled
 """Errors that another attempt would only repeat."""
 
 
+def neither(task: Task) -> InvalidInput:
+    """Return the error of a task that has nobody to work for it."""
+    return InvalidInput("agent", f"task {task.id!r} has neither an agent nor a swarm: set one of them")
+
+
 class Runner(ABC):
     """Base of all runners: `pre_run`, `do_run` and `post_run` run once per attempt of the task."""
 
@@ -101,7 +106,7 @@ class Runner(ABC):
         """
         given = self.task.swarm if self.task.swarm is not None else self.task.agent
         if given is None:
-            raise InvalidInput("agent", f"task {self.task.id!r} has neither an agent nor a swarm: set one of them")
+            raise neither(self.task)
         return self._scope.swarm(given if isinstance(given, Swarm) else Swarm(given))
 
     @functools.cached_property

@@ -20,17 +20,19 @@ from runtime_core.app.app import App
 from runtime_core.aworld.description import Description, agent_of_runner, agents_of, describe
 from runtime_core.aworld.listeners import Hints
 from runtime_core.aworld.orchestration import Swarm
-from runtime_core.aworld.response import ReadTask, checked_strategy, completed
-from runtime_core.aworld.runner import Runner, TaskRunner
+from runtime_core.aworld.response import ReadTask, checked_strategy, completed, with_traceback_of_letter
+from runtime_core.aworld.runner import Runner, TaskRunner, neither
 from runtime_core.aworld.task import TASK_AGENT, Task, mcp_settings
 from runtime_core.aworld.topology import code_in_swarm
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.declare.declaration import RetryPolicy, label, place_of, underlying
+from runtime_core.declare.manifest import HookPoint
 from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.ids import fingerprint
 from runtime_core.llm.agent import LLMAgent
+from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.runs.definition import Agent
 from runtime_core.runs.policy import PolicyDefinition, has_policy
 from runtime_core.telemetry import trace_context
@@ -274,7 +276,7 @@ class RunTarget:
         """Submit a task. Raises InvalidInput for an invalid one, and Rejected if the broker refuses it."""
         found = describe(task, self._name_of)
         asked = agent_of_runner(task.runner_cls)
-        await self._check_names(found, asked)
+        await self._check_names(found, asked, "agent" if task.swarm is None else "swarm")
         if self._before is not None:
             await self._before(task.id)
         metadata = {
@@ -328,7 +330,10 @@ class RunTarget:
         """Return the response with its trace, and with what the record says."""
         trace = task.trace_id or f"{trace_context.of_task(self._client.namespace, task.id).trace:032x}"
         response = dataclasses.replace(response, record=TaskRecord(trace_id=trace))
-        return response if self._read is None else await completed(response, task, self._read)
+        if self._read is not None:
+            return await completed(response, task, self._read)
+        # Elsewhere the log of the services has the traceback.
+        return await with_traceback_of_letter(response, DeadLetters(self._client.buses)) if self._own_app else response
 
     async def give_up(self) -> None:
         """Cancel all tasks that have not ended."""
@@ -387,6 +392,8 @@ class RunTarget:
         """Raise InvalidInput for errors that show before the task is submitted."""
         describe(task, self._name_of)
         checked_strategy(task)
+        if task.agent is None and task.swarm is None and agent_of_runner(task.runner_cls) == TASK_AGENT:
+            raise neither(task)
         if task.mcp_servers_conf and not self._own_app:
             raise InvalidInput(
                 "mcp_servers_conf", "services run only what their app declares: write app.add_mcp(name, …) there"
@@ -397,6 +404,16 @@ class RunTarget:
                 raise InvalidInput(
                     f"conf.handlers.{category}", f"the app has no handler {name!r}; app.handlers has {known}"
                 )
+        if self._own_app and self._app is not None:
+            for point, names in task.hooks.items():
+                there = [hook.name for hook in self._app.hooks if hook.point == HookPoint(point)]
+                for place, name in enumerate(names):
+                    if name not in there:
+                        known = ", ".join(there) or "none"
+                        raise InvalidInput(
+                            f"hooks.{point}.{place}",
+                            f"the app has no hook {name!r} at {HookPoint(point)}; it has {known}",
+                        )
 
     def _name_of(self, kind: str, named: object) -> str:
         if id(named) in self._given:
@@ -410,8 +427,8 @@ class RunTarget:
             raise code_in_swarm(named)
         return label(named)
 
-    async def _check_names(self, found: Description, runner: str) -> None:
-        """Raise InvalidInput that names an agent or runner that no app offers."""
+    async def _check_names(self, found: Description, runner: str, field: str) -> None:
+        """Raise InvalidInput that names an agent or runner that no app offers. `field` of the task has the agents."""
         bus = self._client.buses[0]
         offered = {name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))}
         if not offered:
@@ -424,7 +441,6 @@ class RunTarget:
         for name in agents_of(found):
             if name not in offered:
                 known = ", ".join(sorted(each for each in offered if not each.startswith(TASK_AGENT))) or "none"
-                field = "agent" if found.swarm is None else "swarm"
                 raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
         await self._check_tools(found.tool_names)
 

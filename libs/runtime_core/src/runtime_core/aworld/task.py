@@ -337,6 +337,8 @@ def _named_hooks(value: object) -> dict[str, list[str]]:
         point_named(point, f"hooks.{point}")
         if not isinstance(names, list | tuple):
             raise InvalidInput(f"hooks.{point}", f"{quoted(names)} is not a list of hook names")
+        for place, name in enumerate(names):
+            _text(f"hooks.{point}.{place}", name)
         found[str(point)] = list(names)
     return found
 
