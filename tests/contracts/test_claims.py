@@ -18,7 +18,7 @@ from runtime_core.bus.tasks import Misplaced, Submitted
 from runtime_core.errors import Rejected
 from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
-from tests.contracts.broker import Broker, PassingTransport, complete
+from tests.contracts.broker import Broker, PassingTransport, complete, send
 from tests.contracts.two_partitions import Pair, two_partitions
 
 BOTH = (0, 1)
@@ -160,6 +160,22 @@ async def test_a_task_that_was_cancelled_before_its_submit_is_refused_in_any_par
     with pytest.raises(Rejected, match="cancelled before it was submitted"):
         await Submit(task, 1).send(pair.buses)
     assert await started(pair) == []
+
+
+@pytest.mark.parametrize("home", BOTH)
+async def test_a_task_that_a_message_started_is_found(pair: Pair, home: int) -> None:
+    """It is beside its sender, or in the partition of its instance, whatever partition its id maps to."""
+    beside, elsewhere = task_at(home, "beside"), task_at(home, "elsewhere")
+    await Submit(task_at(0), 0).send(pair.buses)
+    turn = await pair.here.broker.take(pair.here.bus)
+    sent = send(beside, step="1"), send(elsewhere, "@1:editor", "k", step="2")
+    assert await complete(pair.here.bus, turn, *sent)
+    await pair.carry()
+    assert (await find_place(pair.buses, beside)).keys.partition == 0
+    bus = await find_place(pair.buses, elsewhere)
+    assert bus.keys.partition == 1
+    assert await bus.cancel(elsewhere, "enough") == ["cancelled"]
+    assert (await find_place(pair.buses, task_at(home, "unknown"))).keys.partition == home
 
 
 # -- crashes -------------------------------------------------------------------------------------------------------

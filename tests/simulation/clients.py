@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +23,9 @@ from runtime_core.ingress.schedules import DELETE, SET, Schedules, parse_set
 from runtime_core.wire.commands import CANCEL, PUBLISH, SIGNAL, SUBMIT, Submission, digest
 from runtime_core.wire.envelope import Envelope, to_fields
 from tests.simulation import schedules
+from tests.simulation.choice_source import pick
 from tests.simulation.processes import Process
-from tests.simulation.programs import LATE, UNHEARD, draw_topic, message
+from tests.simulation.programs import LATE, MESSAGES, UNHEARD, draw_topic, message
 from tests.simulation.tasks import Task
 from tests.simulation.transport import SimTransport
 
@@ -35,8 +36,28 @@ PUBLISHER = "shop"
 """The publisher to whom answers belong that are bounded."""
 ANSWERS, BOUNDED = "answers", "shop:answers"
 """Where clients of the whole system want to be answered. Of the second stream, only the newest answers are kept."""
+FEED_SECONDS = 2.0
+"""After how long a step that still waits for a message gets another one: others may have received the first."""
 QUESTION_MS = 13
 """How many digits, of the time at which it was asked, stand before a question on the broker."""
+
+
+@dataclass
+class Message:
+    """A message that a client sends to a running task. Its value is its own."""
+
+    task: str
+    name: str
+    value: str
+    sent_at: int
+    """The step of the history in which it was sent."""
+    accepted_at: int = 0
+    """The step in which its sender knew that it was accepted."""
+    accepted_ms: int = 0
+    """The same by the server's clock."""
+    accepted: bool = False
+    uncertain: bool = False
+    """Whether a broker may have lost it with its last writes."""
 
 
 class Clients:
@@ -61,6 +82,12 @@ class Clients:
         """By fork, the steps whose results it took over from its origin."""
         self.published: list[tuple[str, str, str]] = []
         """Id, topic and source of each message that clients were told is published."""
+        self.messages: list[Message] = []
+        """Messages to running tasks, in the order in which they were sent."""
+        self._feeds_all = choice_source.choose(2) == 1
+        """Whether each step that waits for a message gets one; else only those that wait without a limit."""
+        self._fed: dict[tuple[str, str, str], float] = {}
+        """By task, run and step: when it was last sent a message."""
         self.heard = False
         """Whether a client has subscribed the agent that was not known before."""
         self.failure: Exception | None = None
@@ -186,15 +213,31 @@ class Clients:
 
     def answer_questions(self) -> None:
         """Answer all open questions of all runs, each differently, all at once."""
+        for _, task, _, _, value in self._waiting(b"q:"):
+            self._answer_question(task, value)
+
+    def feed(self) -> None:
+        """Send a message to each step that waits for one without a limit, and perhaps to others."""
+        now = self._history.loop.now
+        for base, task, run, step, value in self._waiting(b"n:"):
+            if now < self._fed.get((task, run, step), -FEED_SECONDS) + FEED_SECONDS:
+                continue
+            timer = f"s|{task}|{run}|{step}"
+            if self._feeds_all or self._history.server.execute("ZSCORE", base + "timers", timer) is None:
+                self._fed[task, run, step] = now
+                self.ask(self._send(task, [value[QUESTION_MS:].decode()], 1))
+
+    def _waiting(self, prefix: bytes) -> Iterator[tuple[str, str, str, str, bytes]]:
+        """Return base, task, run, step and value of the fields with this prefix, of steps that wait."""
         for base in self._history.scheduler.bases:
             for name in cast(list[bytes], self._history.server.execute("ZRANGE", base + "open", 0, -1)):
                 task = name.decode()
                 asked = self._asked(f"{base}task:{task}")
                 runs = [found[2:].decode() for found in asked if found.startswith(b"k:")]
-                for fields in (asked, *(self._asked(f"{base}run:{task}/{run}") for run in runs)):
+                for run, fields in (("r", asked), *((run, self._asked(f"{base}run:{task}/{run}")) for run in runs)):
                     for found, value in fields.items():
-                        if found.startswith(b"q:") and b"m:" + found[2:] in fields:
-                            self._answer_question(task, value)
+                        if found.startswith(prefix) and b"m:" + found[2:] in fields:
+                            yield base, task, run, found[2:].decode(), value
 
     def _asked(self, key: str) -> dict[bytes, bytes]:
         flat = cast(list[bytes], self._history.server.execute("HGETALL", key))
@@ -218,6 +261,30 @@ class Clients:
         bus = await Admission(self._process.buses()).find(task)
         with suppress(BusError):
             await bus.signal(task, request, msgspec.json.encode(value))
+
+    def send(self, number: int, count: int) -> None:
+        """Send messages to a task in its current state, one after the other."""
+        task, choice_source = self._history.tasks[number].id, self._history.choice_source
+        names = [pick(choice_source, MESSAGES) for _ in range(count)]
+        times = 1 + choice_source.choose(2)
+        self._history.note(f"messages {', '.join(names)} are sent to {task}, each {times} times at once")
+        self.ask(self._send(task, names, times))
+
+    async def _send(self, task: str, names: Sequence[str], times: int) -> None:
+        bus = await Admission(self._process.buses()).find(task)
+        steps = self._history.scheduler
+        for name in names:
+            sent = Message(task, name, f"m{len(self.messages)}", steps.steps)
+            self.messages.append(sent)
+            answers: list[list[str]] = []
+
+            async def insist(name: str = name, value: str = sent.value, answers: list[list[str]] = answers) -> None:
+                answers.append(await bus.send_message(task, name, msgspec.json.encode(value), f"sim\n{value}"))
+
+            await asyncio.gather(*(_insist(insist) for _ in range(times)))
+            sent.accepted_at, sent.accepted_ms = steps.steps, steps.server_ms()
+            sent.accepted = any(answer[0] == "ok" for answer in answers)
+            self._history.note(f"message {sent.value} ({name}) to {task}: {answers}")
 
     def repeat_schedule(self) -> None:
         """Send the last command again: the broker may have lost it, and an interval would continue forever."""

@@ -114,6 +114,7 @@ def lose_tail(history: History) -> None:
     base = pick(history.choice_source, history.scheduler.bases)
     saved = _saved(history, base)
     accepted = list(history.clients.accepted)
+    messages = [message for message in history.clients.messages if message.accepted]
     history.lost_tail = True
     lags = history.scheduler.lags
     lags[base] = lags.get(base, 0) + 1
@@ -129,10 +130,13 @@ def lose_tail(history: History) -> None:
             server.pipeline(commands)
         history.ledger.once.clear()
         history.ledger.stored.clear()
+        history.ledger.received.clear()
         # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
         # Submits that wait for a replica are accepted only when it has them.
         if not history.quorum:
             history.uncertain += [task for task in history.clients.accepted if task not in accepted]
+        for message in history.clients.messages:
+            message.uncertain |= message not in messages
         history.scheduler.lose_connections(0.2, base)
         history.scheduler.forget_reads()
         history.clients.repeat_schedule()
@@ -213,6 +217,21 @@ def subscribe(history: History) -> None:
     history.clients.subscribe()
 
 
+def send(history: History) -> None:
+    """A client sends messages to a running task one after the other, each perhaps several times at once."""
+    history.clients.send(history.choice_source.choose(len(history.tasks)), 1 + history.choice_source.choose(3))
+
+
+def change_code(history: History) -> None:
+    """All agent-handlers are killed, and their successors run changed code."""
+    history.scheduler.release += 1
+    victims = [process for process in history.served if process.serves == "agent"]
+    history.note(f"{', '.join(victim.name for victim in victims)} are killed; their successors run changed code")
+    for victim in victims:
+        victim.kill()
+        history.start_process("agent")
+
+
 FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (10, kill),
     (12, replace),
@@ -233,8 +252,10 @@ FAULTS: tuple[tuple[int, Callable[[History], None]], ...] = (
     (4, stop_at_start),
     (2, publish),
     (1, subscribe),
+    (3, send),
+    (2, change_code),
 )
-OF_USERS = (cancel, fork, redrive, publish, subscribe)
+OF_USERS = (cancel, fork, redrive, publish, subscribe, send)
 """What users do: no process, connection or server fails."""
 
 

@@ -28,6 +28,7 @@ from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import BusError, ServerError
 from runtime_core.ingress.publishers import Publisher
 from runtime_core.maintenance.keeper import ClockWatch
+from runtime_core.runs.turn import SETTLE_SECONDS
 from runtime_core.telemetry.metrics import Metrics
 from tests.simulation import faults, invariants, schedules, waiting
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
@@ -42,6 +43,7 @@ from tests.simulation.processes import HandlerProcess, Process, RelayProcess, Ro
 from tests.simulation.programs import (
     LATE,
     SUBSCRIPTIONS,
+    TURN_SECONDS,
     simulated_app,
 )
 from tests.simulation.scheduler import Scheduler
@@ -61,6 +63,9 @@ GATEWAY_SECONDS = 3.0
 """How long a gateway may take to stop."""
 MOST_SECONDS = 60.0
 """Of virtual time, after which everything must have ended."""
+TAKEN_SECONDS = TURN_SECONDS + SETTLE_SECONDS
+"""How much longer it may take if a server has lost the end of a turn whose owner is alive: until then nobody else takes
+that turn."""
 
 
 @dataclass
@@ -224,11 +229,14 @@ class History:
             if mine:
                 self.clients.ask(self.clients.submit_all(mine))
         await asyncio.sleep(0.2)
+        receives = any(uses(task.program, "receive") for task in self.tasks)
         redriven = False
         still = 0
         while True:
             if people:
                 self.clients.answer_questions()
+            if receives:
+                self.clients.feed()
             if self.clients.failure is not None:
                 raise self.clients.failure
             work, opened = self._work_left()
@@ -248,7 +256,7 @@ class History:
             if self.clock_stepped and work and self._only_late_timers(work):
                 # Timers that were set by a clock that had stepped, before that was noticed, are late by that step.
                 return
-            if self.loop.now > MOST_SECONDS:
+            if self.loop.now > MOST_SECONDS + (TAKEN_SECONDS if self.lost_tail else 0):
                 raise Broken(waiting.unsettled(self))
             await asyncio.sleep(0.5)
         found = invariants.look(self)

@@ -14,7 +14,7 @@ from runtime_core.ingress.relay import ANSWER_OVERHEAD
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED, StreamEvent, TaskOutput
 from tests.simulation import faults, schedules
-from tests.simulation.programs import LATE, SUBSCRIPTIONS, UNHEARD
+from tests.simulation.programs import LATE, NO_MESSAGE, SUBSCRIPTIONS, UNHEARD
 from tests.simulation.services import MOST_ANSWER_BYTES
 from tests.simulation.snapshot import ENDED, Snapshot, Violation
 from tests.simulation.transport import position
@@ -34,6 +34,8 @@ def look(history: History) -> list[Violation]:
     found += _output(history, held)
     found += _keys(history, held)
     found += _messages(history, held)
+    found += _inboxes(history, held)
+    found += _parked(history)
     found += _jobs(history)
     found += schedules.look(history, held)
     if history.whole:
@@ -157,6 +159,9 @@ def _leftovers(base: str, held: Snapshot) -> list[Violation]:
         kind = name[len(base) :].partition(":")[0]
         if kind == "run" and _waits_for_redrive(base, name, held):
             continue
+        if kind == "task" and held.hashes.get(name, {}).get("status") in ENDED and not _is_pinned(held.hashes[name]):
+            messages = [field for field in held.hashes[name] if field[:2] in ("i:", "v:", "ib")]
+            found += [Violation("left", f"{field} of {name} is left") for field in messages]
         if kind in ("run", "mail", "nest", "queue", "turns", "open"):
             found.append(Violation("left", f"{name} is left: {held.hashes.get(name)}"))
         elif kind in ("quarantine", "started"):
@@ -168,11 +173,16 @@ def _leftovers(base: str, held: Snapshot) -> list[Violation]:
     return found
 
 
+def _is_pinned(fields: dict[str, str]) -> bool:
+    """Whether a dead letter can reopen an ended task."""
+    return int(fields.get("lt", 0)) > 0
+
+
 def _waits_for_redrive(base: str, name: str, held: Snapshot) -> bool:
     """Whether a run belongs to an ended task that a dead letter can reopen."""
     task, _, run = name[len(f"{base}run:") :].partition("/")
     fields = held.hashes.get(f"{base}task:{task}", {})
-    return fields.get("status") in ENDED and f"c:{run}" in fields and int(fields.get("lt", 0)) > 0
+    return fields.get("status") in ENDED and f"c:{run}" in fields and _is_pinned(fields)
 
 
 def _ends(history: History, held: Snapshot) -> list[Violation]:
@@ -187,6 +197,13 @@ def _ends(history: History, held: Snapshot) -> list[Violation]:
                 found.append(Violation("lost task", f"{task} was accepted and is not known any more"))
         elif known[task].get("status") not in ENDED:
             found.append(Violation("not ended", f"{task}: {known[task]}"))
+    # A task that was sent belongs to nobody: it ends by its own, however its sender ends.
+    detached = dict.fromkeys(task for _, task in history.ledger.sends.values() if task in known)
+    found += [
+        Violation("child ended", f"{task} was sent, and nobody has cancelled it: {known[task]}")
+        for task in detached
+        if known[task].get("status") not in ("completed", "failed")
+    ]
     return found
 
 
@@ -296,6 +313,63 @@ def _messages(history: History, held: Snapshot) -> list[Violation]:
                 ]
     return violations + [
         Violation("lost message", f"{what} has not started {task}") for task, what in wanted if task not in places
+    ]
+
+
+def _inboxes(history: History, held: Snapshot) -> list[Violation]:
+    """Each message to a running task is received once, in the order of its sender, if a run waits for it."""
+    found: list[Violation] = []
+    sent = {message.value: message for message in history.clients.messages}
+    received: dict[str, list[str]] = {}
+    for task, rows in _recorded(history, held).items():
+        values = [
+            row["output"]
+            for row in rows
+            if row["kind"] == "receive" and row["status"] == "completed" and row["output"] in sent
+        ]
+        mine = [value for value in values if sent[value].task == task]  # a fork has its origin's results
+        received[task] = mine
+        if len(set(mine)) != len(mine) and not (history.whole and history.lost_tail):
+            found.append(Violation("message twice", f"{task} has received {mine}"))
+        found += [
+            Violation("message order", f"{task} has received {mine}: {later} was sent before {first}")
+            for at, first in enumerate(map(sent.__getitem__, mine))
+            for later in map(sent.__getitem__, mine[at + 1 :])
+            if later.name == first.name and later.accepted and later.accepted_at < first.sent_at
+        ]
+    if history.whole and history.lost_tail:
+        return found
+    if history.clock_stepped:
+        return found
+    late = _ends_without_message(history, held)
+    for message in sent.values():
+        if message.accepted and not message.uncertain and message.value not in received.get(message.task, ()):
+            found += [
+                Violation("message lost", f"{message} was not received, and {step} of {message.task} waited in vain")
+                for step, name, ended_ms in late.get(message.task, ())
+                if name == message.name and ended_ms > message.accepted_ms
+            ]
+    return found
+
+
+def _ends_without_message(history: History, held: Snapshot) -> dict[str, list[tuple[str, str, float]]]:
+    """Return the steps that waited for a message until their limit, by task: step, name, and when that was."""
+    found: dict[str, list[tuple[str, str, float]]] = {}
+    for task, rows in _recorded(history, held).items():
+        found[task] = [
+            (f"{row['run']}/{row['step']}", row["name"], row["ended"])
+            for row in rows
+            if row["kind"] == "receive" and row.get("output") == NO_MESSAGE
+        ]
+    return found
+
+
+def _parked(history: History) -> list[Violation]:
+    """No run requests another step than its journal holds."""
+    return [
+        Violation("diverged", f"a run is parked: {[_text_of(arg)[:200] for arg in args]}")
+        for _, _, args, _ in history.scheduler.log
+        if args[0] == b"FCALL" and _text_of(args[1]).endswith("_dead_letter") and "diverged" in map(_text_of, args)
     ]
 
 

@@ -30,6 +30,8 @@ class Ledger:
     """By task and run: how often its code has begun."""
     said: dict[tuple[str, str], dict[int, list[str]]] = field(default_factory=dict)
     """By task and run: the output of each life of its code that has come to its end."""
+    received: dict[tuple[str, str, str], object] = field(default_factory=dict)
+    """By task, run and step: the message that the code of a run has received."""
     once: dict[tuple[str, str], int] = field(default_factory=dict)
     """The same of tools that may not be repeated; a redrive takes its call out."""
 
@@ -52,6 +54,14 @@ class Ledger:
     def step_is_stored(self, task: str, run: str, step: str) -> None:
         """The agent's code continues with the step's result, so the broker must hold it."""
         self.stored.setdefault(task, {})[run, step] = None
+
+    def message_is_received(self, task: str, run: str, step: str, message: object) -> None:
+        """The agent's code has received a message, or the default for none. Each of its lives receives the same."""
+        first = self.received.setdefault((task, run, step), message)
+        if first != message:
+            self.broken.append(
+                ("message differs", f"step {step} of run {run} of task {task} received {first}, then {message}")
+            )
 
     def job_begins(self, task: str, run: str) -> None:
         """A cluster begins the job of a compute step."""

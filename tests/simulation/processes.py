@@ -45,6 +45,8 @@ class Process:
         self.name = name
         self.dead = False
         self.paused = False
+        self.release = scheduler.release
+        """Which release of the code it runs."""
         self.frozen: list[Timer] = []
         """Timers that were due while it was paused."""
         self.transports: list[SimTransport] = []

@@ -20,6 +20,7 @@ from runtime_core.runs.model_step import ModelCall, ModelStep
 from runtime_core.tools.tool import ToolContext
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.ledger import LEDGER, Ledger
+from tests.simulation.loop import PROCESS
 from weft import App
 
 Op = list[Any]  # Any: JSON
@@ -36,6 +37,15 @@ SUBSCRIPTIONS = (
 )  # fmt: skip
 LIMIT_SECONDS = 0.5
 """How long a tool with a time limit may take."""
+MESSAGES = ("go", "stop")
+"""The names of messages to running tasks."""
+PATCHES = ("first", "second")
+LIMITED = ("charge", "model", "tool", "try", "once", "ask", "receive", "sleep", "human", "within")
+"""The operations that `ctx.wait_for` may stop."""
+NO_MESSAGE = "none"
+"""The result of a wait for a message that did not come in time."""
+TURN_SECONDS = 60.0
+"""How long a turn may take."""
 RETRY = RetryPolicy(attempts=3, base_seconds=0.1, factor=2.0)
 
 
@@ -53,9 +63,8 @@ def simulated_app() -> App:
         ledger.ends(ctx.task_id, ctx.run_id, life, said)
         return len(program)
 
-    app.agent("free", retry=RETRY)(_named(play))
-    for name in (*KEYED, LATE):
-        app.agent(name, retry=RETRY)(_named(play))
+    for name in ("free", *KEYED, LATE):
+        app.agent(name, retry=RETRY, timeout_seconds=TURN_SECONDS)(_named(play))
 
     @app.tool(retry=RETRY)
     async def work(ctx: ToolContext, seconds: float, fails: int) -> int:
@@ -148,6 +157,22 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
             await ctx.sleep(seconds)
         case ["human", seconds]:
             await ctx.human("well?", timeout=seconds, default="nobody")
+        case ["receive", name, seconds]:
+            received = ctx.receive(name, timeout=seconds, default=NO_MESSAGE) if seconds else ctx.receive(name)
+            ledger.message_is_received(ctx.task_id, ctx.run_id, received.id, await received)
+        case ["within", seconds, inner]:
+            late = ""
+            try:
+                await ctx.wait_for(_branch(ctx, inner, ledger), seconds)
+            except TimeoutError:
+                late = "too "
+            except StepError:
+                late = "failed before it was too "
+            # A replay that decides otherwise requests another step, and parks the run.
+            await ctx.step(_nothing, name=f"{late}late")
+        case ["patched", name, before, after]:
+            old = PROCESS.get().release == 0 or not ctx.patched(name)
+            await perform(ctx, before if old else after, ledger)
         case ["count"]:
             ctx.state.setdefault("log", []).append(f"{ctx.task_id}/{ctx.run_id}")
         case ["flaky", attempts]:
@@ -184,6 +209,10 @@ async def _charge(ctx: AgentContext, ledger: Ledger, seconds: float, holder: lis
     return 1
 
 
+async def _nothing() -> None:
+    """Takes a step."""
+
+
 async def _answer(seconds: float, request: object, call: ModelCall) -> str:
     if seconds:
         await asyncio.sleep(seconds)
@@ -205,6 +234,14 @@ def draw_topic(choice_source: ChoiceSource) -> tuple[str, str]:
     return pick(choice_source, TOPICS), pick(choice_source, (KEYS[0], KEYS[1], ""))
 
 
+def _draw_limited_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
+    """Return an operation that may be stopped in the middle. It emits nothing: the last piece may be out or not."""
+    while True:
+        op = _draw_op(choice_source, depth + 1, engines)
+        if op[0] in LIMITED:
+            return op
+
+
 def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
     kind = weighted(
         choice_source,
@@ -214,7 +251,8 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             (2, "stream"),
             (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
             (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
-            (1, "limited"),
+            (1, "limited"), (3, "receive"), (2, "within" if depth < 2 else "receive"),
+            (1, "patched" if depth < 2 else "try"),
         ],
     )  # fmt: skip
     match kind:
@@ -245,6 +283,17 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             return [kind, pick(choice_source, (0.3, 1.0, 4.0)), pick(choice_source, (0, 0, 0, 1))]
         case "publish":
             return [kind, *draw_topic(choice_source)]
+        case "receive":
+            return ["receive", pick(choice_source, MESSAGES), pick(choice_source, (1.0, 0, 4.0))]
+        case "within":
+            return ["within", pick(choice_source, (0.3, 1.0)), [_draw_limited_op(choice_source, depth, engines)]]
+        case "patched":
+            return [
+                "patched",
+                pick(choice_source, PATCHES),
+                _draw_op(choice_source, 2, engines),
+                _draw_op(choice_source, 2, engines),
+            ]
         case "gather":
             branches = [[_draw_op(choice_source, 2, engines)] for _ in range(2 + choice_source.choose(2))]
             return ["gather", branches]

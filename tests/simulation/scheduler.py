@@ -52,6 +52,8 @@ class Scheduler:
         """What happens at which step, the last one first."""
         self.call_fault: Callable[[SimTransport, Call], bool] | None = None
         """What goes wrong with the next call that work makes; True where it has."""
+        self.release = 0
+        """Which release of the code new processes run."""
         self.disk_errors = 0
         """So many writes are still refused."""
         self.full = False

@@ -68,6 +68,10 @@ def uses(program: Program, *names: str) -> bool:
         match op:
             case ["ask" | "send", _, _, inner] if uses(inner, *names):
                 return True
+            case ["within", _, inner] if uses(inner, *names):
+                return True
+            case ["patched", _, before, after] if uses([before, after], *names):
+                return True
             case ["gather", branches] if any(uses(branch, *names) for branch in branches):
                 return True
     return False

@@ -365,6 +365,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:fences",
         "contracts:interleaved",
     ),
+    python(
+        "bus/claims.py",
+        "elsewhere",
+        "        for bus, status in zip(others, found, strict=True):\n            if status is not None:\n                return bus\n",
+        "",
+        "a task that a message started is found in any partition",
+        "contracts:claims",
+    ),
     lua(
         "claim",
         "tombstone",

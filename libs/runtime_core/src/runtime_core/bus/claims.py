@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
@@ -23,12 +24,24 @@ def home_of(buses: Sequence[EventBus], task: str) -> EventBus:
 
 
 async def find_place(buses: Sequence[EventBus], task: str) -> EventBus:
-    """Return the partition where a submitted task is."""
+    """Return the partition where a task is; if no partition has it, the one that its id maps to."""
     home = home_of(buses, task)
     if len(buses) == 1:
         return home
-    noted = await home.transport.call("HGET", home.keys.places, task)
-    return buses[int(cast(bytes, noted))] if noted is not None else home
+    noted, status = await asyncio.gather(
+        home.transport.call("HGET", home.keys.places, task),
+        home.transport.call("HGET", home.keys.task(task), "status"),
+    )
+    if noted is not None:
+        return buses[int(cast(bytes, noted))]
+    if status is None:
+        # A message starts its task beside its sender or in its instance's partition, and notes the place nowhere.
+        others = [bus for bus in buses if bus is not home]
+        found = await asyncio.gather(*(bus.transport.call("HGET", bus.keys.task(task), "status") for bus in others))
+        for bus, status in zip(others, found, strict=True):
+            if status is not None:
+                return bus
+    return home
 
 
 async def forget_place(buses: Sequence[EventBus], task: str) -> None:
