@@ -135,6 +135,75 @@ async def test_b5_a_request_outlives_the_process_that_handles_it(
     assert await runtime.agent_save_state(AgentId("slow", "a")) == {"count": 1}
 
 
+PROGRAM = """
+import asyncio, logging, sys
+from tests.integration.actors.agents import Ask, Echo
+from weft.runtime import AgentId, Runtime, TopicId
+
+async def main(url, namespace, texts):
+    async with Runtime(url, namespace, services=False, lease_seconds=1.0) as runtime:
+        await Echo.register(runtime, "echo", Echo)
+        for text in texts:
+            await runtime.publish_message(Ask(text), TopicId("told", "all"))
+        print((await runtime.send_message(Ask("mine"), AgentId("echo", "a"))).text, flush=True)
+        await runtime.stop_when_idle()
+        print("idle", flush=True)
+
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
+asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+"""
+"""A program that shares a namespace: it answers itself, publishes texts, and waits until nothing is left to do."""
+
+
+async def read_line(program: subprocess.Popen[bytes]) -> str:
+    assert program.stdout is not None
+    async with asyncio.timeout(SECONDS):
+        return (await asyncio.to_thread(program.stdout.readline)).decode().strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["it comes back", "its type is dropped"])
+async def test_a_program_names_what_a_killed_one_left_and_ends_once_that_is_done(
+    ends: str, valkey: Server, namespace: str, start: Start, tmp_path: Path
+) -> None:
+    """Two programs in one namespace; the first is killed in the middle of a handler, with more messages behind it."""
+    environ = {**os.environ, "PYTHONPATH": SOURCES, "WEFT_REDIS_URL": valkey.url, "WEFT_NAMESPACE": namespace}
+    first = await start("slow")
+
+    async def began() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", PROGRAM, valkey.url, namespace, "one", "two", "three"]
+        return await asyncio.to_thread(
+            subprocess.Popen, tied(command, signal.SIGKILL), stdout=subprocess.PIPE, env=environ, cwd=ROOT
+        )
+
+    with await began() as second:
+        await until_there(tmp_path, "entered-*")
+        assert await read_line(second) == "mine"
+        first.kill()
+        first.wait()
+        said = await read_line(second)
+        assert said == (
+            f"stop_when_idle waits for the namespace {namespace!r}: 3 messages wait for slow: no process runs it; "
+            "weft agents drop slow forgets it"
+        )
+        if ends == "it comes back":
+            (tmp_path / "go").touch()
+            await start("slow")
+        else:
+            dropped = await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-m", "runtime_core.cli.main", "agents", "drop", "slow"],
+                env=environ, cwd=ROOT, capture_output=True, text=True,
+            )  # fmt: skip
+            assert dropped.stdout == "dropped slow: cancelled 3 tasks\n", dropped.stderr
+        assert await read_line(second) == "idle"
+        assert second.wait(SECONDS) == 0
+    # A third program meets nothing of them.
+    with await began() as third:
+        (tmp_path / "go").touch()
+        lines = [await read_line(third), await read_line(third)]
+        assert lines == ["mine", "idle"]
+
+
 async def ask_while_it_dies(runtime: Runtime, start: Start, deaths: int) -> Answer:
     """Call an agent that kills its process; a single process runs all types."""
     asked = asyncio.create_task(runtime.send_message(Ask(str(deaths)), AgentId("mortal", "a")))

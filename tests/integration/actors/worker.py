@@ -22,7 +22,7 @@ CLASSES = {
     "cascade-2": agents.Cascade,
     "cascade-3": agents.Cascade,
 }
-TOPICS = {"sink": ("default", "told"), **{f"cascade-{n}": ("default",) for n in (1, 2, 3)}}
+TOPICS = {"sink": ("default", "told"), "slow": ("told",), **{f"cascade-{n}": ("default",) for n in (1, 2, 3)}}
 
 
 async def main(url: str, namespace: str, types: list[str]) -> None:

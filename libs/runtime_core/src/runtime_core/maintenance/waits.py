@@ -48,18 +48,18 @@ async def find_waits(bus: EventBus) -> list[Wait]:
     """Return what waits in one partition for an agent of a runtime that is busy, or that no process runs."""
     streams = await agent_streams(bus)
     served = {name: await processes_of(bus, stream) for name, stream in streams.items()}
-    found = []
-    for name, stream in streams.items():
-        if not served[name] and (waiting := await _length(bus, stream)):
-            why = f"no process runs it; weft agents drop {name} forgets it"
-            found.append(Wait(name, waiting, why, unserved=True))
+    waiting = {name: await _length(bus, stream) for name, stream in streams.items() if not served[name]}
+    behind = []
     async for instances in mailboxes(bus):
         for instance in instances:
-            if served.get(instance.partition("/")[0]):
-                wait = await wait_at(bus, instance)
-                if wait is not None:
-                    found.append(wait)
-    return found
+            name = instance.partition("/")[0]
+            if name in waiting:
+                waiting[name] += await _queued(bus, instance)
+            elif name in served and (wait := await wait_at(bus, instance)) is not None:
+                behind.append(wait)
+    why = "no process runs it; weft agents drop {} forgets it"
+    gone = [Wait(name, count, why.format(name), unserved=True) for name, count in waiting.items() if count]
+    return gone + behind
 
 
 async def find_lasting_waits(buses: Sequence[EventBus]) -> list[Wait]:
@@ -77,10 +77,15 @@ async def first_waiting(bus: EventBus, instance: str) -> str:
     return "" if first is None else first.decode()
 
 
+async def _queued(bus: EventBus, instance: str) -> int:
+    """Return how many messages are in the mailbox of an instance."""
+    return cast(int, await bus.transport.call("LLEN", f"{bus.keys.base}mail:{instance}"))
+
+
 async def wait_at(bus: EventBus, instance: str) -> Wait | None:
     """Return what waits in the mailbox of an instance (`agent/key`); None if it is empty."""
     call, base = bus.transport.call, bus.keys.base
-    count = cast(int, await call("LLEN", f"{base}mail:{instance}"))
+    count = await _queued(bus, instance)
     first = await first_waiting(bus, instance)
     holders = cast(bytes | None, await call("HGET", f"{base}inst:{instance}", "busy"))
     holder = (holders or b"").decode().rpartition("\n")[2]
@@ -137,8 +142,7 @@ async def agents_of_runtimes(buses: Sequence[EventBus]) -> list[AgentType]:
         waiting: Counter[str] = Counter()
         async for instances in mailboxes(bus):
             for instance in instances:
-                length = cast(int, await bus.transport.call("LLEN", f"{bus.keys.base}mail:{instance}"))
-                waiting[instance.partition("/")[0]] += length
+                waiting[instance.partition("/")[0]] += await _queued(bus, instance)
         for name, stream in (await agent_streams(bus)).items():
             processes, messages = await processes_of(bus, stream), await _length(bus, stream) + waiting[name]
             before = found.get(name, AgentType(name, processes, 0))
