@@ -126,6 +126,16 @@ async def every(ctx: AgentContext, folder: str) -> list[object]:
     return [_shown(one) for one in found]
 
 
+@app.agent("job")
+async def job(ctx: AgentContext, folder: str) -> str:
+    """Start a step beside the agent, and cancel it once somebody says so."""
+    beside = ctx.background(ctx.engine("ray").call(hold, folder=folder, name="job"))
+    await ctx.receive("cancel")
+    beside.cancel()
+    await ctx.receive("end")
+    return "the agent went on"
+
+
 @app.agent("maps")
 async def maps(ctx: AgentContext, input: None) -> list[object]:
     """Every possible outcome of a map: all items succeed, some, none; and an invalid map."""

@@ -206,6 +206,13 @@ async def test_an_unknown_name_in_a_task_is_one_clear_error(task: Task, message:
     assert str(caught.value).startswith(message)
 
 
+async def test_an_app_whose_handler_is_none_is_refused_at_the_call() -> None:
+    app = App("handles")
+    app.handlers["agent"] = upper  # type: ignore[assignment]  # the mistake
+    with pytest.raises(ConfigurationError, match=r"handlers\['agent'\] = .*: assign a subclass of weft.aworld.Handler"):
+        await Runners.run("hi", agent=upper, app=app)
+
+
 async def test_a_task_without_an_agent_is_refused_unless_its_runner_needs_none() -> None:
     for agentless in (TaskRunner, None):
         with pytest.raises(InvalidInput, match=r"agent: task .* has neither an agent nor a swarm"):

@@ -99,6 +99,25 @@ async def test_the_cancel_of_a_task_stops_its_step_on_the_engine_and_no_other(
         assert (await here.result(second)).value() == "second"
 
 
+async def test_the_cancel_of_a_job_stops_its_step_on_the_engine_and_neither_its_task_nor_another_step(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with world(valkey, namespace, tmp_path) as here:
+        other = await here.held("other")
+        task = await here.client.submit("job", str(here.files.folder))
+        await here.until(lambda: here.lines("held", "job"), "the job runs")
+        pid = int(here.lines("held", "job")[0].split()[2])
+        await task.send("cancel", None)
+        await here.until(lambda: not alive(pid), "its worker has been stopped")
+        await here.until(lambda: here.lines("journal", "forgot"), "it is forgotten")
+        assert len(here.lines("journal", "stopped")) == 1
+        await task.send("end", None)
+        assert (await here.result(task)).value() == "the agent went on"
+        here.open_gate()
+        assert (await here.result(other)).value() == "other"
+        assert len(here.lines("held", "job")) == 1, "it is not begun again"
+
+
 async def test_a_step_outlives_the_driver_that_began_it(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with world(valkey, namespace, tmp_path) as here:
         task = await here.held("held")

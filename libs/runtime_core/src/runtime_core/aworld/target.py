@@ -18,6 +18,7 @@ from typing import Literal, TypeVar, cast
 
 from runtime_core.app.app import App
 from runtime_core.aworld.description import Description, agent_of_runner, agents_of, describe
+from runtime_core.aworld.events.handlers import HandlerTable
 from runtime_core.aworld.listeners import Hints
 from runtime_core.aworld.orchestration import Swarm
 from runtime_core.aworld.response import ReadTask, checked_strategy, completed, with_traceback_of_letter
@@ -398,6 +399,8 @@ class RunTarget:
             raise InvalidInput(
                 "mcp_servers_conf", "services run only what their app declares: write app.add_mcp(name, …) there"
             )
+        if self._app is not None:
+            HandlerTable(self._app.handlers)  # refuses anything that is not a Handler
         for category, name in task.config.handlers.items():
             if self._app is not None and name not in self._app.handlers:
                 known = ", ".join(self._app.handlers) or "none"
