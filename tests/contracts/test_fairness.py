@@ -10,6 +10,7 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
+from runtime_core.client.task_view import TaskFilter, list_tasks
 from runtime_core.errors import Rejected
 from runtime_core.maintenance.keeper import Keeper
 from runtime_core.wire.commands import Begun
@@ -416,3 +417,15 @@ async def test_housekeeping_moves_waiting_tasks_while_no_handler_does(broker: Br
     assert taken < 20
     await Keeper(bus, retention_seconds=3600.0).tidy()
     assert await take_all(broker, bus), "the queue stands still"
+
+
+async def test_an_ended_task_still_names_its_tenant(broker: Broker, bus: EventBus) -> None:
+    """Lists select by it until the retention time is over."""
+    await submit(broker, bus, "mine", "acme")
+    await submit(broker, bus, "nobodys")
+    for _ in range(2):
+        await complete(bus, await broker.take(bus))
+    for task in ("mine", "nobodys"):
+        await broker.call("ZADD", broker.keys.index, 0, task)
+    page = await list_tasks([bus], TaskFilter(tenant="acme", status="completed"), 10)
+    assert [(row["task_id"], row["tenant"]) for row in page.tasks] == [("mine", "acme")]

@@ -33,7 +33,7 @@ WITHOUT_SECRET = ("default", "probe")
 """The user `default` has all rights, since the server reads its append-only file as it, but nobody can log in."""
 WITH_URL = (
     "agent-handler", "tool-handler", "state-manager", "trajectory-recorder", "ray-gateway", "spark-gateway",
-    "operator", "client", "runtime", "publisher",
+    "operator", "client", "gateway", "runtime", "publisher",
 )  # fmt: skip
 WITH_PASSWORD = {"scaler": "scaler-password", "metrics": "metrics-password", "admin": "admin-password"}
 

@@ -193,6 +193,11 @@ class Keys:
         return self.base + "publishers"
 
     @property
+    def api_keys(self) -> str:
+        """API keys of the HTTP gateway, as JSON by id, with digests only: a hash, in the first partition."""
+        return self.base + "api-keys"
+
+    @property
     def answer_bytes(self) -> str:
         """Bytes of all answers that were ever written to a publisher, by its name: a hash."""
         return self.base + "answers"

@@ -1,4 +1,4 @@
-"""Commands for operators of a namespace: rights of the broker's users, publishers, tenants, agent types."""
+"""Commands for operators of a namespace: rights of the broker's users, publishers, tenants, API keys, agent types."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from runtime_core.bus.keys import ingress
 from runtime_core.bus.namespace import connect, server_info
 from runtime_core.bus.topics import Topics
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings
-from runtime_core.cli.output import Columns, Json, Row, print_json, print_rows
+from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_rows
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError
+from runtime_core.gateway.keys import ROLES, ApiKey, ApiKeys
 from runtime_core.ingress.publishers import (
     ALL_OTHERS,
     Publisher,
@@ -290,6 +291,90 @@ async def remove_settings(name: TenantName) -> None:
         if not await remove_tenant(opened.buses, name):
             raise InvalidInput("tenant", f"{name!r} has no settings; see `weft tenant list`")
     print(f"removed the settings of tenant {name}")
+
+
+# ---- weft key -------------------------------------------------------------------------------------------------
+
+key_commands = Commands("Create and revoke API keys of the HTTP gateway.")
+
+
+@key_commands.verb("create")
+async def create_key(
+    name: Annotated[str, Argument(metavar="NAME", help="Who uses the key, for the list.")],
+    role: Annotated[
+        list[str], Option(metavar="ROLE", help=f"What it may do: {', '.join(ROLES)}. Repeatable. Default: all.")
+    ] = [],  # noqa: B006 - Typer reads the default and changes nothing
+    tenant: Annotated[
+        str, Option(metavar="TENANT", help="The only tenant whose tasks it reaches. Default: all tasks.")
+    ] = "",
+    agents: Annotated[
+        str | None,
+        Option(metavar="A,B", help="The agents that it may submit to. Default: all except internal ones."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create an API key, and print it. It is not stored, so it cannot be shown again.
+
+    Programs send it as `Authorization: Bearer <key>` to gateways with WEFT_HTTP_AUTH=keys.
+
+    \b
+    Examples:
+      weft key create "web shop" --tenant acme --role submit --role read
+      weft key create dashboard --role read
+    """
+    allowed = None if agents is None else split_names(agents)
+    async with broker() as opened:
+        key, text = await ApiKeys(opened.buses[0]).create(name, role or ROLES, tenant, allowed)
+    if as_json:
+        print_json({**_key_row(key), "key": text})
+    else:
+        print(text)
+
+
+@key_commands.verb("list")
+async def list_keys(as_json: Json = False) -> None:
+    """List API keys, without the keys themselves.
+
+    \b
+    Example:
+      weft key list
+    """
+    async with broker() as opened:
+        rows = [_key_row(key) for key in await ApiKeys(opened.buses[0]).all()]
+    columns: Columns = {
+        "ID": "id",
+        "NAME": "name",
+        "ROLES": lambda row: ",".join(row["roles"]),
+        "TENANT": lambda row: row["tenant"] or "all",
+        "AGENTS": lambda row: "all" if row["agents"] is None else ",".join(row["agents"]) or "none",
+        "CREATED": lambda row: moment(row["created"]),
+    }
+    print_rows(rows, columns, as_json)
+
+
+@key_commands.verb("revoke")
+async def revoke_key(id: Annotated[str, Argument(metavar="ID", help="From `weft key list`.")]) -> None:
+    """Revoke an API key. Gateways refuse it within a second; streams that are open end with their task.
+
+    \b
+    Example:
+      weft key revoke 3f2a9c01d7e4
+    """
+    async with broker() as opened:
+        if not await ApiKeys(opened.buses[0]).revoke(id):
+            raise InvalidInput("ID", f"there is no key {id!r}; see weft key list")
+    print(f"revoked {id}")
+
+
+def _key_row(key: ApiKey) -> Row:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "roles": list(key.roles),
+        "tenant": key.tenant or None,
+        "agents": None if key.agents is None else list(key.agents),
+        "created": key.created_ms,
+    }
 
 
 # ---- weft agents ----------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ COMMANDS = {
     "schedule": "Start tasks at a set time, or repeatedly.",
     "publisher": "Register untrusted publishers, each with its own ingress stream.",
     "tenant": "Set the weights and limits of tenants.",
+    "key": "Create and revoke API keys of the HTTP gateway.",
     "dead": "Inspect, redrive or drop dead letters.",
     "agents": "List agent types of runtimes, and forget those that no process runs.",
     "top": "Show the work in progress, live.",
@@ -56,9 +57,10 @@ PLACES = {
     "acl": "admin:acl_commands",
     "publisher": "admin:publisher_commands",
     "tenant": "admin:tenant_commands",
+    "key": "admin:key_commands",
     "agents": "admin:agents_commands",
 }
-GROUPS = ("task", "trajectory", "replay", "schedule", "publisher", "tenant", "dead", "agents")
+GROUPS = ("task", "trajectory", "replay", "schedule", "publisher", "tenant", "key", "dead", "agents")
 """The commands that have subcommands."""
 
 HELP = """Run durable agents, and inspect and operate them.

@@ -77,6 +77,8 @@ class Settings:
     """Where the gateway listens."""
     http_port: int | None = None
     """None: 8080. 0: a free port, which is logged."""
+    http_auth: str = "open"
+    """`open`: on this machine only, where everyone may do everything. `keys`: callers need an API key."""
     http_origins: tuple[str, ...] = ()
     """Web origins, as `https://desk.example`, whose pages may call the gateway; empty: none."""
     http_rate: float = 0.0
@@ -191,6 +193,7 @@ class Settings:
             metrics_port=read.port("WEFT_METRICS_PORT"),
             http_host=read.text("WEFT_HTTP_HOST") or cls.http_host,
             http_port=read.port("WEFT_HTTP_PORT"),
+            http_auth=read.choice("WEFT_HTTP_AUTH", ("open", "keys"), cls.http_auth),
             http_origins=read.origins("WEFT_HTTP_ORIGINS"),
             http_rate=read.seconds("WEFT_HTTP_RATE", 0.0, 1_000_000.0, cls.http_rate, "requests per second"),
             http_streams_max=read.whole("WEFT_HTTP_STREAMS_MAX", 1, 100_000, cls.http_streams_max),

@@ -9,6 +9,7 @@ from runtime_core.gateway.requests import (
     BODY,
     CONFLICT,
     FIELD,
+    FORBIDDEN,
     KINDS,
     MEDIA,
     METHOD,
@@ -20,6 +21,7 @@ from runtime_core.gateway.requests import (
     SLOW,
     STREAMS,
     TOO_LARGE,
+    UNAUTHORIZED,
     Kind,
 )
 from runtime_core.gateway.requests import MEDIA_TYPE as PROBLEM_TYPE
@@ -30,7 +32,7 @@ from runtime_core.telemetry.metrics import version
 Json = dict[str, Any]
 """A part of the document. (Any: JSON.)"""
 
-_EVERY = (METHOD, NO_HOST, RATE, OVERLOADED)
+_EVERY = (METHOD, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, OVERLOADED)
 _WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
 _NAME = {"type": "string", "minLength": 1, "maxLength": 256}
 _TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
@@ -56,7 +58,15 @@ def document() -> Json:
             "/v1/tasks/{task_id}/events": {"get": _events()},
             "/openapi.json": {"get": _describe()},
         },
+        "security": [{"key": []}],
         "components": {
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key, unless the gateway is open (WEFT_HTTP_AUTH).",
+                }
+            },
             "schemas": {
                 "Submit": _submit_schema(),
                 "BatchItem": _item_schema(),
@@ -64,7 +74,7 @@ def document() -> Json:
                 "Task": _task_schema(),
                 "Question": _question_schema(),
                 "Problem": _problem_schema(),
-            }
+            },
         },
     }
 
@@ -256,6 +266,7 @@ def _describe() -> Json:
     return {
         "operationId": "describe",
         "summary": "This document",
+        "security": [],
         "responses": {"200": _json("OpenAPI 3.1.", {"type": "object"}), **_problems()},
     }
 

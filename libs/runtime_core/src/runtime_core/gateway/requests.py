@@ -52,14 +52,16 @@ SLOW = Kind("slow", HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time
 CONFLICT = Kind("conflict", HTTPStatus.CONFLICT, "The request conflicts with the state of a task")
 TOO_LARGE = Kind("too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large")
 MEDIA = Kind("media-type", HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body is not JSON")
+UNAUTHORIZED = Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "The request has no valid API key")
+FORBIDDEN = Kind("forbidden", HTTPStatus.FORBIDDEN, "The API key does not allow this")
 NO_HOST = Kind("host", HTTPStatus.MISDIRECTED_REQUEST, "The request is for another host")
 RATE = Kind("rate", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
 STREAMS = Kind("streams", HTTPStatus.TOO_MANY_REQUESTS, "Too many open streams")
 OVERLOADED = Kind("overloaded", HTTPStatus.SERVICE_UNAVAILABLE, "Weft cannot take the request now")
 DEFECT = Kind("defect", HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed")
 KINDS = (
-    BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, METHOD, SLOW, CONFLICT, TOO_LARGE, MEDIA, NO_HOST, RATE, STREAMS,
-    OVERLOADED, DEFECT,
+    BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, METHOD, SLOW, CONFLICT, TOO_LARGE, MEDIA, UNAUTHORIZED, FORBIDDEN,
+    NO_HOST, RATE, STREAMS, OVERLOADED, DEFECT,
 )  # fmt: skip
 
 

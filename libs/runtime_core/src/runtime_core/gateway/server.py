@@ -26,14 +26,25 @@ from runtime_core.client.client import Client
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
+from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT, ApiKeys, Caller, caller_of
 from runtime_core.gateway.openapi import document
-from runtime_core.gateway.requests import DEFECT, METHOD, NO_HOST, NO_ROUTE, Limits, Problem, problem_of
+from runtime_core.gateway.requests import (
+    DEFECT,
+    FORBIDDEN,
+    METHOD,
+    NO_HOST,
+    NO_ROUTE,
+    UNAUTHORIZED,
+    Limits,
+    Problem,
+    problem_of,
+)
 from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes, json_reply
 from runtime_core.periodic import Periodic
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Request, str], Awaitable[Response]]
+Handler = Callable[[Request, Caller], Awaitable[Response]]
 _CORS_MAX_AGE_SECONDS = 600
 
 
@@ -44,32 +55,36 @@ class Operation:
     method: str
     path: str
     handler: Handler
+    role: str = ""
+    """What a key must be allowed to do; empty: no key is needed."""
 
 
 def operations(tasks: TaskRoutes, streams: StreamRoutes) -> list[Operation]:
     """Return every operation; `openapi.document` describes the same ones."""
     return [
-        Operation("POST", "/v1/tasks", tasks.submit),
-        Operation("GET", "/v1/tasks", tasks.list),
-        Operation("POST", "/v1/batches", tasks.submit_batch),
-        Operation("GET", "/v1/tasks/{task_id}", tasks.show),
-        Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel),
-        Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer),
-        Operation("GET", "/v1/tasks/{task_id}/events", streams.events),
+        Operation("POST", "/v1/tasks", tasks.submit, SUBMIT),
+        Operation("GET", "/v1/tasks", tasks.list, READ),
+        Operation("POST", "/v1/batches", tasks.submit_batch, SUBMIT),
+        Operation("GET", "/v1/tasks/{task_id}", tasks.show, READ),
+        Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
+        Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
+        Operation("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
         Operation("GET", "/openapi.json", _describe),
     ]
 
 
-async def _describe(request: Request, caller: str) -> Response:
+async def _describe(request: Request, caller: Caller) -> Response:
     return json_reply(document())
 
 
-def build_application(offered: Sequence[Operation], limits: Limits, origins: Sequence[str]) -> Starlette:
-    """Return the application. `origins` are the web pages whose scripts may call it."""
-    by_path: dict[str, dict[str, Handler]] = {}
+def build_application(
+    offered: Sequence[Operation], limits: Limits, origins: Sequence[str], keys: ApiKeys | None = None
+) -> Starlette:
+    """Return the application. `origins` are the web pages whose scripts may call it. None for `keys`: it is open."""
+    by_path: dict[str, dict[str, Operation]] = {}
     for one in offered:
-        by_path.setdefault(one.path, {})[one.method] = one.handler
-    routes = [Route(path, _Resource(limits, methods), methods=None) for path, methods in by_path.items()]
+        by_path.setdefault(one.path, {})[one.method] = one
+    routes = [Route(path, _Resource(limits, methods, keys), methods=None) for path, methods in by_path.items()]
     middleware = []
     if origins:
         middleware.append(
@@ -94,9 +109,10 @@ def build_application(offered: Sequence[Operation], limits: Limits, origins: Seq
 class _Resource:
     """A path with its methods, as an ASGI application."""
 
-    def __init__(self, limits: Limits, methods: Mapping[str, Handler]) -> None:
+    def __init__(self, limits: Limits, methods: Mapping[str, Operation], keys: ApiKeys | None) -> None:
         self._limits = limits
         self._methods = methods
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._answer(Request(scope, receive, send))
@@ -104,13 +120,13 @@ class _Resource:
 
     async def _answer(self, request: Request) -> Response:
         try:
-            caller = self._caller_of(request)
-            handler = self._methods.get(request.method)
-            if handler is None:
+            operation = self._methods.get(request.method)
+            caller = await self._caller_of(request, "" if operation is None else operation.role)
+            if operation is None:
                 allowed = ", ".join(self._methods)
                 raise Problem(METHOD, f"{request.method[:20]}: methods are {allowed}", headers={"Allow": allowed})
-            self._limits.count_request(caller)
-            return await handler(request, caller)
+            self._limits.count_request(caller.name)
+            return await operation.handler(request, caller)
         except Exception as error:
             problem = problem_of(error)
             if problem is None:
@@ -118,12 +134,25 @@ class _Resource:
                 problem = Problem(DEFECT, "an error that nobody expected; the log of the gateway has it")
             return problem.response()
 
-    def _caller_of(self, request: Request) -> str:
+    async def _caller_of(self, request: Request, role: str) -> Caller:
+        """Return who sends a request. Raises Problem if the caller is unknown, or lacks the role (empty: none)."""
         address = request.client.host if request.client else ""
-        # A web page can point its own host name at 127.0.0.1, and then passes for the same origin.
-        if not is_loopback(request.headers.get("host", "")):
-            raise Problem(NO_HOST, "this gateway has no keys and answers to localhost only", "Host")
-        return address
+        if self._keys is None:
+            # A web page can point its own host name at 127.0.0.1, and then passes for the same origin.
+            if not is_loopback(request.headers.get("host", "")):
+                raise Problem(NO_HOST, "this gateway has no keys and answers to localhost only", "Host")
+            return Caller(address)
+        if not role:
+            return Caller(address, ())
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        key = await self._keys.find(text.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            self._limits.count_request(address)
+            why = "send the header Authorization: Bearer weft_…; `weft key create` makes a key"
+            raise Problem(UNAUTHORIZED, why, "Authorization", headers={"WWW-Authenticate": "Bearer"})
+        if role not in key.roles:
+            raise Problem(FORBIDDEN, f"the key {key.id} lacks the role {role!r}; it has {', '.join(key.roles)}")
+        return caller_of(key)
 
 
 def is_loopback(host: str) -> bool:
@@ -167,9 +196,11 @@ class Gateway:
 
     async def start(self) -> None:
         host = self._settings.http_host
-        if not is_loopback(host):
+        has_keys = self._settings.http_auth == "keys"
+        if not has_keys and not is_loopback(host):
             raise ConfigurationError(
-                f"WEFT_HTTP_HOST={host!r}: without keys the gateway listens on this machine only: set 127.0.0.1"
+                f"WEFT_HTTP_HOST={host!r}: without keys the gateway listens on this machine only: set "
+                "WEFT_HTTP_AUTH=keys, or WEFT_HTTP_HOST=127.0.0.1"
             )
         await self._client.open()
         self._answers = True
@@ -177,9 +208,12 @@ class Gateway:
         self._socket = listen(host, PORT if self._settings.http_port is None else self._settings.http_port)
         settings = self._settings
         limits = Limits(settings.http_rate, settings.http_streams_max)
-        tasks = TaskRoutes(self._client, limits)
+        tasks = TaskRoutes(self._client, limits, settings.blob_url or "")
         application = build_application(
-            operations(tasks, StreamRoutes(tasks, limits, self._stopping)), limits, settings.http_origins
+            operations(tasks, StreamRoutes(tasks, limits, self._stopping)),
+            limits,
+            settings.http_origins,
+            ApiKeys(self._client.buses[0]) if has_keys else None,
         )
         self._server = _Server(
             uvicorn.Config(
@@ -202,9 +236,10 @@ class Gateway:
         assert self._socket is not None
         name = self._socket.getsockname()
         shown = f"[{name[0]}]" if ":" in name[0] else name[0]
-        logger.info(
-            "HTTP on http://%s:%d, open without keys: everyone on this machine may do everything", shown, name[1]
-        )
+        open_to = "for callers with a key"
+        if self._settings.http_auth == "open":
+            open_to = "open without keys: everyone on this machine may do everything"
+        logger.info("HTTP on http://%s:%d, %s", shown, name[1], open_to)
         self._serving = True
         await self._server.serve([self._socket])
 

@@ -226,6 +226,7 @@ KEYS = tuple(
         {
             "answers",
             "answers:",
+            "api-keys",
             "functions",
             "leader:admit",
             "leader:keep",
@@ -371,7 +372,7 @@ OPERATOR = User(
         "zrevrange",
     ),
     reads=KEYS,
-    writes=("publishers", "reply:", "tenants"),
+    writes=("api-keys", "publishers", "reply:", "tenants"),
     grants=(
         Grant(("del", "exists", "fcall", "xadd", "xinfo|groups", "xinfo|consumers", "xinfo|stream", "xlen", "xpending",
                "xrange"),
@@ -390,6 +391,17 @@ CLIENT = User(
     reads=_CLIENT_READS,
     writes=("reply:",),
     grants=(Grant(("xgroup|create", "xrange"), ("~{base}record",)),),
+    waits_for_durability=True,
+)
+GATEWAY = User(
+    "gateway",
+    "offers tasks over HTTP: submits, reads tasks and their streams, cancels, answers, reads the digests of API keys",
+    "create keys, take work, change schedules or states, load functions, list keys, change the server or its users",
+    functions=(*_SUBMITS, "cancel", "idle", "signal", "watch"),
+    commands=_CLIENT_COMMANDS,
+    reads=(*_CLIENT_READS, "api-keys"),
+    writes=("reply:",),
+    grants=CLIENT.grants,
     waits_for_durability=True,
 )
 RUNTIME = User(
@@ -442,7 +454,10 @@ PROBE = User(
 )
 ADMIN = User("admin", "is for people and for Redis Cluster's own joins", "", everything=True)
 
-USERS = {user.name: user for user in (*SERVICES, OPERATOR, CLIENT, RUNTIME, PUBLISHER, SCALER, METRICS, PROBE, ADMIN)}
+USERS = {
+    user.name: user
+    for user in (*SERVICES, OPERATOR, CLIENT, GATEWAY, RUNTIME, PUBLISHER, SCALER, METRICS, PROBE, ADMIN)
+}
 """All users by name, except `default`: see rules.py."""
 
 
