@@ -32,7 +32,6 @@ SOURCES = os.pathsep.join((str(ROOT / "libs" / "runtime_core" / "src"), str(ROOT
 IMPORTED = (
     "runtime_core.aworld.runner",
     "runtime_core.host.app_services",
-    "runtime_core.host.builders",
     "runtime_core.host.service",
     "runtime_core.host.manager",
     "sqlalchemy.dialects.sqlite.aiosqlite",

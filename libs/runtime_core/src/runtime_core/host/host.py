@@ -18,6 +18,7 @@ from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import ConfigurationError, ServerError
+from runtime_core.lazy import needs_extra
 from runtime_core.periodic import Periodic
 from runtime_core.telemetry.metrics import Metrics
 
@@ -290,3 +291,34 @@ async def open_partitions(
         keys = await open_namespace(transport, settings.namespace, settings.partitions, limits)
         buses.append(EventBus(transport, keys[number], durability=durability))
     return buses
+
+
+# -- services that run no app and lead nothing -------------------------------------------------------------------
+
+
+async def build_gateway(settings: Settings, metrics: Metrics) -> Host:
+    """Wire a gateway. Raises ConfigurationError."""
+    from runtime_core.client.client import Client
+
+    try:
+        from runtime_core.gateway.server import Gateway  # here: the extra may be missing
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(needs_extra("the gateway", "gateway", error))) from None
+    host = service_host(settings, metrics)
+    client = Client.connect(settings.redis_url, namespace=settings.namespace, partitions=settings.partitions)
+    host.add_roles(Gateway(settings, client))
+    return host
+
+
+async def build_recorder(settings: Settings, metrics: Metrics) -> Host:
+    """Wire a trajectory-recorder. Raises ConfigurationError."""
+    from runtime_core.trajectory.recorder import Recorder  # here: the gateway needs no database
+    from runtime_core.trajectory.store import TrajectoryStore
+
+    host = service_host(settings, metrics)
+    if settings.trajectory_url.startswith("sqlite"):
+        settings.make_data_dir()
+    buses = await open_partitions(host, settings)
+    store = await TrajectoryStore.open(settings.trajectory_url)
+    host.add_roles(Recorder(buses, store, metrics, namespace=settings.namespace, lease_seconds=settings.lease_seconds))
+    return host

@@ -156,12 +156,12 @@ Build = Callable[[Settings, Metrics], Awaitable[Role]]
 """Wires a role. Raises WeftError if the settings or the app do not allow it."""
 _BUILDERS = {
     "agent-handler": "app_services:build_agent_handler",
-    "gateway": "builders:build_gateway",
+    "gateway": "host:build_gateway",
     "ray-gateway": "app_services:build_ray_gateway",
     "spark-gateway": "app_services:build_spark_gateway",
     "state-manager": "manager:build",
     "tool-handler": "app_services:build_tool_handler",
-    "trajectory-recorder": "builders:build_recorder",
+    "trajectory-recorder": "host:build_recorder",
 }
 """Service → `module:function` in this package that wires it."""
 GATEWAY = "gateway"
