@@ -625,16 +625,24 @@ async def test_an_error_of_the_users_code_ends_the_task_and_its_traceback_is_in_
 
 async def test_without_a_record_the_traceback_is_that_of_the_error_that_ended_the_task() -> None:
     def first(x: str) -> str:
-        raise ValueError("first")
+        raise TypeError("first")  # a defect, so it is not tried again
 
     async def catches(ctx: AgentContext, x: str) -> None:
         with contextlib.suppress(ToolError):
             await ctx.tool(first, x=x)
         raise ValueError("second")
 
+    class Says(TaskRunner):
+        async def do_run(self, context: object = None) -> TaskResponse:
+            with contextlib.suppress(ToolError):
+                await self.ctx.tool("first", x="x")
+            return TaskResponse(self.task.id, status="failed", msg="no more")
+
     response = await Runners.run("x", agent=catches, tools=[first], trajectory=False)
     assert response.error is not None
     assert 'raise ValueError("second")' in response.error["traceback"]
+    response = await Runners.run("x", agent=catches, tools=[first], runner_cls=Says, trajectory=False)
+    assert response.error == {"type": "TaskFailed", "message": "no more"}
 
 
 async def test_an_invalid_sub_task_is_named() -> None:
