@@ -244,7 +244,7 @@ async def test_output_that_differs_after_a_kill_replaces_the_earlier_one(
     app = Killed(lambda life: [f"{life}-{number} " for number in range(3)] + [None, f"{life}-last"])
     await through_a_kill(broker, bus, other, app, 4)
     assert await broker.status("t") == "completed"
-    assert app.lives == 4, "the third life found other output, and the fourth emitted all of it anew"
+    assert app.lives == 4, "the third life found other output, and the fourth emitted all of it again"
     assert (await read(broker)).text == "begun 4-0 4-1 4-2 4-last"
     assert [attempt for attempt, *_ in await deltas(broker)] == [1] * 4 + [2] * 6
 

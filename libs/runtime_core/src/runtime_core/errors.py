@@ -124,7 +124,7 @@ class JournalMoved(WeftError):
 
 
 class OutputChanged(WeftError):
-    """A replay has emitted other output than the run before: begin the output anew, and replay the run."""
+    """A replay has emitted other output than the run before: start the output over, and replay the run."""
 
     def __init__(self, message: str, attempt: int) -> None:
         super().__init__(message)

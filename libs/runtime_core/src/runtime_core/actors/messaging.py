@@ -438,13 +438,7 @@ class Messages:
         token = cancellation_token or vocabulary.cancellation_token()
         if token.is_cancelled() and not vocabulary.cancelled_is_handled:
             raise asyncio.CancelledError("the token was cancelled before the message was sent")
-        context = vocabulary.message_context(
-            sender=sender,
-            topic_id=None,
-            is_rpc=True,
-            cancellation_token=token,
-            message_id=message_id or secrets.token_hex(16),
-        )
+        context = self._context(sender, token, message_id)
         message = await intervene(
             self._interventions,
             message,
@@ -453,12 +447,7 @@ class Messages:
         )
         if message is vocabulary.drop_message:
             raise vocabulary.dropped(f"an intervention handler dropped the message to {recipient}")
-        envelope = MessageEnvelope(
-            content_of(message, self._actors.registry),
-            sender="" if sender is None else f"{sender.type}/{sender.key}",
-            message_id=message_id or "",
-            is_rpc=True,
-        )
+        envelope = self._envelope(message, sender, message_id)
         await self._ready()
         output = await self._requests.ask(recipient, envelope, token, timeout)
         response = decode_response(output, self._actors.registry)
@@ -483,13 +472,7 @@ class Messages:
         """Publish to a topic, as `Runtime.publish_message` does."""
         vocabulary = self._actors.vocabulary
         token = cancellation_token or vocabulary.cancellation_token()
-        context = vocabulary.message_context(
-            sender=sender,
-            topic_id=topic_id,
-            is_rpc=False,
-            cancellation_token=token,
-            message_id=message_id or secrets.token_hex(16),
-        )
+        context = self._context(sender, token, message_id, topic_id)
         message = await intervene(
             self._interventions,
             message,
@@ -499,12 +482,7 @@ class Messages:
         if message is vocabulary.drop_message:
             logger.info("an intervention handler dropped a message to topic %s", topic_id)
             return
-        envelope = MessageEnvelope(
-            content_of(message, self._actors.registry),
-            sender="" if sender is None else f"{sender.type}/{sender.key}",
-            topic=f"{topic_id.type}/{topic_id.source}",
-            message_id=message_id or "",
-        )
+        envelope = self._envelope(message, sender, message_id, topic_id)
         run = current_run(self._actors)
         if run is None:
             envelope.message_id = envelope.message_id or secrets.token_hex(16)
@@ -512,3 +490,25 @@ class Messages:
             self._actors.published_tokens[envelope.message_id] = token
         await self._publishing.publish(run, topic_id, sender, envelope)
         self._actors.published_tokens[envelope.message_id] = token
+
+    def _context(self, sender: AgentId | None, token: Any, message_id: str | None, topic_id: Any = None) -> Any:
+        """Return the context that intervention handlers see; without a topic, of a request."""
+        return self._actors.vocabulary.message_context(
+            sender=sender,
+            topic_id=topic_id,
+            is_rpc=topic_id is None,
+            cancellation_token=token,
+            message_id=message_id or secrets.token_hex(16),
+        )
+
+    def _envelope(
+        self, message: Any, sender: AgentId | None, message_id: str | None, topic_id: Any = None
+    ) -> MessageEnvelope:
+        """Return a message as it is sent; without a topic, a request."""
+        return MessageEnvelope(
+            content_of(message, self._actors.registry),
+            sender="" if sender is None else f"{sender.type}/{sender.key}",
+            topic="" if topic_id is None else f"{topic_id.type}/{topic_id.source}",
+            message_id=message_id or "",
+            is_rpc=topic_id is None,
+        )

@@ -264,7 +264,7 @@ class CommitVerbs(Partition):
         return reply == b"OK"
 
     async def restart_output(self, delivery: Delivery, attempt: int) -> bool:
-        """Begin the run's output anew, as this attempt. Return False if the turn is lost."""
+        """Start the run's output over, as this attempt. Return False if the turn is lost."""
         reply = await self.call("restart_output", self.owner, delivery.entry, delivery.task, delivery.run, attempt)
         self._fence(reply)
         return reply == b"OK"

@@ -27,7 +27,7 @@ from runtime_core.bus.keys import ingress
 from runtime_core.bus.namespace import connect, server_info
 from runtime_core.bus.topics import Topics
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings
-from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_rows
+from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_result, print_rows
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError
 from runtime_core.gateway.keys import ROLES, ApiKey, ApiKeys
@@ -162,10 +162,7 @@ async def set_publisher(
     async with broker() as opened:
         await Publishers(opened.buses[0]).set(publisher)
     row = _publisher_row(opened, publisher)
-    if as_json:
-        print_json(row)
-    else:
-        print(f"{name} of tenant {tenant} writes to {row['stream']} and reads {row['answers']}…")
+    print_result(row, f"{name} of tenant {tenant} writes to {row['stream']} and reads {row['answers']}…", as_json)
 
 
 @publisher_commands.verb("list")

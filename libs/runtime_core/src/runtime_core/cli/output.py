@@ -38,6 +38,14 @@ def print_json(document: object) -> None:
     print(msgspec.json.encode(document, enc_hook=str).decode(), flush=True)
 
 
+def print_result(document: object, line: str, as_json: bool) -> None:
+    """Print what a command has done: as JSON, or in words."""
+    if as_json:
+        print_json(document)
+    else:
+        print(line)
+
+
 def print_rows(rows: Sequence[Row], columns: Columns, as_json: bool = False, *, empty: str = "") -> None:
     """Print rows as JSON or as a table; if there are none, print `empty`."""
     if as_json:

@@ -10,7 +10,7 @@ from typer import Argument, BadParameter, Option
 
 from runtime_core import codec
 from runtime_core.cli.connection import Commands, broker
-from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_rows
+from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.schedules import Schedule, Schedules, parse_set
 
@@ -69,10 +69,7 @@ async def set_schedule(
     async with broker() as opened:
         requested = parse_set(data, await opened.now_ms())
         schedule = await Schedules(opened.buses[0], opened.admission).set(requested)
-    if as_json:
-        print_json(_row(schedule))
-    else:
-        print(f"{schedule.schedule_id}  next {moment(schedule.next_ms)}")
+    print_result(_row(schedule), f"{schedule.schedule_id}  next {moment(schedule.next_ms)}", as_json)
 
 
 @app.verb("list")
@@ -120,10 +117,7 @@ async def run_now(schedule_id: Id, as_json: Json = False) -> None:
     """
     async with _schedules() as schedules:
         task = (await schedules.run_now(schedule_id)).task
-    if as_json:
-        print_json({"task_id": task})
-    else:
-        print(task)
+    print_result({"task_id": task}, task, as_json)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from runtime_core.cli.output import (
     error_line,
     preview,
     print_json,
+    print_result,
     print_value,
     shown,
 )
@@ -137,10 +138,7 @@ async def follow(task: TaskHandle, wait: bool, stream: bool, as_json: bool) -> N
     Raises Exit(1) if the task does not complete.
     """
     if not wait:
-        if as_json:
-            print_json({"task_id": task.task_id})
-        else:
-            print(task.task_id)
+        print_result({"task_id": task.task_id}, task.task_id, as_json)
         return
     try:
         await _follow(task, stream, as_json)

@@ -7,9 +7,9 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 from typer import Argument, BadParameter, Exit, Option, confirm
 
@@ -32,6 +32,7 @@ from runtime_core.cli.output import (
     past_moment,
     preview,
     print_json,
+    print_result,
     print_rows,
     print_task,
     progress,
@@ -70,6 +71,7 @@ RECORDER_SECONDS = 5.0
 """How long a deletion waits for the trajectory-recorder, in seconds."""
 app = Commands("List, show, fork, cancel, answer and delete tasks.")
 
+Written = TypeVar("Written")
 Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
 Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="The most items to list.")]
 Status = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
@@ -368,15 +370,14 @@ async def signal(
       weft task signal t-1 r:2-9b1deb4d3b7d4bad true
     """
     given = codec.typed(value, words=True)
-    async with broker() as opened:
-        bus = await opened.admission.find(task_id)
-        data, event = codec.encode(given), f"weft task signal\n{secrets.token_hex(8)}"
-        answer = await repeat_after_reconnect(lambda: bus.signal(task_id, request_id, data, event))
+    event = f"weft task signal\n{secrets.token_hex(8)}"
+    answer = await _write(task_id, lambda bus: bus.signal(task_id, request_id, codec.encode(given), event))
     check_answered(answer, task_id, request_id)
-    if as_json:
-        print_json({"task_id": task_id, "request_id": request_id, "value": given})
-    else:
-        print(f"answered {request_id} of task {task_id} with {preview(given)}")
+    print_result(
+        {"task_id": task_id, "request_id": request_id, "value": given},
+        f"answered {request_id} of task {task_id} with {preview(given)}",
+        as_json,
+    )
 
 
 @app.verb("send")
@@ -396,15 +397,19 @@ async def send(
       weft task send t-1 budget 20 --id budget-1
     """
     given, name = codec.typed(value, words=True), checked_message("name", name)
+    event = f"weft task send\n{checked_key('id', id) or secrets.token_hex(8)}"
+    answer = await _write(task_id, lambda bus: bus.send_message(task_id, name, codec.encode(given), event))
+    check_sent(answer, task_id, name)
+    print_result(
+        {"task_id": task_id, "name": name, "value": given}, f"sent {name} to task {task_id}: {preview(given)}", as_json
+    )
+
+
+async def _write(task_id: str, write: Callable[[EventBus], Awaitable[Written]]) -> Written:
+    """Write to a task's partition, again if the connection breaks: the event's id makes a repeat harmless."""
     async with broker() as opened:
         bus = await opened.admission.find(task_id)
-        data, event = codec.encode(given), f"weft task send\n{checked_key('id', id) or secrets.token_hex(8)}"
-        answer = await repeat_after_reconnect(lambda: bus.send_message(task_id, name, data, event))
-    check_sent(answer, task_id, name)
-    if as_json:
-        print_json({"task_id": task_id, "name": name, "value": given})
-    else:
-        print(f"sent {name} to task {task_id}: {preview(given)}")
+        return await repeat_after_reconnect(lambda: write(bus))
 
 
 # -- ending ------------------------------------------------------------------------------------------------------
@@ -515,10 +520,11 @@ async def delete(
         await forget_place(opened.buses, task_id)
     if found == "unknown" and not own and not rows and not blobs:
         raise _unknown(task_id)
-    if as_json:
-        print_json({"task_id": task_id, "deleted": True, "trajectory_rows": rows, "blobs": blobs})
-    else:
-        print(f"deleted task {task_id} and {rows} rows of its trajectory")
+    print_result(
+        {"task_id": task_id, "deleted": True, "trajectory_rows": rows, "blobs": blobs},
+        f"deleted task {task_id} and {rows} rows of its trajectory",
+        as_json,
+    )
 
 
 def _check_ended(task_id: str, status: str, fine: Sequence[str]) -> None:

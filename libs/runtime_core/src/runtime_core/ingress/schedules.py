@@ -51,7 +51,7 @@ Overlap = Literal["skip", "start"]
 MAX_SCHEDULES = 100_000
 TENANT_SCHEDULES_MAX = 10_000
 RECOUNT_SECONDS = 10.0
-"""How often the schedules of a tenant at its limit are counted anew: others than the leader remove some, too."""
+"""How often the schedules of a tenant at its limit are counted again: others than the leader also remove some."""
 
 
 _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}

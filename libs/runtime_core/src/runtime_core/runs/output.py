@@ -2,7 +2,7 @@
 
 Output is a stream of its own, not part of the journal. The broker notes for each branch of the run how many pieces it
 has, with a checksum of them. A replay emits them again, and this process skips as many. If the checksums differ, the
-code has emitted something else than before: the output begins anew, with the next attempt.
+code has emitted something else than before: the output starts over, with the next attempt.
 """
 
 from __future__ import annotations

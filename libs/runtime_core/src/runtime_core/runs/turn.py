@@ -213,7 +213,7 @@ class TurnHandler:
                     return await self._replay_after(taken, delivery, definition, anyway=anyway)
                 if begun is None or not await self._bus.restart_output(delivery, attempt):
                     return None
-                logger.warning("%r: %s, so its output began anew", delivery, error)
+                logger.warning("%r: %s, so its output starts over", delivery, error)
                 return await self._replay(delivery, definition)
             case HandedBack() | TurnTaken():
                 if isinstance(error, TurnTaken):

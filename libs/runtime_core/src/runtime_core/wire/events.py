@@ -116,7 +116,7 @@ def output_delta(
     """Return a `weft.output.delta`: output of an agent, `text` or `value` (JSON).
 
     With `chunk`, it is a piece of an answer that is being written; with `progress`, a call's progress; with `restart`,
-    the run's output begins anew with this attempt.
+    the run's output starts over with this attempt.
     """
     data: dict[str, object] = {"task_id": task_id, "run_id": run_id, "attempt": attempt, "seq": seq}
     if progress:

@@ -6,7 +6,7 @@
 --      7 number of the first piece · 8 checksum of the branch's output up to the last piece · 9 step of the first piece
 --      10 … for each piece: `chunk` for a piece of a longer output, else '' · value (JSON)
 --      Without pieces it only notes that the stream had those before number 7: the server has lost its last writes.
--- RETURNS 'OK' · 'DONE' if the stream has all of them, or the output has begun anew · 'FENCED'
+-- RETURNS 'OK' · 'DONE' if the stream has all of them, or the output has started over · 'FENCED'
 --         · 'DONE' too if the turn is no longer this entry's
 --         · 'LIMIT <bytes>' if the task's output would be over its limit: the pieces that fit are written
 local FIRST_PIECE = 10
@@ -26,7 +26,7 @@ local function emit(keys, args)
   unrecorded = unrecorded or ''
   if not string.find(unrecorded, mark, 1, true) then
     recorded = math.max(recorded, count)
-    -- The first pieces of output that began anew share the row of the earlier ones.
+    -- The first pieces of output that started over share the row of the earlier ones.
     if before >= recorded then unrecorded = unrecorded .. args[9] .. mark end
   end
   if held ~= args[6] then count = 0 end

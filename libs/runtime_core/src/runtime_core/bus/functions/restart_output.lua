@@ -1,4 +1,4 @@
--- Begins a run's output anew: a replay has emitted other pieces than the attempt before. All pieces are sent again, with
+-- Starts a run's output over: a replay has emitted other pieces than the attempt before. All pieces are sent again, with
 -- the next attempt of the output, and readers replace the earlier ones. A mark tells them at once.
 -- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 the next attempt
 -- RETURNS 'OK' · 'DONE' if the turn is no longer this entry's · 'FENCED'

@@ -13,7 +13,7 @@ local function usage_of_row(usage)
   return ',"usage":' .. cjson.encode(amounts)
 end
 
--- The row of the pieces that a branch has emitted since the last commit; nil if there are none: output that began anew
+-- The row of the pieces that a branch has emitted since the last commit; nil if there are none: output that started over
 -- has no more pieces than the rows of the earlier one.
 local function emitted_row(base, task, run, step, branch)
   local stored = redis.call('HGET', run_key(base, task, run), RUN.emitted .. branch)
