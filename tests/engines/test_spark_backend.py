@@ -150,7 +150,7 @@ async def test_a_limit_ends_a_call_and_its_worker(backend: SparkBackend, tmp_pat
     folder = str(tmp_path)
     error = await error_of(backend, work("asleep", folder=folder, name="one", timeout_seconds=3))
     assert (error.cause, error.type) == ("limit", "TimeoutError")
-    assert error.message.startswith("it was not done within 3 s")
+    assert error.message.startswith("the call did not end within 3 s")
     # Where the worker needed all of that time to come so far, it has not begun, and never does.
     pids = [path.read_text() for path in tmp_path.glob("begun-*")]
     await until(lambda: not any(Path("/proc", pid).exists() for pid in pids), "its worker is gone")

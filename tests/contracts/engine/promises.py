@@ -164,7 +164,7 @@ class EnginePromises:
         with pytest.raises(InvalidInput, match=r"calls\[1\]: 'rank' is not a function"):
             await engine.agather(EngineCall(functions.begun, (folder, "a")), EngineCall("rank"))  # type: ignore[arg-type]
         with pytest.raises(
-            ConfigurationError, match=r"calls\[0\]: timeout_seconds=0 is not a number of seconds above 0"
+            ConfigurationError, match=r"calls\[0\]: timeout_seconds=0 must be a number of seconds above 0"
         ):
             await engine.agather(EngineCall(functions.add, timeout_seconds=0))
         whatever: tuple[Any, ...] = (3, "rank", functions.add)
@@ -185,7 +185,7 @@ class EnginePromises:
         assert well == "well"
         assert isinstance(slow, CallFailed)
         assert slow.type == "TimeoutError"
-        assert slow.message.startswith("it was not done within 3 s")
+        assert slow.message.startswith("the call did not end within 3 s")
         assert await engine.map(functions.add, range(2 * self.workers)) == list(range(2 * self.workers)), (
             "its place is free again"
         )

@@ -120,7 +120,7 @@ async def test_a_call_that_takes_too_long_loses_its_process(engine: LocalEngine,
     limit = 0.5
     while functions.count_begun(folder) == 0:  # on a busy machine its time is over before it begins
         with pytest.raises(
-            CallFailed, match=rf"TimeoutError: it was not done within {limit:g} s; its process was ended"
+            CallFailed, match=rf"TimeoutError: the call did not end within {limit:g} s; its process was ended"
         ):
             await engine.agather(EngineCall(functions.hold, (folder, "slow"), timeout_seconds=limit))
         limit *= 2

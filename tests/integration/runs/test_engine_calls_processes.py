@@ -96,7 +96,7 @@ async def test_steps_run_in_processes_and_fail_alone(tmp_path: Path) -> None:
     assert os.getpid() not in (first["pid"], last["pid"])
     assert died == "WorkerDied: the worker process was ended by SIGKILL while it ran the call"
     assert broke == "ZeroDivisionError: no"
-    assert slow == "TimeoutError: it was not done within 3 s; its process was ended"
+    assert slow == "TimeoutError: the call did not end within 3 s; its process was ended"
     assert gone(pid_of(str(tmp_path), "slow"))
 
 

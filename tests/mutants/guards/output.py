@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's begins no output anew",
+        "a turn that is another's starts no output over",
         "contracts:run_output",
     ),
     lua(
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "anew",
         "  if held ~= args[6] then count = 0 end\n",
         "",
-        "output that begins anew is shown from its first piece",
+        "output that starts over is shown from its first piece",
         "contracts:run_output",
     ),
     lua(
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "once",
         "  if tonumber(args[5]) <= tonumber(attempt or '1') then return 'OK' end\n",
         "",
-        "output begins anew once, however often it is asked for",
+        "output starts over once, however often it is asked for",
         "contracts:run_output",
     ),
     lua(
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "mark",
         "{'restart', '\"\"'}, 1)",
         "{}, 1)",
-        "readers see at once that output begins anew",
+        "readers see at once that output starts over",
         "contracts:run_output",
     ),
     lua(
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "row_of_its_own",
         "    if before >= recorded then unrecorded = unrecorded .. args[9] .. mark end\n",
         "    unrecorded = unrecorded .. args[9] .. mark\n",
-        "output that began anew does not repeat the row of the earlier one",
+        "output that started over does not repeat the row of the earlier one",
         "contracts:run_output",
     ),
     lua(
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "emitted_anew",
         "  if count <= recorded then return nil end\n",
         "",
-        "output that began anew has no second row",
+        "output that started over has no second row",
         "contracts:run_output",
     ),
     python(
@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "output_of_another",
         "                    begun = await self._bus.begin_turn(delivery, anyway=anyway)\n",
         "                    begun = True\n",
-        "the output of a live process is not begun anew by another one",
+        "the output of a live process is not started over by another one",
         "contracts:run_output",
     ),
     python(

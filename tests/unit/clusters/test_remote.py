@@ -113,7 +113,7 @@ def test_a_command_that_is_none_is_refused() -> None:
     assert value(called("train", epochs=3)) == ["python", "-m", "train", "3"]
     error = refused(called("train", epochs=0))
     assert (error.cause, error.type, error.retryable) == ("invalid", "InvalidResult", False)
-    assert error.message == "result: [] is not a command: return a text, or a list of texts"
+    assert error.message == "result: [] is not a command: return a string, or a list of strings"
 
 
 def test_a_large_result_goes_to_the_blob_store_and_is_read_where_it_is_an_argument(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_function_refuses_engines_that_cannot_run_it() -> None:
 def test_a_batch_job_gives_a_command() -> None:
     train = app.engine_functions["train"]
     assert train.bound(b'{"epochs": 3}')() == ["python", "-m", "train", "3"]
-    with pytest.raises(InvalidInput, match=r"^result: \[\] is not a command: return a text, or a list of texts"):
+    with pytest.raises(InvalidInput, match=r"^result: \[\] is not a command: return a string, or a list of strings"):
         train.bound(b'{"epochs": 0}')()
 
 
@@ -117,11 +117,11 @@ def _plain() -> None: ...
         (lambda a: a.engine_function(NotCallable), "give a function, or a class with a method __call__"),
         (lambda a: a.engine_function(Waits), r"'Waits' \(.*\) is async: declare a plain function"),
         (lambda a: a.engine_function(_twice), "takes a EngineContext twice, 'first' and 'second': remove one"),
-        (lambda a: a.engine_function(version=2)(_plain), r"has version=2: give a text, such as '2'"),
-        (lambda a: a.engine_function(version="a@b")(_plain), "has version='a@b': give a text"),
+        (lambda a: a.engine_function(version=2)(_plain), r"has version=2: give a string, such as '2'"),
+        (lambda a: a.engine_function(version="a@b")(_plain), "has version='a@b': give a string"),
         (lambda a: a.engine_function(actors=-1)(_plain), "has actors=-1: give a whole number from 0 to 10000"),
         (lambda a: a.engine_function(resources=2)(_plain), r"has resources=2: give Resources\(cpus=2, gpus=1\)"),
-        (lambda a: a.engine_function(resources=Resources(gpus=-1))(_plain), "has gpus=-1: give a number from 0 up"),
+        (lambda a: a.engine_function(resources=Resources(gpus=-1))(_plain), "has gpus=-1: give a number of at least 0"),
         (
             lambda a: a.engine_function(resources=Resources(memory_bytes=-1))(_plain),
             "has memory_bytes=-1: give a number",

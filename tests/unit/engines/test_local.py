@@ -58,11 +58,11 @@ def test_an_invalid_engine_is_named(name: str, message: str) -> None:
     ("settings", "message"),
     [
         ({"name": ""}, "RunConfig: name='' is not an engine"),
-        ({"worker_num": 0}, "RunConfig: worker_num=0 is not a whole number from 1"),
-        ({"worker_num": True}, "RunConfig: worker_num=True is not a whole number from 1"),
+        ({"worker_num": 0}, "RunConfig: worker_num=0 must be a whole number of at least 1"),
+        ({"worker_num": True}, "RunConfig: worker_num=True must be a whole number of at least 1"),
         ({"mode": "fibres"}, "RunConfig: mode='fibres' is not a mode: use threads, processes, async"),
-        ({"timeout_seconds": -1}, "RunConfig: timeout_seconds=-1 is not a number of seconds above 0"),
-        ({"timeout_seconds": float("nan")}, "RunConfig: timeout_seconds=nan is not a number of seconds above 0"),
+        ({"timeout_seconds": -1}, "RunConfig: timeout_seconds=-1 must be a number of seconds above 0"),
+        ({"timeout_seconds": float("nan")}, "RunConfig: timeout_seconds=nan must be a number of seconds above 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:

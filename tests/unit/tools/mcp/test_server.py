@@ -182,8 +182,8 @@ def test_only_tools_that_the_app_wants_and_can_name_are_taken() -> None:
     listing = listing_of(server(tools=["read*"]), tools, taken={"files.read_own"})
     assert list(listing.tools) == ["files.read_file"]
     assert [line.split("left out: ")[1] for line in listing.left_out] == [
-        "its name may only have letters, digits, _ . and -, at most 128 with the prefix",
-        "its name may only have letters, digits, _ . and -, at most 128 with the prefix",
+        "its name may contain only letters, digits, _ . and -, at most 128 with the prefix",
+        "its name may contain only letters, digits, _ . and -, at most 128 with the prefix",
         "the server lists it twice",
         "the app itself declares a tool 'files.read_own'",
     ]

@@ -48,7 +48,7 @@ async def test_an_answer_that_is_too_large_fails_its_request_alone(
     found = await answered(monkeypatch, response)
     error = found.json()["error"]
     assert found.status_code == 503
-    assert f"the server's answer has over {MOST} bytes" in error["message"]
+    assert f"the server's answer is larger than {MOST} bytes" in error["message"]
     assert error["data"] == {transport.NOT_SENT: False}
 
 
@@ -72,6 +72,6 @@ async def test_a_list_of_tools_whose_pages_never_end_is_not_kept(monkeypatch: py
 
     session = object.__new__(connection.MCPSession)
     monkeypatch.setattr(session, "_client", Endless(), raising=False)
-    with pytest.raises(RuntimeError, match=f"its list of tools has over {MOST} bytes"):
+    with pytest.raises(RuntimeError, match=f"its list of tools is larger than {MOST} bytes"):
         await session.tools()
     assert len(asked) == 10

@@ -27,7 +27,7 @@ from runtime_core.bus.keys import ingress
 from runtime_core.bus.namespace import connect, server_info
 from runtime_core.bus.topics import Topics
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings
-from runtime_core.cli.output import Columns, Json, Row, moment, print_json, print_result, print_rows
+from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError
 from runtime_core.gateway.keys import ROLES, ApiKey, ApiKeys
@@ -227,8 +227,8 @@ async def set_tenant_settings(
     weight: Annotated[
         int, Option(metavar="N", min=1, max=1000, help="Its share of turns relative to other tenants.")
     ] = 1,
-    max_open: Annotated[int, Option(metavar="N", min=0, help="The most open tasks; 0: no limit.")] = 0,
-    rate: Annotated[float, Option(metavar="N", min=0.0, help="The most tasks per second; 0: no limit.")] = 0.0,
+    max_open: Annotated[int, Option(metavar="N", min=0, help="Allow at most N open tasks; 0: no limit.")] = 0,
+    rate: Annotated[float, Option(metavar="N", min=0.0, help="Allow at most N tasks per second; 0: no limit.")] = 0.0,
 ) -> None:
     """Set a tenant's weight and limits, replacing earlier ones.
 
@@ -322,10 +322,7 @@ async def create_key(
     allowed = None if agents is None else split_names(agents)
     async with broker() as opened:
         key, text = await ApiKeys(opened.buses[0]).create(name, role or ROLES, tenant, allowed)
-    if as_json:
-        print_json({**_key_row(key), "key": text})
-    else:
-        print(text)
+    print_result({**_key_row(key), "key": text}, text, as_json)
 
 
 @key_commands.verb("list")

@@ -42,7 +42,7 @@ async def list_letters(
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
-    limit: Annotated[int, Option(metavar="N", min=1, help="The most letters or groups to list.")] = 50,
+    limit: Annotated[int, Option(metavar="N", min=1, help="List at most N letters or groups.")] = 50,
     as_json: Json = False,
 ) -> None:
     """List dead letters, the newest first.

@@ -188,7 +188,7 @@ async def check_recorded(
         str, Option(metavar="TIME", help="Only tasks that ended since: 7d, 12h, or a time as in 2026-11-01T08:00Z.")
     ] = "7d",
     agent: Annotated[str, Option(metavar="NAME", help="Only tasks of this agent.")] = "",
-    limit: Annotated[int | None, Option(metavar="N", min=1, help="The most tasks to check.")] = None,
+    limit: Annotated[int | None, Option(metavar="N", min=1, help="Check at most N tasks.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the code of an app on recorded tasks.

@@ -183,7 +183,7 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 @top_commands.verb("top", seconds=None)
 async def top(
-    every: Annotated[float, Option(metavar="SECONDS", min=0.2, max=3600, help="The time between two pictures.")] = 2.0,
+    every: Annotated[float, Option(metavar="SECONDS", min=0.2, max=3600, help="The time between two updates.")] = 2.0,
     tasks: Annotated[int, Option(metavar="N", min=0, max=1000, help="The number of open tasks to show.")] = 10,
     as_json: Json = False,
 ) -> None:

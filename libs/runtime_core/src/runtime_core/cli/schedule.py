@@ -109,7 +109,9 @@ async def delete(schedule_id: Id) -> None:
 
 @app.verb("run")
 async def run_now(schedule_id: Id, as_json: Json = False) -> None:
-    """Start a task of a schedule now, in addition to its times, and print the task's id.
+    """Start a task of a schedule now, and print its id.
+
+    The times of the schedule stay as they are.
 
     \b
     Example:

@@ -73,7 +73,7 @@ app = Commands("List, show, fork, cancel, answer and delete tasks.")
 
 Written = TypeVar("Written")
 Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
-Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="The most items to list.")]
+Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="List at most N items.")]
 Status = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
 OfStatus = Annotated[Status | None, Option("--status", help="Only tasks with this status.")]
 OfAgent = Annotated[str, Option("--agent", metavar="NAME", help="Only tasks of this agent.")]
@@ -225,7 +225,7 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
 
 @app.verb("watch", seconds=None)
 async def watch(task_id: Id) -> None:
-    """Show a task until it ends, and each change of it.
+    """Follow a task until it ends, and show each change.
 
     On a terminal, redraws the view of `weft task show`; otherwise prints a line for each change. The exit status is 1
     if the task does not complete.

@@ -272,7 +272,7 @@ def _command(call: Callable[[], object]) -> object:
     command = call()
     words = command if isinstance(command, list) else [command]
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise InvalidResult("result", f"{command!r} is not a command: return a text, or a list of texts")
+        raise InvalidResult("result", f"{command!r} is not a command: return a string, or a list of strings")
     return command
 
 
@@ -296,7 +296,7 @@ def _callable(kind: str, function: Callable[..., object], place: Place) -> Calla
 
 def _checked_version(what: str, version: object, place: Place) -> str:
     if not isinstance(version, str) or (version and not VERSION.fullmatch(version)):
-        raise ConfigurationError(f"{what} ({place}) has version={version!r}: give a text, such as '2' or '2025.1'")
+        raise ConfigurationError(f"{what} ({place}) has version={version!r}: give a string, such as '2' or '2025.1'")
     return version
 
 
@@ -314,7 +314,7 @@ def _checked_resources(what: str, resources: object, place: Place) -> Resources:
     amounts = {"cpus": resources.cpus, "gpus": resources.gpus, "memory_bytes": resources.memory_bytes}
     for name, amount in {**amounts, **resources.custom}.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
-            raise ConfigurationError(f"{what} ({place}) has {name}={amount!r}: give a number from 0 up")
+            raise ConfigurationError(f"{what} ({place}) has {name}={amount!r}: give a number of at least 0")
     if not isinstance(resources.memory_bytes, int):
         raise ConfigurationError(
             f"{what} ({place}) has memory_bytes={resources.memory_bytes!r}: give a whole number of bytes"

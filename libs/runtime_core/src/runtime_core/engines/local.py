@@ -78,7 +78,7 @@ class LocalEngine(RuntimeEngine):
         try:
             await asyncio.wait((running,), timeout=timeout_seconds)
             if not running.done():
-                raise Failure("TimeoutError", f"it was not done within {timeout_seconds:g} s")
+                raise Failure("TimeoutError", f"the call did not end within {timeout_seconds:g} s")
             return running.result()
         finally:
             if not running.done():

@@ -237,7 +237,7 @@ class WorkerPool:
             # A caller that gives up here discards the worker. Its thread then ends with an error that nobody retrieves.
             answering.add_done_callback(_hear)
         if not answering.done():
-            raise Failure("TimeoutError", f"it was not done within {timeout_seconds:g} s; its process was ended")
+            raise Failure("TimeoutError", f"the call did not end within {timeout_seconds:g} s; its process was ended")
         return answering.result()
 
     async def _discard(self, worker: Worker) -> None:
@@ -260,7 +260,7 @@ def _value(answer: bytes) -> object:
         try:
             value: object = pickle.loads(memoryview(answer)[1:])  # noqa: S301  # our own worker made it
         except Exception as error:  # the result's own methods may raise anything
-            raise Failure("PicklingError", f"the result cannot be read back here: {error}", error) from None
+            raise Failure("PicklingError", f"the result cannot be unpickled in this process: {error}", error) from None
         return value
     kind, message, trace, itself = pickle.loads(memoryview(answer)[1:])  # noqa: S301  # as above
     original = None

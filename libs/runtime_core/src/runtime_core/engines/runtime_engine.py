@@ -41,7 +41,7 @@ class RunConfig:
             raise ConfigurationError(f"RunConfig: name={self.name!r} is not an engine: use 'local'")
         number = self.worker_num
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ConfigurationError(f"RunConfig: worker_num={number!r} is not a whole number from 1")
+            raise ConfigurationError(f"RunConfig: worker_num={number!r} must be a whole number of at least 1")
         if self.mode not in MODES:
             raise ConfigurationError(f"RunConfig: mode={self.mode!r} is not a mode: use {', '.join(MODES)}")
         check_timeout("RunConfig", self.timeout_seconds)
@@ -57,7 +57,7 @@ def check_timeout(what: str, seconds: object) -> None:
     if seconds is None:
         return
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise ConfigurationError(f"{what}: timeout_seconds={seconds!r} is not a number of seconds above 0")
+        raise ConfigurationError(f"{what}: timeout_seconds={seconds!r} must be a number of seconds above 0")
 
 
 Function = Callable[..., Any]

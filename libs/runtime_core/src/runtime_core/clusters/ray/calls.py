@@ -165,7 +165,7 @@ def resource_options(resources: Resources) -> dict[str, Any]:  # Any: Ray's opti
 
 def late(seconds: float) -> str:
     """Return the message for a call that exceeded its limit."""
-    return f"it was not done within {seconds:g} s; it was stopped on the cluster"
+    return f"the call did not end within {seconds:g} s; it was stopped on the cluster"
 
 
 def _cancel(stream: Any, force: bool) -> None:  # Any: Ray's

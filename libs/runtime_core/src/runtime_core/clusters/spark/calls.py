@@ -222,7 +222,7 @@ class _Start:
 
 def over_limit(seconds: float) -> Error:
     """Return the error of a call that exceeded its time limit."""
-    return Error("limit", "TimeoutError", f"it was not done within {seconds:g} s; it was stopped")
+    return Error("limit", "TimeoutError", f"the call did not end within {seconds:g} s; it was stopped")
 
 
 def lost(error: BaseException) -> Error:

@@ -161,7 +161,7 @@ def listing_of(declared: MCPServer, tools: Iterable[Tool], taken: Collection[str
         name = f"{declared.prefix}.{tool.name}"
         try:
             if not NAME.fullmatch(name):
-                raise BadSchema("its name may only have letters, digits, _ . and -, at most 128 with the prefix")
+                raise BadSchema("its name may contain only letters, digits, _ . and -, at most 128 with the prefix")
             if name in taken:
                 raise BadSchema(f"the app itself declares a tool {name!r}")
             if name in usable:
@@ -319,7 +319,7 @@ class MCPSession:
             found += page.tools
             size += len(page.model_dump_json())
             if size > MAX_MESSAGE_BYTES:
-                raise RuntimeError(f"its list of tools has over {MAX_MESSAGE_BYTES} bytes")
+                raise RuntimeError(f"its list of tools is larger than {MAX_MESSAGE_BYTES} bytes")
             cursor = page.next_cursor
             if cursor is None:
                 return found

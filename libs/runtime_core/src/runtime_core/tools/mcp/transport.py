@@ -360,7 +360,7 @@ async def _read(response: httpx2.Response) -> httpx2.Response:
         async for part in response.aiter_bytes():
             body += part
             if len(body) > MAX_MESSAGE_BYTES:
-                raise httpx2.ReadError(f"the server's answer has over {MAX_MESSAGE_BYTES} bytes")
+                raise httpx2.ReadError(f"the server's answer is larger than {MAX_MESSAGE_BYTES} bytes")
     finally:
         await response.aclose()
     headers = [
