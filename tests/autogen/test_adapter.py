@@ -14,7 +14,9 @@ from autogen_core import (
     EVENT_LOGGER_NAME,
     JSON_DATA_CONTENT_TYPE,
     AgentId,
+    AgentInstantiationContext,
     AgentRuntime,
+    BaseAgent,
     DefaultTopicId,
     MessageContext,
     RoutedAgent,
@@ -103,6 +105,24 @@ async def runtime() -> AsyncIterator[WeftAgentRuntime]:
 
 async def idle(runtime: WeftAgentRuntime) -> None:
     await asyncio.wait_for(runtime.stop_when_idle(), IDLE_SECONDS)
+
+
+class ByHand(BaseAgent):
+    """Sets in its `__init__` what BaseAgent would, as the agent in AutoGen's tutorial does."""
+
+    def __init__(self, description: str) -> None:
+        self._runtime = AgentInstantiationContext.current_runtime()
+        self._id = AgentInstantiationContext.current_agent_id()
+        self._description = description
+
+    async def on_message_impl(self, message: Any, ctx: MessageContext) -> str:  # Any: as the base class
+        assert isinstance(self._runtime, WeftAgentRuntime)
+        return f"{self.id} {self._description}"
+
+
+async def test_an_agent_gets_its_id_and_runtime_while_its_factory_runs(runtime: WeftAgentRuntime) -> None:
+    await runtime.register_factory("byhand", lambda: ByHand("by hand"))
+    assert await runtime.send_message("hi", AgentId("byhand", "k")) == "byhand/k by hand"
 
 
 async def test_agents_see_the_types_of_autogen(runtime: WeftAgentRuntime) -> None:

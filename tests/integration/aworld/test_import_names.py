@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft import AgentContext
+from weft import AgentContext, App, HookEvent
 from weft.aworld import Observation, Runners, TaskConfig, TaskRunner, WorkflowSwarm
 
 PAGE = Path(__file__).parents[3] / "docs" / "aworld.md"
@@ -261,6 +264,53 @@ def test_the_block_with_a_task() -> None:
     assert isinstance(task.conf, TaskConfig)
     assert task.hooks["error"] == ["handle_error", "send_alert"]
     assert task.streaming_mode.name == "CORE"
+
+
+async def test_the_task_of_the_block_runs_with_its_hooks_and_asks_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"yes\n")
+    monkeypatch.setattr("sys.stdin", os.fdopen(reading))
+
+    async def asks(ctx: AgentContext, text: str) -> str:
+        if text == "FAIL":
+            raise ValueError(text)
+        return f"{text} {await ctx.human('Publish?')}"
+
+    app, fired = App("document"), []
+
+    def noted(name: str) -> Callable[[HookEvent], None]:
+        return lambda event: fired.append(name)
+
+    for point, names in (("start", ("init_logging", "init_context")), ("error", ("handle_error", "send_alert"))):
+        for name in names:
+            app.hook(point, name=name)(noted(name))
+    statuses = []
+    for given in ("hi", "fail", ""):
+        task = run_block(TASK, user_input=given, multi_agent=WorkflowSwarm(shout, asks))["task"]
+        events = [event async for event in Runners.streaming_run_task(task, app=app)]
+        response = events[-1].response
+        assert response is not None
+        statuses.append((response.status, response.answer or response.msg))
+    os.close(writing)
+    sys.stdin.close()
+    started = ["init_logging", "init_context"]
+    assert statuses[:2] == [("completed", "HI yes"), ("failed", "FAIL")]
+    assert "has no input, and conf.check_input requires one" in statuses[2][1]
+    assert fired == [*started, *(2 * [*started, "handle_error", "send_alert"])]
+
+
+async def test_the_blocks_whose_do_run_is_empty_complete_without_an_answer() -> None:
+    empty = """
+from aworld.runners.task_runner import TaskRunner
+
+class PoorlyDesignedRunner(TaskRunner):
+    async def do_run(self, context):
+        pass
+"""
+    response = await Runners.run("hi", agent=shout, runner_cls=run_block(empty)["PoorlyDesignedRunner"])
+    assert (response.status, response.answer) == ("completed", None)
 
 
 @pytest.mark.parametrize(("given", "status", "shown"), [("hi", "completed", "custom hi"), ("", "failed", "no content")])
