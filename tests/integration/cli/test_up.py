@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from runtime_core.cli.main import COMPLETION, main
@@ -63,20 +65,43 @@ def test_an_import_error_is_told_once_before_the_broker_starts(tmp_path: Path) -
     assert not (tmp_path / "data" / "endpoint").exists()
 
 
-def test_a_port_in_use_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--metrics-port", "--http-port"])
+def test_a_port_in_use_is_told_once(tmp_path: Path, option: str) -> None:
     (tmp_path / "desk.py").write_text(APP)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         done = subprocess.run(
-            command("up", "--app", "desk:app", "--metrics-port", str(port)),
+            command("up", "--app", "desk:app", option, str(port)),
             cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.startswith(f"weft up: port {port} is in use: choose another first port with --metrics-port")
+    assert done.stderr.startswith(f"weft up: port {port} is in use: choose another")
+    assert option in done.stderr
     assert done.stderr.count("\n") == 1
     assert "ready" not in done.stdout
+
+
+def test_up_offers_tasks_over_http(tmp_path: Path) -> None:
+    (tmp_path / "desk.py").write_text(APP)
+    log = tmp_path / "up.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command("up", "--app", "desk:app", "--http-port", "0"),
+            cwd=tmp_path, env=environment(tmp_path), stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        until(lambda: process.poll() is not None or log.read_text().count("✓ ready") == 5, 60)
+        (url,) = re.findall(r"HTTP on (http://\S+:\d+)", log.read_text())
+        with httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
+            task = client.post("/v1/tasks", json={"agent": "echo", "input": "x"}).json()["task_id"]
+            until(lambda: client.get(f"/v1/tasks/{task}").json()["status"] == "completed", 30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_reload_restarts_the_handlers_with_the_new_code(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def test_children_get_the_settings_and_ports_of_their_own() -> None:
         ({}, {"ray": True}, ["ray_gateway"]),
         ({"WEFT_RAY_ADDRESS": "head:6379", "WEFT_SPARK_REMOTE": "sc://s"}, {}, ["ray_gateway", "spark_gateway"]),
         ({"WEFT_SPARK_REMOTE": "sc://s"}, {"spark": True}, ["spark_gateway"]),
+        ({"WEFT_HTTP_PORT": "0"}, {}, ["gateway"]),
     ],
 )
 def test_gateways_run_where_they_are_asked_for_or_their_cluster_is_named(
@@ -236,6 +237,12 @@ def test_the_banner_names_the_engines_without_tokens() -> None:
     assert "  engines  ray (head:6379), spark (sc://s:1/)" in told_by(environ)
     assert "  engines  spark (a local one)" in told_by({}, spark=True)
     assert not [line for line in told_by({}) if "engines" in line]
+
+
+def test_the_banner_names_the_address_of_the_http_gateway() -> None:
+    assert "  http     http://127.0.0.1:8080/openapi.json" in told_by({"WEFT_HTTP_PORT": "8080"})
+    assert "  http     at a free port, which the log shows" in told_by({"WEFT_HTTP_PORT": "0"})
+    assert not [line for line in told_by({}) if "http " in line]
 
 
 def told_by(environ: dict[str, str], **flags: bool) -> list[str]:

@@ -146,6 +146,10 @@ def up_command(
             help="The first service's HTTP port for metrics and health; the others use the next ports. 0: free ports.",
         ),
     ] = None,
+    http_port: Annotated[
+        int | None,
+        Option(min=0, max=65535, help="Also offer tasks over HTTP, at this port. 0: a free port. Default: not."),
+    ] = None,
 ) -> None:
     """Run everything on this machine.
 
@@ -155,8 +159,11 @@ def up_command(
     \b
     Example:
       weft up --app desk:app --reload
+      weft up --app desk:app --http-port 8080
     """
-    given = {"WEFT_APP": app, "WEFT_DATA_DIR": data_dir, "WEFT_METRICS_PORT": metrics_port}
+    given = {
+        "WEFT_APP": app, "WEFT_DATA_DIR": data_dir, "WEFT_METRICS_PORT": metrics_port, "WEFT_HTTP_PORT": http_port,
+    }  # fmt: skip
     environ = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
     from runtime_core.host.stack import services_for, up  # here: the other commands do not need it
 

@@ -31,6 +31,8 @@ SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_record
 RAY_GATEWAY = "ray_gateway"
 SPARK_GATEWAY = "spark_gateway"
 """Started on request, or if the settings name the cluster."""
+GATEWAY = "gateway"
+"""The HTTP gateway, started if the settings name its port."""
 REPLICATED = frozenset({"agent_handler", "tool_handler"})
 """Services that scale with replicas. Of the others one replica leads, or all wait for the same cluster."""
 WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
@@ -40,8 +42,12 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def services_for(settings: Settings, *, ray: bool = False, spark: bool = False) -> tuple[str, ...]:
-    """Return the services to run, with the gateways that are requested or whose cluster the settings name."""
-    gateways = [(RAY_GATEWAY, ray or settings.ray_address), (SPARK_GATEWAY, spark or settings.spark_remote)]
+    """Return the services to run, with the gateways that are requested, or whose cluster or port the settings name."""
+    gateways = [
+        (RAY_GATEWAY, ray or settings.ray_address),
+        (SPARK_GATEWAY, spark or settings.spark_remote),
+        (GATEWAY, settings.http_port is not None),
+    ]
     return (*SERVICES, *(service for service, wanted in gateways if wanted))
 
 
@@ -96,7 +102,7 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str], reload
                 return 0
             effective = settings
         specs = child_specs(effective, replicas, services)
-        _check_ports(settings, len(specs))
+        _check_ports(settings, len(specs), http=GATEWAY in services)
         supervisor = Supervisor(specs, sys.stdout, shutdown_seconds=settings.shutdown_seconds)
         print(banner(effective, services, embedded=settings.redis_url is None), flush=True)
         if reload and settings.app is not None:
@@ -138,6 +144,7 @@ def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: 
         f"  app      {settings.app or 'none'}",
         f"  data     {settings.data_dir}",
         *_engines(settings, services),
+        *([f"  http     {_http_url(settings)}"] if GATEWAY in services else []),
         "  submit   weft submit NAME '\"TEXT\"'",
         f"           redis-cli {connect} XADD {settings.namespace}:tasks '*' {event}",
         "  stop     Ctrl-C",
@@ -154,19 +161,33 @@ def _engines(settings: Settings, services: Sequence[str]) -> list[str]:
     return [f"  engines  {', '.join(named)}"] if named else []
 
 
-def _check_ports(settings: Settings, count: int) -> None:
+def _http_url(settings: Settings) -> str:
+    if not settings.http_port:
+        return "at a free port, which the log shows"
+    return f"http://{settings.http_host}:{settings.http_port}/openapi.json"
+
+
+def _check_ports(settings: Settings, count: int, *, http: bool) -> None:
     """Check the ports of all services once, before each would refuse to start. Raises ConfigurationError."""
     first = settings.metrics_port or 0
     for port in range(first, first + count) if first else ():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((settings.metrics_host, port))
-            except (OSError, UnicodeError, OverflowError) as error:  # the services explain a wrong host or port
-                if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-                    raise ConfigurationError(
-                        f"port {port} is in use: choose another first port with --metrics-port (0: any free ports)"
-                    ) from None
+        if _is_in_use(settings.metrics_host, port):
+            raise ConfigurationError(
+                f"port {port} is in use: choose another first port with --metrics-port (0: any free ports)"
+            )
+    port = settings.http_port or 0
+    if http and port and _is_in_use(settings.http_host, port):
+        raise ConfigurationError(f"port {port} is in use: choose another one with --http-port (0: any free port)")
+
+
+def _is_in_use(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, UnicodeError, OverflowError) as error:  # the services explain a wrong host or port
+            return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return False
 
 
 async def _checked(url: str, settings: Settings) -> None:
