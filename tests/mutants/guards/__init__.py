@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.guards import (
     admission,
     connections,
+    consumers,
     ends,
     face,
     gateway,
@@ -37,6 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *gateway.MUTANTS,
     *timers.MUTANTS,
     *handlers.MUTANTS,
+    *consumers.MUTANTS,
     *services.MUTANTS,
     *redaction.MUTANTS,
     *publishers.MUTANTS,

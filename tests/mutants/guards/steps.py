@@ -678,7 +678,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    if self._rounds > self.max_steps:",
         "                    if False:",
         "the loops of a swarm end at max_steps",
-        "integration/aworld:runners",
+        "integration/aworld:orchestration",
     ),
     python(
         "runs/engine_calls.py",
