@@ -275,6 +275,16 @@ def receive(
     return ["m", step, DIGEST, wait, name, timeout_ms, default]
 
 
+def release(step: str, state: bytes = b"") -> list[Argument]:
+    """Give up the run's key, and leave this state."""
+    return ["r", step, DIGEST, state]
+
+
+def acquire(step: str, *, wait: str = "!") -> list[Argument]:
+    """Wait for the run's key."""
+    return ["k", step, DIGEST, wait]
+
+
 def send(
     task: str, agent: str = "editor", key: str = "", *, step: str = "0", data: bytes = b'"note"', context: bytes = b""
 ) -> list[Argument]:

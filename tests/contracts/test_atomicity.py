@@ -22,6 +22,7 @@ from tests.contracts.broker import (
     DIGEST,
     LEASE_MS,
     Broker,
+    acquire,
     again,
     answer,
     ask,
@@ -33,6 +34,7 @@ from tests.contracts.broker import (
     now,
     question,
     receive,
+    release,
     send,
     suspend,
     withdraw,
@@ -676,6 +678,28 @@ async def a_wait_for_a_kept_message(stage: Stage) -> Act:
     await stage.bus.send_message("t", "news", b"1", "shop\n1")
     turn = await stage.broker.take(stage.bus)
     return lambda: suspend(stage.bus, turn, receive("1", timeout_ms=1000), receive("2", timeout_ms=1000))
+
+
+@case
+async def a_key_that_is_given_up(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, release("1", b"{}"), nap("2", 1000))
+
+
+@case
+async def a_key_that_is_taken_back(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, release("1", b"{}"), acquire("2"))
+
+
+@case
+async def a_key_that_comes_back(stage: Stage) -> Act:
+    await busy(stage)
+    await suspend(stage.bus, await stage.broker.take(stage.bus), release("1", b"{}"), acquire("2"))
+    turn = await stage.broker.take(stage.bus)
+    return lambda: complete(stage.bus, turn)
 
 
 @case

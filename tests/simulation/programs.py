@@ -153,6 +153,10 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
                 await _say(ctx, f"{life if outside else ''}:{number}")
                 if number % 2:
                     await asyncio.sleep(seconds)
+        case ["released", program]:
+            async with ctx.released():
+                for inner in program:
+                    await perform(ctx, inner, ledger)
         case ["sleep", seconds]:
             await ctx.sleep(seconds)
         case ["human", seconds]:
@@ -226,6 +230,9 @@ def draw_program(choice_source: ChoiceSource, *, agent: str, engines: bool = Fal
     program: Program = [_draw_op(choice_source, depth, engines) for _ in range(count)]
     if agent in KEYED:
         program.insert(choice_source.choose(len(program) + 1), ["count"])
+        if not choice_source.choose(4):
+            inside = [_draw_op(choice_source, depth + 1, engines) for _ in range(1 + choice_source.choose(2))]
+            program.insert(choice_source.choose(len(program) + 1), ["released", inside])
     return program
 
 

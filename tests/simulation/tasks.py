@@ -72,6 +72,8 @@ def uses(program: Program, *names: str) -> bool:
                 return True
             case ["patched", _, before, after] if uses([before, after], *names):
                 return True
+            case ["released", inner] if uses(inner, *names):
+                return True
             case ["gather", branches] if any(uses(branch, *names) for branch in branches):
                 return True
     return False

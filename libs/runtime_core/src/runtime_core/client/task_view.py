@@ -122,6 +122,8 @@ def describe_wait(wait: Row, now_ms: float) -> str:
     """Describe an item of `waits_for` on one line, without user data."""
     if "place" in wait:
         return f"{_PLACES[wait['place']]} {wait['name']}"
+    if wait["kind"] == "acquire":
+        return f"to get its key back, at the end of ctx.released ({wait['run']})"
     kind = "sleep" if wait["kind"] == "timer" else wait["kind"]
     text = f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
     if "task_id" in wait:

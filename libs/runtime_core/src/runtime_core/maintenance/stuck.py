@@ -135,7 +135,8 @@ def _stuck_run(
         elif kind == "i":
             lost = f"s|{task}|{run}|{step}" not in timers
         else:
-            lost = kind != "h" and (task, child) not in driven
+            # People, messages and free keys answer the others.
+            lost = kind not in "hmk" and (task, child) not in driven
         if lost:
             found.append(Stuck(partition, "call", task, child, ""))
     return found
@@ -265,11 +266,11 @@ async def _scan_for_circles(buses: Sequence[EventBus]) -> list[str]:
         for (task, run), fields in (await open_runs(bus)).items():
             runs[bus.keys.partition, task, run] = fields
     lines: dict[Place, str] = {}
-    """The instance whose mailbox a run waits in."""
+    """The instance whose mailbox a run waits in, to start or for the key that it gave up."""
     waits: dict[Place, list[Place]] = {}
     for place, fields in runs.items():
         waits[place] = _children(place, fields, runs)
-        if fields.get(b"cur", b"") == b"mail":
+        if fields.get(b"cur", b"") == b"mail" or fields.get(b"ks", b"").startswith(b"w"):
             _, agent, key = fields[b"h"].decode().split("\n")[:3]
             lines[place] = f"{agent}/{key}"
             waits[place] += await _holders(buses[place[0]], lines[place])

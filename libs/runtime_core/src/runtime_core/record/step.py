@@ -191,6 +191,8 @@ def as_call(kind: str, name: str, key: str, data: bytes) -> str:
     method = f"ctx.{_METHODS.get(kind, kind)}"
     if kind in ("ray", "spark", "engine"):
         method = f"ctx.engine({quoted(kind)}).call" if kind != "engine" else "ctx.engine().call"
+    if kind in ("release", "acquire"):
+        return "ctx.released()" if kind == "release" else "the end of ctx.released()"
     if kind == "timer":
         return f"{method}({request / 1000:g})" if isinstance(request, int) else f"{method}()"
     if kind not in ("emit", "usage"):

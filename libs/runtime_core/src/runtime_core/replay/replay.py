@@ -412,7 +412,10 @@ def _difference(run: ReplayRun, replayed: RunReplay | None) -> tuple[str, str, s
     return left.id, as_call(left.kind, left.name, left.key, left.request), "it ends without this step", ""
 
 
-_COMPARED = ("tool", "agent", "engine", "ray", "spark", "human", "receive", "timer", "step", "model", "send", "publish")
+_COMPARED = (
+    "tool", "agent", "engine", "ray", "spark", "human", "receive", "timer", "step", "model", "send", "publish",
+    "release", "acquire",
+)  # fmt: skip
 
 
 def _is_left(step: RecordedStep, run: ReplayRun) -> bool:

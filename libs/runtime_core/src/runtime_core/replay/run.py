@@ -26,7 +26,7 @@ from runtime_core.runs.run import Run
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.step import Step, canonical
 
-_SAID = ("send", "publish", "message", "usage")
+_SAID = ("send", "publish", "message", "usage", "release")
 """Kinds of steps without a result, which a record need not have."""
 
 

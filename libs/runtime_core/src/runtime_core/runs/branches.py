@@ -1,19 +1,24 @@
-"""`ctx.gather` and `ctx.background`: run steps and branches of a run concurrently."""
+"""`ctx.gather`, `ctx.background` and `ctx.released`: what runs concurrently, in a run and beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from runtime_core.errors import JobCancelled, Outcome
+from runtime_core.ids import step_digest
 from runtime_core.runs.calls import Outgoing, RequestStep, room, sleep
 from runtime_core.runs.scheduler import Branch, OwnFlowOnly, Wait
 from runtime_core.runs.sharing import context_of, join
 from runtime_core.runs.step import LocalStep, Step, result_of
 
 if TYPE_CHECKING:
+    from runtime_core.bus.connection import Argument
+    from runtime_core.consumer.effects import CommittedTurn
     from runtime_core.runs.run import Run
 
 T = TypeVar("T")
@@ -366,3 +371,106 @@ def _forget(run: Run, part: Awaitable[Any]) -> None:  # Any: as Job's
         run.unawaited.pop(part.id, None)
     if hasattr(part, "close"):  # a coroutine, or a gather of some, that will never be awaited
         part.close()
+
+
+@dataclass(slots=True)
+class Release:
+    """The run gives up its key with the commit of this turn."""
+
+    step: str
+    digest: str
+    state: bytes
+    """The state that the run leaves (JSON); empty: unchanged."""
+
+    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
+        return ("r", self.step, self.digest, self.state)
+
+
+@dataclass(slots=True)
+class Acquire:
+    """A step that the broker answers with the instance's state once the run holds its key again."""
+
+    step: str
+    digest: str
+    wait: str = "!"
+
+    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
+        return ("k", self.step, self.digest, self.wait)
+
+
+class ReleaseStep(Outgoing[None]):
+    """The run gives up its key, unless a run below waits for it."""
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, branch: Branch) -> None:
+        super().__init__(run, branch, "release", "key", "", b"")
+
+    def go(self) -> None:
+        self.run.sends.append(Release(self.id, self.digest, self.run.state.changed() or b""))
+        self.run.rows.add(self)
+
+
+class AcquireStep(RequestStep[bytes]):
+    """The run waits for its key. The result is the instance's state (JSON).
+
+    Its id is that of the release, with a suffix: a step inside the block that failed before and then succeeds, after a
+    redrive, is followed by others.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, run: Run, release: str) -> None:
+        # Not Step's: it takes a step, and its digest depends on `ctx.attempt`.
+        self.run, self.kind, self.name, self.key, self.data = run, "acquire", "key", "", b""
+        self.digest = step_digest("acquire", "key", "", b"")
+        self.id = f"{release}.acquire"
+        self.order = run.steps_taken
+        self.request = Acquire(self.id, self.digest)
+
+    def read(self, payload: bytes) -> bytes:
+        return payload
+
+
+class Released:
+    """`async with ctx.released():` — inside, other events with the run's key are handled."""
+
+    __slots__ = ("_release", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._release = ""
+        """The id of the step that gave up the key."""
+
+    async def __aenter__(self) -> None:
+        run = self._run
+        if not run.key:
+            return
+        branch = run.flow.branch_here("ctx.released")
+        if branch is not run.branch:
+            raise run.flow.misuse(
+                "ctx.released in a coroutine of ctx.gather or ctx.background, which does not hold the run's key alone: "
+                "use it in the agent's own function, around the gather"
+            )
+        if run.state.released:
+            raise run.flow.misuse("ctx.released inside ctx.released: the run has given up its key already")
+        step = ReleaseStep(run, branch)
+        self._release = step.id
+        await step
+        run.state.release()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run = self._run
+        if not run.key or (error is not None and not isinstance(error, Exception)):
+            return  # the run is being stopped here
+        if run.state.differs():
+            raise run.flow.misuse(CHANGED)
+        run.state.acquire(await AcquireStep(run, self._release))
+
+
+CHANGED = (
+    "ctx.state was used inside ctx.released, where other runs may change it: "
+    "read what you need before, and change it afterwards"
+)

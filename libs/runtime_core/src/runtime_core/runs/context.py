@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -18,7 +18,7 @@ from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_message, checked_topic, idempotency_key
 from runtime_core.record.step import Usage, total_usage
-from runtime_core.runs.branches import AtEnd, Gather, Job, limited
+from runtime_core.runs.branches import CHANGED, AtEnd, Gather, Job, Released, limited
 from runtime_core.runs.calls import (
     Approval,
     ApprovalQuestion,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.ports import Functions
     from runtime_core.runs.run import Run
     from runtime_core.runs.shared_context import Context
+    from runtime_core.runs.step import HasStep
     from runtime_core.tools.tool import ToolContext
 
 # The namespace of `ctx.uuid()`. It may never change.
@@ -60,12 +61,6 @@ _NAMESPACE = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
 P = ParamSpec("P")
 R = TypeVar("R")
 Input = TypeVar("Input")
-
-
-class HasStep(Protocol):
-    """An object that `App.add_tool` declares as a tool."""
-
-    step: Callable[..., object]
 
 
 class AgentContext:
@@ -170,6 +165,8 @@ class AgentContext:
 
         The commit that ends the run writes the changes. A run without a key has no instance: its state ends with it.
         """
+        if self._run.state.released:
+            raise self._run.flow.misuse(CHANGED)
         return self._run.state.value()
 
     @property
@@ -371,6 +368,14 @@ class AgentContext:
         run, branch = self._here("ctx.sleep")
         return sleep(run, branch, milliseconds(delay, "delay of ctx.sleep"))
 
+    def released(self) -> Released:
+        """Give up the run's key inside `async with ctx.released():`, so that the key's next events are handled.
+
+        At the end the run waits for its key and continues with the state that they have left. Inside, `ctx.state` must
+        not be used. Raises Deadlock if a run that holds the key waits for this one.
+        """
+        return Released(self._run)
+
     # ---- local steps and output --------------------------------------------------------------------------
 
     def step(self, fn: Callable[..., object], /, *args: object, name: str | None = None, **kwargs: object) -> LocalStep:
@@ -544,8 +549,6 @@ class AgentContext:
         result: R = await limited(run, branch, part, limit)
         return result
 
-    # ---- changes of the code under running tasks -----------------------------------------------------------
-
     def patched(self, name: str) -> bool:
         """Return whether this run follows the changed code: `if ctx.patched("new-search"): … else: …`.
 
@@ -555,8 +558,6 @@ class AgentContext:
         """
         run, branch = self._here("ctx.patched")
         return run.patched(branch, checked_patch(name))
-
-    # ---- values that every replay repeats ----------------------------------------------------------------
 
     def now(self) -> datetime:
         """Return the time (UTC) of the latest result that this branch has seen; at first, of the run's start."""

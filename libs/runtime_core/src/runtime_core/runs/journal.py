@@ -173,18 +173,21 @@ def _path(step: str) -> tuple[int, ...]:
 class State:
     """The instance's state: a dict of JSON values, decoded at its first use and written only if it has changed."""
 
-    __slots__ = ("_at_start", "_initial", "_put", "_reported", "_value", "snapshot", "used")
+    __slots__ = ("_at_start", "_initial", "_left", "_put", "_reported", "_value", "released", "snapshot", "used")
 
     def __init__(self, snapshot: bytes) -> None:
         self.snapshot = snapshot
         """The state at the start of the run (JSON; empty: none)."""
         self.used = False
         """Whether the code has read or changed it."""
+        self.released = False
+        """Whether the run has given up its key, so that the state is other runs' to change."""
         self._put: bytes | None = None
         self._value: dict[str, Any] | None = None  # Any: JSON values of the user's choice
         self._at_start = b""
         self._initial: dict[str, object] = {}
         self._reported = b""
+        self._left: bytes | None = None
 
     def value(self) -> dict[str, Any]:
         """Return the working copy. Each replay starts from the snapshot."""
@@ -224,20 +227,39 @@ class State:
         changed = (name for name, value in self._value.items() if name not in before or before[name] != value)
         return [name for name in changed if name not in _OF_WEFT]
 
+    def release(self) -> None:
+        """Leave the state to other runs until `acquire`."""
+        self.released = True
+        self._left = None if self._value is None else encode(self._value, "state")
+
+    def differs(self) -> bool:
+        """Return whether the code has changed a state that it has left to other runs."""
+        return self._left is not None and encode(self._value, "state") != self._left
+
+    def acquire(self, state: bytes) -> None:
+        """Continue with this state (JSON), which other runs have left; `false`: none could."""
+        self.released = False
+        if state == b"false":
+            return
+        self.snapshot = state
+        if self._value is not None:
+            self.replace(state)
+            self._at_start = self._reported = encode(self._value, "state")
+
     def put(self, state: bytes) -> None:
         """Have the commit that ends the run write this state (JSON)."""
         self._put, self.used = state, True
 
     def changed(self) -> bytes | None:
         """Return JSON of the state; None if it is unchanged since the run's start. Raises InvalidInput (`state`)."""
-        if self._value is None:
+        if self._value is None or self.released:
             return self._put
         now = encode(self._value, "state")
         return None if now == self._at_start else now
 
     def working_change(self) -> bytes | None:
         """As `changed`, since the last call of this method."""
-        if self._value is None:
+        if self._value is None or self.released:
             return None
         now = encode(self._value, "state")
         if now == self._reported:

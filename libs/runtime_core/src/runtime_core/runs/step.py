@@ -9,7 +9,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, FAILED
@@ -116,7 +116,7 @@ def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
     branch.saw(ended_ms)
     if status == FAILED:
         type, message = recorded_error(value)
-        if type == Deadlock.__name__ and step.kind == "agent":
+        if type == Deadlock.__name__ and step.kind in ("agent", "acquire"):
             raise Deadlock(type, message)
         raise _ERRORS.get(step.kind, StepError)(type, message)
     if step.kind == "agent":
@@ -124,6 +124,12 @@ def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
         if changes:
             merge_changes(step.run, branch, changes)
     return step.read(payload)
+
+
+class HasStep(Protocol):
+    """An object that `App.add_tool` declares as a tool."""
+
+    step: Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)

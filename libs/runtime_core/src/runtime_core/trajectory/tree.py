@@ -27,6 +27,8 @@ _GLYPHS = {
     "model": "○",
     "human": "?",
     "receive": "<",
+    "release": "-",
+    "acquire": "+",
     "timer": "~",
     "emit": "»",
     "send": "→",

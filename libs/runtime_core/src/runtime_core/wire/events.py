@@ -27,7 +27,16 @@ STEP_RECORDED = "weft.step.recorded"
 FACT_SOURCE = "weft"
 """The source of every fact."""
 ENDED = ("completed", "failed", "cancelled")
-STEP_KINDS = {"t": "tool", "a": "agent", "r": "ray", "s": "spark", "i": "timer", "h": "human", "m": "receive"}
+STEP_KINDS = {
+    "t": "tool",
+    "a": "agent",
+    "r": "ray",
+    "s": "spark",
+    "i": "timer",
+    "h": "human",
+    "m": "receive",
+    "k": "acquire",
+}
 _STATUSES = {"success": "completed", "finished": "completed", "timeout": "failed", "interrupted": "cancelled"}
 """The status of an ended task in other runtimes → its status in Weft."""
 

@@ -16,6 +16,8 @@
 --        m step digest wait name timeout_ms ('' none) default ('' none)   waits for a message of this name
 --        s task agent key data context step digest         a message that nobody waits for: a separate task
 --        p id topic key data context sender step digest    a message to every subscriber of the topic
+--        r step digest state                               gives up the run's key; the state that it leaves, '' unchanged
+--        k step digest wait                                waits for the run's key
 --        a step wait                                       waits again for a step of an earlier turn
 --        l traceparent                                     the span of the turn that ends the run: not for `w`
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
@@ -259,6 +261,8 @@ local function check_parts(base, args, turn)
         check_stream(base, 'out:' .. task)
         check_stream(base, 'replies')
       end
+    elseif letter == PART.acquire then
+      redis.call('HLEN', base .. 'meta')
     else
       check_sent(base, args, at)
     end
@@ -391,12 +395,24 @@ local function put_again(_, args, turn, at)
   end
 end
 
+-- Both happen once the run's fields are written.
+local function put_release(_, args, turn, at)
+  turn.released = args[at + 3]
+  put_null(turn, args[at + 1], args[at + 2], args[8])
+end
+
+local function put_acquire(_, args, turn, at)
+  turn.acquired = args[at + 1]
+  put_missing(turn, args[at + 1], args[at + 2], KIND.key, args[at + 3])
+end
+
 local function put_nothing() end
 
 local PUT_PART = {
   [PART.call] = put_call, [PART.timer] = put_timer, [PART.question] = put_question, [PART.message] = put_sent,
   [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = put_nothing,
   [PART.journaled] = put_nothing, [PART.receive] = put_receive, [PART.withdraw] = put_nothing,
+  [PART.release] = put_release, [PART.acquire] = put_acquire,
 }
 
 -- Writes the run's fields: it is held for its steps, or resumed immediately if nothing is missing. Returns where it
@@ -443,8 +459,11 @@ local function suspend(base, args, turn, header, number)
   settle_last(base, args[2], args[3])
   if instance == '' then return end
   if args[11] ~= '' then redis.call('HSET', base .. 'inst:' .. instance, INSTANCE.working_state, args[11]) end
+  if turn.released then KEY.release(base, instance, args[4], args[5], turn.released) end
+  if turn.acquired then return KEY.acquire(base, instance, args[4], args[5], turn.acquired) end
   if current == 'held' and redis.call('LLEN', base .. 'nest:' .. instance) > 0 then
-    start_nested(base, instance, redis.call('HGET', base .. 'inst:' .. instance, INSTANCE.holders))
+    local holders = redis.call('HGET', base .. 'inst:' .. instance, INSTANCE.holders)
+    if KEY.has(holders, args[4] .. '|' .. args[5]) then start_nested(base, instance, holders) end
   end
 end
 

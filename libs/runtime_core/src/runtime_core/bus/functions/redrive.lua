@@ -4,8 +4,9 @@
 -- others may have written the instance's state in the meantime.
 local function reopen(base, task, first_run, context)
   local key = base .. 'task:' .. task
-  forget_waits(base, task, FIRST_RUN, {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.open_asks, RUN.override,
-    RUN.turn_owner, RUN.state_at_start})
+  local gone = {TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, RUN.open_asks, RUN.override, RUN.turn_owner}
+  KEY.keep(key, gone)
+  forget_waits(base, task, FIRST_RUN, gone)
   redis.call('HSET', key, 'status', 'running', TASK.flags, flag(first_run.flags, FLAG.reopened))
   redis.call('PERSIST', key)
   local now, tenant = text(now_ms(base)), header_of(first_run.header).tenant
@@ -13,13 +14,8 @@ local function reopen(base, task, first_run, context)
   if tenant and tenant ~= '' then redis.pcall('ZADD', base .. 'open:' .. tenant, now, task) end
   redis.call('ZREM', base .. 'stopped', task)
   local stream, agent, instance_key = target_of(first_run.header)
-  local cur
-  if instance_key ~= '' then
-    cur = deliver(base, task, FIRST_RUN, stream, agent, instance_key, first_run.input, context)
-  else
-    cur = append_start(base, task, FIRST_RUN, stream, agent, '', first_run.input, context, '-1')
-  end
-  redis.call('HSET', key, RUN.current, cur)
+  redis.call('HSET', key, RUN.current,
+    deliver(base, task, FIRST_RUN, stream, agent, instance_key, first_run.input, context, false, '-1'))
 end
 
 -- The delivery's fields, as for its first attempt. `data`: new data, or '' for the old data.

@@ -29,6 +29,9 @@ local function leave_line(base, task, run)
   if run ~= FIRST_RUN then redis.pcall('HDEL', base .. 'line:' .. task, run) end
 end
 
+-- Whether a run has given up its key and waits for it again.
+function KEY.waits(released) return string.sub(released or '', 1, 1) == 'w' end
+
 -- For whom `run` waits at the instance `inst`, if it waits for its descendant `child`, step by step, and that one waits
 -- there: for all holders, if it is in the mailbox; for those that are nested on it, if it is a holder itself. Else nil.
 local function waits_in_line(base, task, run, child, inst)
@@ -40,7 +43,8 @@ local function waits_in_line(base, task, run, child, inst)
   end
   local holders = redis.pcall('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   if type(holders) ~= 'string' then return nil end
-  if redis.pcall('HGET', run_key(base, task, child), RUN.current) == 'mail' then return holders end
+  local waits = redis.pcall('HMGET', run_key(base, task, child), RUN.current, RUN.released)
+  if waits[1] == 'mail' or KEY.waits(waits[2]) then return holders end
   return holder_above(holders, task .. '|' .. child)
 end
 

@@ -28,13 +28,14 @@ local RUN = {
   answered_by = 'l:',       -- + step: traceparent of the span that gave the step its result
   override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
   override_from = 'o:',     -- + step: the same, valid from this step on: the number of the change, a space, the state
-  state_at_start = 's0',    -- of a nested run: the instance's state when it began
+  state_at_start = 's0',    -- of a nested run, and of one that has given up its key: the instance's state when it began
   unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one per line: step, kind,
                             -- name and usage (JSON), separated by tabs; for output the first step of a branch that
                             -- has emitted, `emit`, and `@` with the branch
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
   open_asks = 'ao',         -- how many requests of its turn have no answer yet
+  released = 'ks',          -- whether it holds its key again: see `KEY.give`
   held_back = 'y',          -- answers that wait for the end of a nested run on its instance, packed: step, status,
                             -- ms, JSON
 }
@@ -87,7 +88,8 @@ local INSTANCE = {
 local RESULT = {ok = 'K', error = 'E'}
 
 -- What gives a step its result.
-local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', human = 'h', receive = 'm'}
+local KIND = {agent = 'a', tool = 't', ray = 'r', spark = 's', timer = 'i', human = 'h', receive = 'm',
+  key = 'k'}
 
 -- How a step's result wakes its run: by itself, not at all, or (followed by a name) by a reply stream, to a turn that
 -- continues. `g<n>` wakes it with the last result of that group.

@@ -61,6 +61,14 @@ local function holder_above(holders, ref)
   return string.match('\n' .. holders .. '\n', '\n' .. string.gsub(ref, '%W', '%%%0') .. '\n([^\n]+)\n')
 end
 
+-- Keys that runs give up while they wait: see `KEY.release` in `mailbox.lua`.
+local KEY = {}
+
+-- Whether a run is among the holders of an instance.
+function KEY.has(holders, ref)
+  return holders and string.find('\n' .. holders .. '\n', '\n' .. ref .. '\n', 1, true) ~= nil
+end
+
 -- Whether a run's `current` is an entry id, and not a word: its delivery is on a work stream.
 local function in_flight(current) return current and string.find(current, '-', 1, true) end
 

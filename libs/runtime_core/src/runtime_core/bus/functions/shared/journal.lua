@@ -12,10 +12,7 @@ end
 
 -- Resumes the run, unless a nested run is in flight on its instance, which then wakes it at its end.
 local function resume(base, task, run, stream, agent, key, turn, step, value)
-  if key ~= '' then
-    local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders)
-    if busy and top_of(busy) ~= task .. '|' .. run and not interleaves(base, agent) then return 'pend' end
-  end
+  if is_below(base, agent, key, task .. '|' .. run) then return 'pend' end
   return append_resume(base, task, run, stream, agent, key, turn, step, value)
 end
 

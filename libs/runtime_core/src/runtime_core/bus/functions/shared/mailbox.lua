@@ -43,14 +43,18 @@ local function keep_snapshot(base, inst, task, run)
   redis.call('HSET', run_key(base, task, run), RUN.state_at_start, s[1] or s[2] or '')
 end
 
+-- A run that may leave a mailbox, or nil: it starts, or (with its `released`) gets its key back.
 local function startable(base, ref)
   local task, run = split_ref(ref)
   -- pcall: if another program stores something else under the task's key, only that task is lost.
   local status = redis.pcall('HGET', base .. 'task:' .. task, 'status')
   if type(status) ~= 'string' or ENDED[status] then return nil end
   local cur = redis.pcall('HGET', run_key(base, task, run), RUN.current)
-  if cur ~= 'mail' and cur ~= 'nest' then return nil end
-  return task, run
+  if cur == 'mail' or cur == 'nest' then return task, run end
+  if type(cur) ~= 'string' then return nil end
+  local released = redis.pcall('HGET', run_key(base, task, run), RUN.released)
+  if not KEY.waits(released or '') then return nil end
+  return task, run, released
 end
 
 -- The instance's newest run waits, so a nested call that came in meanwhile may start on top of it.
@@ -85,6 +89,29 @@ local function wake_below(base, inst, rest)
   redis.call('HSET', rk, RUN.current, entry)
 end
 
+function KEY.answer(base, task, run, step, asked, status, value)
+  -- pcall: the run that gives up the key belongs to another task, whose commit has not checked these keys.
+  local read, ms = pcall(now_ms, base)
+  local now = read and text(ms) or asked
+  if answer(base, task, run, step, status, now, value) then
+    pcall(record_answer, base, task, run, step, asked, now, status, value, 'acquire')
+  end
+end
+
+-- A run that has given up its key has a field that begins with a letter:
+--   r             given up
+--   w<ms><step>   waits for it since then, in the mailbox, for this step (13 digits, ms)
+--   a<step>       has it again, by this step
+--   k             kept, since other runs hold the instance too
+-- Gives the key to a run that waits for it, with the instance's state as the result of the step.
+function KEY.give(base, inst, task, run, released, holders)
+  local asked, step, ik = string.sub(released, 2, 14), string.sub(released, 15), base .. 'inst:' .. inst
+  leave_line(base, task, run)
+  redis.call('HSET', ik, INSTANCE.holders, holders)
+  redis.call('HSET', run_key(base, task, run), RUN.released, 'a' .. step)
+  KEY.answer(base, task, run, step, asked, RESULT.ok, redis.call('HGET', ik, 'state') or 'null')
+end
+
 -- Starts the first of up to 50 runs in a list of the instance whose task has not ended. Returns whether one started,
 -- and whether the list had any.
 local function start_first(base, inst, list)
@@ -93,8 +120,11 @@ local function start_first(base, inst, list)
     local ref = redis.call('LPOP', base .. list .. inst)
     if not ref then return false, taken end
     taken = true
-    local task, run = startable(base, ref)
-    if task then
+    local task, run, released = startable(base, ref)
+    if released then
+      KEY.give(base, inst, task, run, released, ref)
+      return true, true
+    elseif task then
       start_stored(base, inst, task, run, '')
       return true, true
     end
@@ -148,12 +178,53 @@ local function release(base, inst, task, run)
   start_next(base, inst)
 end
 
+-- A run gives up its key while it waits: the next event of the mailbox starts with the state that the run leaves. A
+-- replay of the run begins with the state that it began with, which is kept. If other runs hold the instance too, the
+-- run keeps its place: those below a nested run wait for it.
+function KEY.release(base, inst, task, run, state)
+  local ik, ref, rk = base .. 'inst:' .. inst, task .. '|' .. run, run_key(base, task, run)
+  local v = redis.call('HMGET', ik, INSTANCE.holders, 'state')
+  if v[1] ~= ref then return redis.call('HSET', rk, RUN.released, 'k') end
+  redis.call('HSETNX', rk, RUN.state_at_start, v[2] or '')
+  redis.call('HSET', rk, RUN.released, 'r')
+  if state ~= '' then redis.call('HSET', ik, 'state', state) end
+  start_next(base, inst)
+end
+
+-- A run wants its key back for a step that it waits for: at once if the instance has no holder, else in the mailbox. The
+-- step's result is the instance's state, or `false` if the run has kept the key and its own state.
+function KEY.acquire(base, inst, task, run, step)
+  local ik, ref, rk = base .. 'inst:' .. inst, task .. '|' .. run, run_key(base, task, run)
+  local now, busy = text(now_ms(base)), redis.call('HGET', ik, INSTANCE.holders)
+  local released = 'w' .. now .. step
+  if redis.call('HGET', rk, RUN.released) == 'k' then
+    return KEY.answer(base, task, run, step, now, RESULT.ok, 'false')
+  end
+  if not busy then return KEY.give(base, inst, task, run, released, ref) end
+  if KEY.has(busy, ref) then return KEY.give(base, inst, task, run, released, busy) end
+  if interleaves(base, string.match(inst, '^[^/]*')) then
+    return KEY.give(base, inst, task, run, released, busy .. '\n' .. ref)
+  end
+  local closed = run ~= FIRST_RUN and circle(base, task, run, inst, busy)
+  if closed then return KEY.answer(base, task, run, step, now, RESULT.error, deadlock(closed)) end
+  redis.call('HSET', rk, RUN.released, released)
+  enter_line(base, task, run, inst)
+  count_mail(base, inst, redis.call('RPUSH', base .. 'mail:' .. inst, ref))
+end
+
+-- Whether a run that continues from its journal has given up its key: it does not wait in the mailbox.
+function KEY.is_released(base, task, run)
+  return redis.call('HGET', run_key(base, task, run), RUN.released) == 'r'
+end
+
 -- Delivers a run to its agent: immediately, as a nested call, or through the instance's mailbox. The caller stores
 -- `cur` (the returned value) with the run's other fields. `bounded`: returns nil and an error (JSON), without writing,
--- if the mailbox is full, or if the request would wait for its own caller. `turn` is that of `append_start`; events
--- with a key need none, since their reader always loads the run.
+-- if the mailbox is full, or if the request would wait for its own caller. `turn` is that of `append_start`, for
+-- a run that has a journal; events with a key need none, since their reader always loads the run.
 local function deliver(base, task, run, stream, agent, key, data, context, bounded, turn)
-  if key == '' then return append_start(base, task, run, stream, agent, key, data, context, turn) end
+  if key == '' or (turn and KEY.is_released(base, task, run)) then
+    return append_start(base, task, run, stream, agent, key, data, context, turn)
+  end
   local inst = agent .. '/' .. key
   local ik = base .. 'inst:' .. inst
   local busy = redis.call('HGET', ik, INSTANCE.holders)

@@ -43,12 +43,24 @@ local function forget_waits(base, task, run, gone, goes_on)
   return has_journal
 end
 
+-- A run that has ended continues without a key that it had given up, also if it had it again: it takes it again where
+-- the last block ends, with the state of then. Adds the fields to drop to `gone`.
+function KEY.keep(rk, gone)
+  local released = redis.call('HGET', rk, RUN.released)
+  if not released or released == 'k' then
+    gone[#gone + 1] = RUN.state_at_start
+    return
+  end
+  if string.sub(released, 1, 1) == 'a' then gone[#gone + 1] = RUN.result .. string.sub(released, 2) end
+  redis.call('HSET', rk, RUN.released, 'r')
+end
+
 -- Keeps the journal of a child run for the run that called it: the child has failed (`goes_on`: its task has not
 -- ended), or was open when its task ended. Without `current`, no commit, resume or redrive finds the run meanwhile.
 -- Returns whether there is a journal.
 local function keep_child(base, task, run, digest, goes_on)
-  local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.open_asks, RUN.override,
-    RUN.state_at_start}
+  local gone = {RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.open_asks, RUN.override}
+  KEY.keep(run_key(base, task, run), gone)
   if not forget_waits(base, task, run, gone, goes_on) then return false end
   redis.call('HSET', base .. 'task:' .. task, TASK.kept_child .. run, digest)
   return true

@@ -75,12 +75,15 @@ local function answer_row(run, step, kind, name, input, asked, ended, status, pa
     (status == RESULT.ok and ',"output":' or ',"error":') .. payload .. '}]'
 end
 
--- Records a step that the broker itself answered: a sleep, a question, or a wait for a message.
-local function record_answer(base, task, run, step, asked, ended, status, payload)
+-- Records a step that the broker itself answered: a sleep, a question, a wait for a message, or (by its `kind`) for the
+-- run's key.
+local function record_answer(base, task, run, step, asked, ended, status, payload, kind)
   local question, receives = unpack(redis.call('HMGET', run_key(base, task, run), RUN.question .. step,
     RUN.receives .. step))
   local row
-  if receives then
+  if kind then
+    row = answer_row(run, step, kind, 'key', nil, asked, ended, status, payload)
+  elseif receives then
     row = answer_row(run, step, 'receive', data_of(receives), nil, asked, ended, status, payload)
   elseif question then
     row = answer_row(run, step, 'human', 'human', data_of(question), asked, ended, status, payload)

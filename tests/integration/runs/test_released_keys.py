@@ -1,0 +1,135 @@
+"""A run that gives up its key while it waits: `ctx.released`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from runtime_core.host.local import LocalApp
+from weft import AgentContext, App, Client, TaskHandle
+
+app = App("shop")
+
+
+@app.agent("orders")
+async def orders(ctx: AgentContext, order: str) -> list[str]:
+    ctx.state.setdefault("seen", []).append(order)
+    if order.startswith("large"):
+        async with ctx.released():
+            await ctx.human("approve?")
+        ctx.state["seen"].append(f"{order} approved")
+    return list(ctx.state["seen"])
+
+
+@app.agent("wrong")
+async def wrong(ctx: AgentContext, how: str) -> None:
+    seen = ctx.state.setdefault("seen", [])
+    if how == "branch":
+
+        async def inside() -> None:
+            async with ctx.released():
+                pass
+
+        await ctx.gather(inside(), ctx.sleep(0))
+    async with ctx.released():
+        if how == "read":
+            ctx.state.clear()
+        elif how == "change":
+            seen.append(1)
+        elif how == "twice":
+            async with ctx.released():
+                pass
+        await ctx.sleep(0)
+
+
+@app.agent("raises")
+async def raises(ctx: AgentContext, _: None) -> str:
+    try:
+        async with ctx.released():
+            await ctx.sleep(0)
+            raise ValueError("inside")
+    except ValueError as error:
+        ctx.state["error"] = str(error)
+    return str(ctx.state["error"])
+
+
+@app.agent("itself")
+async def itself(ctx: AgentContext, depth: int) -> list[int]:
+    """Its own key's next event is a call of its own."""
+    if depth:
+        async with ctx.released():
+            await ctx.agent("itself", depth - 1, key=ctx.key)
+    ctx.state.setdefault("depths", []).append(depth)
+    return list(ctx.state["depths"])
+
+
+@app.agent("nested")
+async def nested(ctx: AgentContext, below: bool) -> list[str]:
+    ctx.state.setdefault("log", []).append("begin" if below else "nested")
+    if below:
+        await ctx.agent("nested", False, key=ctx.key)
+    else:
+        async with ctx.released():
+            await ctx.sleep(0.01)
+    if below:
+        ctx.state["log"].append("end")
+    return list(ctx.state["log"])
+
+
+async def question(task: TaskHandle) -> str:
+    async for event in task.stream():
+        if event.type == "weft.human.requested":
+            return str(event.data["request_id"])
+    raise AssertionError("it asked nothing")
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with asyncio.timeout(60), LocalApp(app) as connected:
+        yield connected
+
+
+async def test_a_pending_approval_does_not_block_the_next_order(client: Client) -> None:
+    large = await client.submit("orders", "large-1", key="ann")
+    asked = await question(large)
+    assert (await (await client.submit("orders", "small-2", key="ann")).result()).output == ["large-1", "small-2"]
+    other = await client.submit("orders", "large-3", key="ann")
+    later = await question(other)
+    await large.signal(asked, True)
+    assert (await large.result()).output == ["large-1", "small-2", "large-3", "large-1 approved"]
+    await other.signal(later, True)
+    assert (await other.result()).output[-2:] == ["large-1 approved", "large-3 approved"]
+
+
+async def test_a_run_without_a_key_gives_up_nothing(client: Client) -> None:
+    task = await client.submit("orders", "large-1")
+    await task.signal(await question(task), True)
+    assert (await task.result()).output == ["large-1", "large-1 approved"]
+
+
+async def test_an_error_inside_takes_the_key_back(client: Client) -> None:
+    assert (await (await client.submit("raises", None, key="k")).result()).output == "inside"
+
+
+async def test_it_may_wait_for_another_run_of_its_key(client: Client) -> None:
+    assert (await (await client.submit("itself", 3, key="k")).result()).output == [0, 1, 2, 3]
+
+
+async def test_a_nested_call_leaves_the_key_to_its_caller(client: Client) -> None:
+    expected = ["begin", "nested", "end"]
+    assert (await (await client.submit("nested", True, key="k")).result()).output == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("read", "ctx.state was used inside ctx.released"), ("change", "ctx.state was used inside ctx.released"),
+        ("twice", "inside ctx.released"), ("branch", "in a coroutine of ctx.gather"),
+    ],
+)  # fmt: skip
+async def test_misuse_is_named(client: Client, how: str, message: str) -> None:
+    response = await (await client.submit("wrong", how, key=how)).result()
+    assert response.error is not None
+    assert message in response.error["message"]
