@@ -88,6 +88,31 @@ async def test_a_run_that_waits_at_the_change_keeps_to_its_path(broker: Broker, 
     assert await output_of(broker) == "old"
 
 
+async def test_a_task_keeps_the_version_that_began_it(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    def release(version: str) -> App:
+        app = App("changing", version=version)
+
+        @app.agent("writer")
+        async def writer(ctx: AgentContext, value: object) -> None:
+            await ctx.tool("search", query="x")
+            await ctx.tool("search", query="y")
+
+        return app
+
+    await broker.submit(bus, "t")
+    await handler(bus, release("1")).handle(await broker.take(bus))
+    assert (await broker.task("t"))["av"] == "1"
+    assert await answer(bus, await broker.take(bus, "tool"))
+    await handler(other, release("2")).handle(await broker.take(other))
+    assert (await broker.task("t"))["av"] == "1"
+
+
+async def test_an_app_without_a_version_writes_none(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await handler(bus, old_app(calls=True)).handle(await broker.take(bus))
+    assert "av" not in await broker.task("t")
+
+
 async def test_a_new_run_takes_the_change_in_every_process(broker: Broker, bus: EventBus, other: EventBus) -> None:
     await broker.submit(bus, "t")
     await handler(bus, new_app(calls=True)).handle(await broker.take(bus))

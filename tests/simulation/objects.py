@@ -77,7 +77,7 @@ class AppWithObjects:
     """The simulated app and, for one process, its objects."""
 
     def __init__(self, app: App) -> None:
-        self.name = app.name
+        self.name, self.version = app.name, app.version
         self.tools, self.functions, self.hooks = app.tools, app.functions, app.hooks
         vocabulary = native()
 

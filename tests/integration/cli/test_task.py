@@ -46,6 +46,16 @@ def test_tasks_are_filtered_by_session_key_and_time(weft: Weft) -> None:
     assert "--since 'yesterday' is neither a span, as in 7d or 12h, nor a time" in wrong.err
 
 
+def test_open_tasks_are_filtered_by_the_version_that_began_them(weft: Weft) -> None:
+    weft("submit", "sleeper", "300", "--task-id", "of-version", "--no-wait")
+    weft("submit", "echo", "x", "--task-id", "ended-at-once")
+    shown_with(weft, "of-version", lambda view: view.get("version") == "7")
+    assert [row["task_id"] for row in weft("task", "list", "--version", "7", "--json").json] == ["of-version"]
+    assert weft("task", "list", "--version", "6", "--json").json == []
+    assert "version  7" in weft("task", "show", "of-version").out
+    weft("task", "cancel", "of-version")
+
+
 def test_many_tasks_are_cancelled_at_once(weft: Weft) -> None:
     for number in (1, 2, 3):
         weft("submit", "sleeper", "300", "--task-id", f"many-{number}", "--session", "s-many", "--no-wait")

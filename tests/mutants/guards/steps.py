@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "repeat_above",
-        "  if nested and not interleaved and holder_above(holders, ref) then repeat_above(base, holders, ref, state) end\n",
+        "  if nested and not interleaved and KEY.above(holders, ref) then repeat_above(base, holders, ref, state) end\n",
         "",
         "a call back whose caller has ended before it is handled again, with the state that the caller left",
         "contracts:mid_turn_asks",
@@ -791,5 +791,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "  if false then",
         "the bytes of kept messages are bounded",
         "contracts:messages",
+    ),
+    python(
+        "runs/commit.py",
+        "version_of_start",
+        "if app.version != NO_VERSION and delivery.turn == 0 and delivery.run == ROOT_RUN:",
+        "if app.version != NO_VERSION and delivery.run == ROOT_RUN:",
+        "a task keeps the version that began it",
+        "contracts:patches",
+    ),
+    python(
+        "runs/commit.py",
+        "no_version",
+        "if app.version != NO_VERSION and delivery.turn == 0 and delivery.run == ROOT_RUN:",
+        "if delivery.turn == 0 and delivery.run == ROOT_RUN:",
+        "an app without a version writes none",
+        "contracts:patches",
     ),
 )

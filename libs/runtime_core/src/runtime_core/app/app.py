@@ -15,6 +15,7 @@ from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook
 from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
+from runtime_core.runs.ports import NO_VERSION
 from runtime_core.tools.tool import StepTool, Tool, ToolSettings, is_pattern
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class App:
     The decorators return the function unchanged, so you can call and test it like any other.
     """
 
-    def __init__(self, name: str, *, version: str = "0") -> None:
+    def __init__(self, name: str, *, version: str = NO_VERSION) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigurationError(
                 f"app name {name!r} is invalid: start with a letter or _, followed by letters, digits, _ . or -"

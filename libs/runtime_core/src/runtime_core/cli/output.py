@@ -227,6 +227,7 @@ def print_task(view: Row, now_ms: int) -> None:
         ("task", view["task_id"]),
         ("status", status_line(view, now_ms)),
         ("agent", instance_of(view)),
+        ("version", view.get("version")),
         ("session", view.get("session_id")),
         ("fork of", fork and f"{fork['task']}, from {'step ' + fork['step'] if fork['step'] else 'its start'}"),
         ("created", created and f"{moment(created)} ({duration(now_ms - created)} ago)"),

@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
@@ -79,6 +80,9 @@ OfStatus = Annotated[Status | None, Option("--status", help="Only tasks with thi
 OfAgent = Annotated[str, Option("--agent", metavar="NAME", help="Only tasks of this agent.")]
 OfSession = Annotated[str, Option("--session", metavar="ID", help="Only tasks of this session.")]
 OfKey = Annotated[str, Option("--key", metavar="KEY", help="Only tasks of the agent's instance with this key.")]
+OfVersion = Annotated[
+    str, Option("--version", metavar="V", help="Only open tasks that this version of the app, App(version=…), began.")
+]
 Since = Annotated[
     str, Option("--since", metavar="TIME", help="Only tasks created since: 7d, 12h, or a time as in 2026-11-01T08:00Z.")
 ]
@@ -94,6 +98,7 @@ async def list_command(
     agent: OfAgent = "",
     session: OfSession = "",
     key: OfKey = "",
+    version: OfVersion = "",
     since: Since = "",
     until: Until = "",
     limit: Limit = 20,
@@ -101,14 +106,15 @@ async def list_command(
 ) -> None:
     """List tasks, the newest first.
 
-    Includes tasks that only the trajectory store still has, except with --key.
+    Includes tasks that only the trajectory store still has, except with --key and --version.
 
     \b
     Examples:
       weft task list --status failed --limit 5
       weft task list --session s-1 --since 2h
+      weft task list --version 2026.1
     """
-    wanted = _filter(status, agent, session, key, since, until)
+    wanted = replace(_filter(status, agent, session, key, since, until), version=version)
     async with broker() as opened:
         page = await list_tasks(opened.buses, wanted, limit)
         rows = {row["task_id"]: row for row in page.tasks}

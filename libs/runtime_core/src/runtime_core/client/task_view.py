@@ -246,7 +246,7 @@ def _usage_of(recorded: TaskTrajectory) -> Row:
 MAX_SCANNED = 20_000
 """The most tasks of a partition that one list scans."""
 _READ_TOGETHER = 500
-_FIELDS = ("status", "h", "ended", "steps")
+_FIELDS = ("status", "h", "ended", "steps", "av")
 _TENANT_LINE = 10
 """The line of a task's header that names its tenant."""
 _CURSOR = re.compile(r"(\d{1,15}) (\S{1,200})")
@@ -264,6 +264,8 @@ class TaskFilter:
     session: str = ""
     key: str = ""
     tenant: str = ""
+    version: str = ""
+    """The app's version that began the task. An ended task has none, nor has one that has not waited yet."""
     since_ms: float = 0.0
     """Only tasks created at or after this time, in epoch milliseconds."""
     until_ms: float = math.inf
@@ -277,6 +279,7 @@ class TaskFilter:
             and (not self.session or row.get("session_id") == self.session)
             and (not self.key or row.get("key") == self.key)
             and (not self.tenant or row.get("tenant") == self.tenant)
+            and (not self.version or row.get("version") == self.version)
             and self.since_ms <= row["created"] < self.until_ms
         )
 
@@ -374,7 +377,7 @@ async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFil
     found: list[Row] = []
     before: str | None = None
     page = limit if not (wanted.since_ms or wanted.until_ms < math.inf) else 500
-    for _ in range(0, 0 if wanted.key else MAX_SCANNED, page):
+    for _ in range(0, 0 if wanted.key or wanted.version else MAX_SCANNED, page):
         ends = await store.tasks(
             namespace, status=wanted.status or None, agent=wanted.agent or None, session=wanted.session or None,
             limit=page, before=before,

@@ -26,11 +26,12 @@ from runtime_core.consumer.effects import (
 from runtime_core.consumer.settle import WRITE_OVERHEAD_BYTES
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, WeftError
+from runtime_core.ids import ROOT_RUN
 from runtime_core.record.step import ATTEMPTS, Step, StepError
 from runtime_core.runs.calls import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.output import RUN_BYTES, Batch, Outflow, OutputWriter, Piece
-from runtime_core.runs.ports import DeclaredApp
+from runtime_core.runs.ports import NO_VERSION, DeclaredApp
 from runtime_core.runs.scheduler import ONE_ROUND
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,7 @@ MANIFESTS_FRESH_SECONDS = 2.0
 UNWAITED = 8
 """How many times the unanswered bytes of a run may exceed their limit in calls that cannot wait: `ModelCall.stream`."""
 NO_ATTEMPTS: Mapping[str, int] = {}
-_AGAIN = "a"
-_JOURNALED = "j"
-_WITHDRAW = "w"
+_AGAIN, _JOURNALED, _VERSION, _WITHDRAW = "a", "j", "v", "w"
 _T = TypeVar("_T")
 
 
@@ -74,6 +73,8 @@ def parts_of(
         return written, count
     for step, wait in result.again:
         written += (_AGAIN, step, wait)
+    if app.version != NO_VERSION and delivery.turn == 0 and delivery.run == ROOT_RUN:
+        return [*written, _VERSION, app.version], count + len(result.again) + 1
     return written, count + len(result.again)
 
 

@@ -322,11 +322,18 @@ class AppHooks(Protocol):
         ...
 
 
+NO_VERSION = "0"
+"""The version of an app that gives none."""
+
+
 class DeclaredApp(Protocol):
     """What turns need from an app."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
 
     @property
     def agents(self) -> Mapping[str, AgentDefinition]: ...

@@ -511,6 +511,8 @@ def describe_task(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any:
         view["key"] = head[2]
     if head[9]:
         view["session_id"] = head[9]
+    if b"av" in raw:
+        view["version"] = raw[b"av"].decode()
     if b"us" in raw:
         view["usage"] = msgspec.json.decode(raw[b"us"])
     if b"lim" in raw:

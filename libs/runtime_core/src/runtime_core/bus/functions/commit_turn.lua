@@ -23,6 +23,7 @@
 --        u step digest usage                               usage (JSON: names to numbers, `models` by model)
 --        j step                                            a step that was journaled in mid-turn: only for `w` and `c`
 --          step `@<branch> <number>`: the branch has emitted so many pieces
+--        v version                                         the app's version that begins the task: only for `w`
 --        w step                                            withdraws a call of an earlier turn: only for `w` and `c`
 -- RETURNS 'OK' · 'DONE' if the event was handled before or its task is over (settled, nothing else happened)
 --         In the next three cases nothing was written: 'FENCED' if the owner was declared dead · 'LIMIT <why>' over a
@@ -156,7 +157,7 @@ end
 -- A handler gave up waiting and ends below a running call back, which has not seen the state that the handler leaves.
 -- The call back is handled again with that state. If its task ends now, it is dropped anyway.
 local function repeat_above(base, holders, ref, state)
-  local task, run = split_ref(holder_above(holders, ref))
+  local task, run = split_ref(KEY.above(holders, ref))
   if ref == task .. '|' .. FIRST_RUN then return end
   local rk = run_key(base, task, run)
   local v = redis.call('HMGET', rk, RUN.current, RUN.header)
@@ -194,7 +195,7 @@ local function write_state(base, instance, state, ref)
   local nested = holders and string.find(holders, '\n', 1, true)
   local below = nested and holder_below(holders, ref)
   local interleaved = nested and interleaves(base, string.match(instance, '^[^/]*'))
-  if nested and not interleaved and holder_above(holders, ref) then repeat_above(base, holders, ref, state) end
+  if nested and not interleaved and KEY.above(holders, ref) then repeat_above(base, holders, ref, state) end
   if not below then
     redis.call('HSET', key, 'state', state)
   elseif interleaved then
@@ -241,7 +242,8 @@ local function only_calls_tool(args)
 end
 
 -- Parts that are not new steps of the task.
-local REQUESTS_NOTHING = {[PART.again] = true, [PART.usage] = true, [PART.journaled] = true, [PART.withdraw] = true}
+local REQUESTS_NOTHING = {[PART.again] = true, [PART.usage] = true, [PART.journaled] = true, [PART.withdraw] = true,
+  [PART.version] = true}
 
 -- Reads every key that the parts of a waiting turn are about to write. Returns the limit that they exceed, or nil.
 local function check_parts(base, args, turn)
@@ -395,25 +397,24 @@ local function put_again(_, args, turn, at)
   end
 end
 
--- Both happen once the run's fields are written.
-local function put_release(_, args, turn, at)
-  turn.released = args[at + 3]
-  put_null(turn, args[at + 1], args[at + 2], args[8])
-end
-
-local function put_acquire(_, args, turn, at)
-  turn.acquired = args[at + 1]
-  put_missing(turn, args[at + 1], args[at + 2], KIND.key, args[at + 3])
-end
-
 local function put_nothing() end
 
 local PUT_PART = {
   [PART.call] = put_call, [PART.timer] = put_timer, [PART.question] = put_question, [PART.message] = put_sent,
   [PART.publish] = put_sent, [PART.usage] = put_usage, [PART.again] = put_again, [PART.answered_by] = put_nothing,
   [PART.journaled] = put_nothing, [PART.receive] = put_receive, [PART.withdraw] = put_nothing,
-  [PART.release] = put_release, [PART.acquire] = put_acquire,
 }
+
+-- A key is given up, and waited for, once the run's fields are written.
+PUT_PART[PART.release] = function(_, args, turn, at)
+  turn.released = args[at + 3]
+  put_null(turn, args[at + 1], args[at + 2], args[8])
+end
+PUT_PART[PART.acquire] = function(_, args, turn, at)
+  turn.acquired = args[at + 1]
+  put_missing(turn, args[at + 1], args[at + 2], KIND.key, args[at + 3])
+end
+PUT_PART[PART.version] = function(_, args, turn, at) put(turn, TASK.version, args[at + 1]) end
 
 -- Writes the run's fields: it is held for its steps, or resumed immediately if nothing is missing. Returns where it
 -- waits.

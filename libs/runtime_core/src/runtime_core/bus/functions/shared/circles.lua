@@ -45,7 +45,7 @@ local function waits_in_line(base, task, run, child, inst)
   if type(holders) ~= 'string' then return nil end
   local waits = redis.pcall('HMGET', run_key(base, task, child), RUN.current, RUN.released)
   if waits[1] == 'mail' or KEY.waits(waits[2]) then return holders end
-  return holder_above(holders, task .. '|' .. child)
+  return KEY.above(holders, task .. '|' .. child)
 end
 
 -- How many holders to follow for one request, and how many waiting runs to check for each.

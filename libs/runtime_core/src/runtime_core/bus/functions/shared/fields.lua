@@ -59,6 +59,7 @@ local TASK = {
   inbox_size = 'ib',        -- their number and bytes under all names
   receivers = 'v:',         -- + name: runs and steps that wait for such a message, in turn, packed
   final = 'out',            -- the final event's data
+  version = 'av',           -- the app's version whose process committed its first turn, if that waits
   withdrawn = 'wd',         -- set once nobody wants the task's answer
 }
 

@@ -56,13 +56,13 @@ local function split_ref(ref) return string.match(ref, '^(.*)|([^|]*)$') end
 -- The newest holder of an instance.
 local function top_of(busy) return string.match(busy, '([^\n]*)$') end
 
+-- Who has the key of an instance. Runs also give it up while they wait: see `KEY.release` in `mailbox.lua`.
+local KEY = {}
+
 -- The holder that is nested on this one, or nil.
-local function holder_above(holders, ref)
+function KEY.above(holders, ref)
   return string.match('\n' .. holders .. '\n', '\n' .. string.gsub(ref, '%W', '%%%0') .. '\n([^\n]+)\n')
 end
-
--- Keys that runs give up while they wait: see `KEY.release` in `mailbox.lua`.
-local KEY = {}
 
 -- Whether a run is among the holders of an instance.
 function KEY.has(holders, ref)

@@ -7,7 +7,7 @@ local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'in
 local function is_below(base, agent, key, ref)
   if key == '' then return false end
   local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders)
-  return busy and holder_above(busy, ref) and not interleaves(base, agent)
+  return busy and KEY.above(busy, ref) and not interleaves(base, agent)
 end
 
 -- Resumes the run, unless a nested run is in flight on its instance, which then wakes it at its end.

@@ -3,11 +3,11 @@
 -- The letter with which each kind of part begins.
 local PART = {
   call = 'c', timer = 't', question = 'q', message = 's', publish = 'p', again = 'a', usage = 'u', answered_by = 'l',
-  journaled = 'j', withdraw = 'w', receive = 'm', release = 'r', acquire = 'k',
+  journaled = 'j', withdraw = 'w', receive = 'm', release = 'r', acquire = 'k', version = 'v',
 }
 
 -- Number of arguments of a part, including its letter.
-local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2, j = 2, w = 2, m = 7, r = 4, k = 4}
+local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2, j = 2, w = 2, m = 7, r = 4, k = 4, v = 2}
 
 local function malformed_part(letter) return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
 
