@@ -331,6 +331,23 @@ async def test_an_entry_of_a_newer_release_is_left_to_it(broker: Broker) -> None
             await broker.call("DEL", settings)
 
 
+async def test_a_malformed_entry_whose_dead_letter_is_refused_is_logged_and_buried_later(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with consumer_of(broker) as (consumer, bus, _):
+        await broker.call("XADD", broker.keys.stream("agent"), "*", "h", "1\nnonsense", "d", "{}")
+        bus.refusal = BusUnavailable("no disk")
+        consumer._in_flight.take(*await bus.read(["agent"], 10, 5))
+        [burying] = consumer._in_flight.burying
+        await asyncio.wait((burying,))
+        assert "could not write a dead letter: no disk" in caplog.text
+        assert await broker.entries("dead") == []
+        bus.refusal = None
+        await consumer._reconcile()
+        await asyncio.wait(consumer._in_flight.burying)
+        assert [letter["reason"] for letter in await broker.entries("dead")] == ["malformed"]
+
+
 async def test_a_consumer_adopts_no_more_than_it_may_hold(broker: Broker) -> None:
     async with consumer_of(broker) as (consumer, bus, handler):
         await dead_ones(broker, bus, "a", "b", "c")

@@ -11,6 +11,14 @@ ENDED = "consumer/heartbeat.py"
 MUTANTS: tuple[Mutant, ...] = (
     python(
         IN_FLIGHT,
+        "refused_letter",
+        "        if not burying.cancelled() and (error := burying.exception()) is not None:\n",
+        "        if burying.cancelled() and (error := burying.exception()) is not None:\n",
+        "a dead letter that cannot be written is logged",
+        "contracts:consumer_fences",
+    ),
+    python(
+        IN_FLIGHT,
         "held_twice",
         "if place in self.held:",
         "if False:",

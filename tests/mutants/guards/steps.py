@@ -22,6 +22,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
+        "runs/branches.py",
+        "cancelled_step_forgotten",
+        "    if isinstance(part, Step | Gather):\n        run.unawaited.pop(part.id, None)\n",
+        "",
+        "a replay does not warn of the step of a cancelled job",
+        "unit/runs:branches",
+    ),
+    python(
         "runs/commit.py",
         "mark_confirmed",
         "        if self._confirmed_at != self._bus.transport.reconnects:\n            await self.begin(self._known)\n",

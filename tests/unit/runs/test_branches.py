@@ -242,6 +242,19 @@ async def test_a_replay_does_not_begin_what_was_cancelled() -> None:
     assert events == []
 
 
+async def test_a_replay_does_not_warn_of_the_step_of_a_cancelled_job(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody awaits it in the replay, since the job does not begin."""
+
+    async def code(ctx: AgentContext, input: Any) -> object:
+        job = ctx.background(ctx.tool("slow"))
+        stopped = await job.cancel()
+        await ctx.tool("after")
+        return stopped
+
+    assert await value(code, cold=True, unanswered=frozenset({"1"})) is True
+    assert "never awaited" not in caplog.text
+
+
 @pytest.mark.parametrize("before", [False, True])
 async def test_a_crash_around_a_cancel_changes_nothing(before: bool) -> None:
     _, clean = await play(cancelling, unanswered=frozenset({"1.1"}))
