@@ -114,7 +114,7 @@ def _batch() -> Json:
     return {
         "operationId": "submitBatch",
         "summary": "Start many tasks",
-        "description": "Each task is started or refused by itself; the results are in the order of the tasks. With an "
+        "description": "Each task is accepted or refused individually; the results are in the order of the tasks. With an "
         "Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
         "parameters": [_idempotency_key(), _traceparent()],
         "requestBody": _body(

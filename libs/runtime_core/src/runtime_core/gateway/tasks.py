@@ -80,7 +80,7 @@ class TaskRoutes:
         return json_reply({"task_id": task.task_id}, 202, Location=f"/v1/tasks/{task.task_id}")
 
     async def submit_batch(self, request: Request, caller: Caller) -> Response:
-        """Submit each task by itself: one that is refused does not stop the others."""
+        """Submit the tasks individually: one that is refused does not stop the others."""
         event_id = header(request, "Idempotency-Key") or os.urandom(16).hex()
         trace = header(request, "traceparent")
         body = await read_object(request, self._limits, ("tasks",), BATCH_MAX_BYTES)

@@ -249,7 +249,7 @@ class Admitter:
         """Delete an entry from its stream; retry while the server cannot write."""
         while True:
             try:
-                # Delete first: an entry that is only acknowledged would stay in the stream for ever.
+                # Delete first: an entry that is only acknowledged would stay in the stream forever.
                 if command.stream is not None:
                     await command.stream.remove(command.entry)
                     return

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 UNDELIVERABLE = "undeliverable"
 WRITE_SECONDS = 1.0
-"""Limit of one write: in a Cluster, a slot that no server owns would block the call for ever."""
+"""Limit of one write: in a Cluster, a slot that no server owns would block the call forever."""
 ANSWER_OVERHEAD = 512
 """The cost of an answer on the server besides its fields: its stream, and its entry in the list of answers."""
 TRIM_BATCH = 100
@@ -232,7 +232,7 @@ class _Backoff:
         )  # fmt: skip
 
     def gives_up(self, error: Exception) -> bool:
-        """Return whether to stop retrying. Errors that may pass (a full broker, an overload) are retried for ever."""
+        """Return whether to stop retrying. Errors that may pass (a full broker, an overload) are retried forever."""
         waited_for = isinstance(error, Rejected) or (isinstance(error, ServerError) and is_temporary(error))
         return not waited_for and time.monotonic() - self.since >= GIVE_UP_SECONDS
 

@@ -119,7 +119,7 @@ class AppTest:
 
     @property
     def client(self) -> Client:
-        """The app's client, for everything that the methods here do not do."""
+        """The app's client, for anything that this class does not offer."""
         return self._running().client
 
     async def submit(self, agent: str, input: object = None, **settings: Any) -> TaskHandle:  # Any: as Client.submit

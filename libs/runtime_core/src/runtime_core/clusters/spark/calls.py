@@ -142,7 +142,7 @@ class Calls:
     ) -> Answer:
         """Run a call and return its outcome, or one outcome per item; a single Error if the items did not all run.
 
-        `timeout_seconds` count from the start on a worker, which `on_start` is told of. If cancelled, stop the call.
+        `timeout_seconds` counts from the start on a worker, which `on_start` reports. If cancelled, stop the call.
         """
         assignment = Assignment(call, step, self._results, str(self._files or ""))
         sent = await in_thread(functools.partial(self._sent, assignment))
