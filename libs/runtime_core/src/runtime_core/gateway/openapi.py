@@ -114,8 +114,8 @@ def _batch() -> Json:
     return {
         "operationId": "submitBatch",
         "summary": "Start many tasks",
-        "description": "Each task is accepted or refused individually; the results are in the order of the tasks. With an "
-        "Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
+        "description": "Each task is accepted or refused individually; the results are in the order of the tasks. "
+        "With an Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
         "parameters": [_idempotency_key(), _traceparent()],
         "requestBody": _body(
             _object(
