@@ -12,7 +12,7 @@ import pytest
 from runtime_core.aworld.events.handlers import DefaultAgentHandler
 from runtime_core.host.local import LocalApp
 from tests.integration.aworld.small_agents import add, broken, exclaim, failure, join, question, upper
-from weft import AgentContext, App, Context, HookEvent, RetryPolicy, TaskResponse
+from weft import AgentContext, App, Context, HookEvent, Rejected, RetryPolicy, TaskResponse
 from weft.aworld import (
     ActionModel,
     Message,
@@ -761,3 +761,8 @@ async def test_hooks_that_a_task_names_run_around_it() -> None:
     assert seen == [("start", "task_created"), ("error", "no x")]
     with pytest.raises(InvalidInput, match=r"^hooks.start.0: the app has no hook 'nothing' .* it has init_logging"):
         await Runners.run("x", agent=upper, app=app, hooks={"start": ["nothing"]})
+    app.agent("loud")(upper)
+    app.add_runner(TaskRunner)
+    async with LocalApp(app) as client:  # the namespace refuses it, as on services
+        with pytest.raises(Rejected, match=r"^hooks.start: app 'hooked' has no hook 'nothing' .* init_logging"):
+            await Runners.run("x", agent="loud", client=client, hooks={"start": ["nothing"]})

@@ -30,7 +30,7 @@ from runtime_core.declare.declaration import RetryPolicy, label, place_of, under
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
-from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
+from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
 from runtime_core.ids import fingerprint
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.maintenance.dead_letters import DeadLetters
@@ -293,21 +293,25 @@ class RunTarget:
         engine, engine_wait = task.config.engine, task.config.engine_wait_seconds
         if is_own_engine(engine) and self._app is not None:
             self._app.functions.engines.check(engine, "conf.engine")
-        handle = self._open[task.id] = await self._client.submit(
-            asked,
-            found,
-            task_id=task.id,
-            session_id=task.session_id,
-            stream=task.streaming or stream,
-            options=SubmitOptions(
-                timeout_seconds=task.timeout_seconds,
-                engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
-                metadata=metadata,
-                hooks=task.hooks,
-                engine=engine if is_own_engine(engine) or (self._gateways and engine != "local") else None,
-                traceparent=self._traceparent(task) if task.trace_id else "",
-            ),
+        options = SubmitOptions(
+            timeout_seconds=task.timeout_seconds,
+            engine_wait_seconds=None if engine_wait == ENGINE_WAIT_SECONDS else engine_wait,
+            metadata=metadata,
+            hooks=task.hooks,
+            engine=engine if is_own_engine(engine) or (self._gateways and engine != "local") else None,
+            traceparent=self._traceparent(task) if task.trace_id else "",
         )
+        mode = task.streaming or stream
+        try:
+            handle = self._open[task.id] = await self._client.submit(
+                asked, found, task_id=task.id, session_id=task.session_id, stream=mode, options=options
+            )
+        except Rejected as error:
+            if not error.field.startswith("data.hooks."):
+                raise
+            # The task has the field under a shorter name than the wire.
+            field = error.field.removeprefix("data.")
+            raise Rejected(field, error.message, error.retry_after_seconds, error.task_id) from error
         loop = asyncio.get_running_loop()
 
         def cancel(reason: str) -> None:
