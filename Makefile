@@ -86,6 +86,7 @@ format: setup ## Format the code, apply automatic fixes, regenerate documents
 	$(RUN) docs.generate_metrics
 	$(RUN) docs.generate_acl
 	$(RUN) docs.generate_command
+	$(RUN) docs.generate_api
 	$(RUN) deploy.observability.dashboards
 	@# The chart needs kubectl; tests/deploy/test_helm.py says when it is stale.
 	@if command -v kubectl >/dev/null; then $(RUN) deploy.helm.render; fi
@@ -151,7 +152,7 @@ audit: ## Look up known vulnerabilities of all locked packages; a package that c
 	@$(MAKE) --no-print-directory $(AUDIT)/.setup || echo "NOT AUDITED: pip-audit cannot be installed here"
 	@if [ -e $(AUDIT)/.setup ]; then $(AUDIT)/bin/python -m tests.dependency_audit $(ARGS); fi
 
-docs: $(DOCS_SITE)/.setup ## Build the documents as a site in .cache/site, searchable offline; a wrong link fails
+docs: $(DOCS_SITE)/.setup $(DOCS_SITE)/.mermaid ## Build the documents as a site in .cache/site, searchable offline; a wrong link fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS_SITE)/bin/python -m mkdocs build --strict --quiet
 	@echo "open .cache/site/index.html"
 
@@ -193,6 +194,16 @@ $(ENGINES)/.setup: requirements/engines.txt requirements/engines-build.txt pypro
 	@$(LOCKED) requirements/engines-build.txt
 	@$(LOCKED) requirements/engines.txt --no-binary pyspark --no-build-isolation
 	@$(EDITABLE)
+	@touch $@
+
+# Draws the diagrams in the reader's browser, without a server. Without npm they stay text.
+MERMAID := 11.17.2
+MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
+$(DOCS_SITE)/.mermaid: $(DOCS_SITE)/.setup
+	@if command -v npm >/dev/null && cd $(DOCS_SITE) && npm pack --silent mermaid@$(MERMAID) >/dev/null; then \
+		echo "$(MERMAID_SHA256)  mermaid-$(MERMAID).tgz" | sha256sum --check --quiet \
+		&& tar -xzf mermaid-$(MERMAID).tgz --strip-components=2 package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz; \
+	else echo "NOT DRAWN: diagrams stay text, since mermaid cannot be fetched by npm"; fi
 	@touch $@
 
 $(AUDIT)/.setup: VENV := $(AUDIT)

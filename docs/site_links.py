@@ -1,5 +1,7 @@
 """A hook of MkDocs: adds the pages of the repository's root, adapts links that leave docs/, and fetches nothing.
 
+Diagrams are drawn by the mermaid.min.js that `make docs` has put into the environment; without it they stay text.
+
 A link to a file that the site does not have becomes plain text. A link to nothing stays, so that the build fails.
 """
 
@@ -13,6 +15,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
+MERMAID = ROOT / ".venv-docs" / "mermaid.min.js"
+_OWN_MERMAID = "assets/mermaid.min.js"
 ROOT_PAGES = {
     "README.md": "first-app.md",
     "ARCHITECTURE.md": "architecture.md",
@@ -26,10 +30,23 @@ _LABEL = re.compile(r"^(```\w+) [^\n]*$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
+def on_config(config: Any) -> Any:  # Any: MkDocs's own
+    """Let the site's own Mermaid draw diagrams: the theme would fetch one, if a page needs it."""
+    if MERMAID.exists():
+        from pymdownx.superfences import fence_code_format
+
+        fences = [{"name": "mermaid", "class": "mermaid", "format": fence_code_format}]
+        config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
+        config.extra_javascript.append(_OWN_MERMAID)
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:  # Any: MkDocs's own
     """Add the root's pages."""
     for name, page in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    if MERMAID.exists():
+        files.append(File.generated(config, _OWN_MERMAID, abs_src_path=str(MERMAID)))
     return files
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -354,3 +355,16 @@ def test_a_message_is_sent_to_a_running_task(weft: Weft) -> None:
     assert ended.status == 1
     assert "task 'told-1' has ended (cancelled), so it receives no message 'budget'" in ended.err
     assert "there is no task 'told-2'" in weft("task", "send", "told-2", "budget", "20").err
+
+
+def test_outside_of_the_recorder_show_says_where_the_steps_are(
+    weft: Weft, desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert weft("submit", "echo", "1", "--task-id", "elsewhere-1").status == 0
+    monkeypatch.setenv("WEFT_REDIS_URL", desk.url)
+    monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path))
+    shown = weft("task", "show", "elsewhere-1")
+    assert shown.status == 0
+    assert f"there is no store at sqlite:///{tmp_path}/" in shown.out
+    assert "exec trajectory-recorder-0" in shown.out
+    assert "check that the trajectory-recorder is running" not in shown.out

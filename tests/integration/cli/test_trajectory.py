@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.desk import Desk, Ended, Weft, shown_with
+from tests.integration.cli.desk import Desk, Ended, Weft, command, environment, shown_with, until
 
 
 def test_a_trajectory_is_shown_as_a_tree(weft: Weft) -> None:
@@ -76,3 +77,33 @@ def test_a_missing_trajectory_store_is_named_and_not_made(
     assert "there is no trajectory store at sqlite:///" in ended.err
     assert weft("task", "list").status == 0
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-o", "/dev/full"), "/dev/full: No space left on device"),
+        (("--format", "parquet", "-o", "missing/steps"), "missing/steps: No such file or directory"),
+        (("--format", "sar", "-o", "missing/items"), "missing/items: No such file or directory"),
+    ],
+)
+def test_an_export_that_cannot_be_written_is_one_line(weft: Weft, arguments: tuple[str, ...], said: str) -> None:
+    assert weft("submit", "echo", "1", "--task-id", "full-1").status == 0
+    until(lambda: weft("trajectory", "show", "full-1").status == 0)
+    ended = weft("trajectory", "export", *arguments)
+    assert (ended.status, ended.out, ended.err) == (1, "", f"weft trajectory export: {said}\n")
+
+
+@pytest.mark.parametrize("arguments", [("trajectory", "export"), ("task", "list")], ids=["export", "list"])
+def test_a_full_disk_under_the_output_is_one_line(weft: Weft, desk: Desk, arguments: tuple[str, ...]) -> None:
+    assert weft("submit", "echo", "1", "--task-id", f"full-{arguments[0]}").status == 0
+    until(lambda: weft("trajectory", "show", f"full-{arguments[0]}").status == 0)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command(*arguments), cwd=desk.folder, env=environment(desk.folder), stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1,
+        "weft: a file was not written: No space left on device; free space, or use another disk\n",
+    )

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -24,6 +25,8 @@ from runtime_core.errors import WeftError
 WRONG_USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk has no room, the user no quota, or the process may not write such a large file."""
 
 COMPLETION = "_WEFT_COMPLETE"
 """The variable by which a shell asks for completions."""
@@ -141,13 +144,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _invoke(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except BrokenPipeError:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # Python flushes again when it exits: to /dev/null, or it would print an error.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _abandon_output()
+        return _say("weft", f"a file was not written: {error.strerror}; free space, or use another disk")
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _abandon_output() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Python flushes again when it exits: to /dev/null, or it would print an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _invoke(arguments: list[str]) -> int:

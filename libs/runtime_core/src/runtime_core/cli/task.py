@@ -54,7 +54,7 @@ from runtime_core.client.task_view import (
     task_in_store,
     tasks_in_store,
 )
-from runtime_core.config.settings import Settings
+from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.ids import checked_key, checked_message, is_task_id
 from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
@@ -208,10 +208,10 @@ async def show(task_id: Id, as_json: Json = False) -> None:
         print_json({**view, "trajectory": to_tree(recorded) if recorded is not None else None})
         return
     print_task(view, now)
-    _print_runs(recorded, view)
+    _print_runs(recorded, view, store is not None)
 
 
-def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
+def _print_runs(recorded: TaskTrajectory | None, view: Row, has_store: bool) -> None:
     from runtime_core.trajectory.tree import last_failure, render
 
     print()
@@ -223,6 +223,12 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row) -> None:
         if (failure := last_failure(recorded)) is not None:
             step, error = failure
             print(f"\nthe last traceback, of {plain(step.kind)} {plain(step.name)}:\n{shown(error.traceback.rstrip())}")
+    elif not has_store:
+        print(
+            f"trajectory: there is no store at {without_password(read_settings().trajectory_url)}. Run this command "
+            "where the trajectory-recorder runs (kubectl -n weft exec trajectory-recorder-0 -- weft task show …), or set "
+            "WEFT_TRAJECTORY_URL to its database"
+        )
     elif "ended" in view:
         print("trajectory: no steps of this task are recorded; check that the trajectory-recorder is running")
     else:
@@ -252,7 +258,7 @@ async def watch(task_id: Id) -> None:
                 recorded = await store.task(opened.settings.namespace, task_id) if store is not None else None
                 print("\x1b[H\x1b[2J", end="")
                 print_task(view, now)
-                _print_runs(recorded, view)
+                _print_runs(recorded, view, store is not None)
             elif (lines := changes_of(view)) != last:
                 last = lines
                 print(f"{moment(now)}  {'; '.join(lines)}", flush=True)

@@ -137,8 +137,13 @@ async def export(
 @contextmanager
 def _opened(output: str) -> Iterator[BinaryIO]:
     if output != "-":
-        with Path(output).open("wb") as file:
-            yield file
+        try:
+            with Path(output).open("wb") as file:
+                yield file
+        except OSError as error:
+            if error.filename is None:  # the write of a chunk, as on a full disk
+                error.filename = output
+            raise
         return
     sys.stdout.flush()
     yield sys.stdout.buffer

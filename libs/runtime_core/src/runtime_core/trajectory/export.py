@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -179,6 +180,10 @@ async def _write_parquet(
         finally:
             await asyncio.to_thread(file.close)
         await asyncio.to_thread(os.replace, part, target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        number = error.errno or errno.EIO  # pyarrow names a file of its own, or none
+        raise OSError(number, os.strerror(number), str(target)) from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise

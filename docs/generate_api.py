@@ -1,0 +1,143 @@
+"""Write docs/api.md from the docstrings of the public names: `python -m docs.generate_api`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+PAGE = Path(__file__).with_name("api.md")
+MODULES = {
+    "weft": "apps, agents, tools and clients",
+    "weft.testing": "tests of apps",
+    "weft.errors": "errors",
+    "weft.hosting": "apps in your own process",
+    "weft.llm": "agents that a model drives",
+    "weft.pydantic_ai": "agents of pydantic-ai",
+    "weft.engines": "compute steps",
+    "weft.trajectory": "the record of tasks",
+    "weft.runtime": "agents as objects",
+}
+"""The modules of the page. AWorld's and AutoGen's names are on pages of their own."""
+_HEAD = """\
+# The API
+
+`python -m docs.generate_api` writes this page from the docstrings: do not edit it. Names that are not here are not
+public. AWorld's names are in [aworld.md](aworld.md) and [runners.md](runners.md), AutoGen's in [autogen.md](autogen.md).
+
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    lines = [_HEAD + "\n".join(f"- [`{name}`](#{_anchor(name)}): {about}" for name, about in MODULES.items())]
+    for name, about in MODULES.items():
+        module = importlib.import_module(name)
+        lines.append(f"## `{name}`\n\n{about[0].upper()}{about[1:]}.")
+        for public in sorted(module.__all__, key=str.lower):
+            lines += _entry(f"{name}.{public}", getattr(module, public))
+    return "\n\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def _entry(name: str, found: Any) -> Iterator[str]:  # Any, below too: whatever is public
+    yield f"### `{name}`"
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        yield f"A constant or a type: `{_plain(found)}`."
+        return
+    signature = _signature(found)
+    if signature and not (inspect.isclass(found) and issubclass(found, BaseException)):
+        yield f"```text\n{name.rpartition('.')[2]}{signature}\n```"
+    yield _text(found) or "See its members."
+    if inspect.isclass(found):
+        members = [f"- `{label}`: {_first(member)}" for label, member in _members(found)]
+        if members:
+            yield "\n".join(members)
+
+
+def _members(found: type) -> Iterator[tuple[str, Any]]:
+    """Yield the public members that Weft itself declares and documents, in their order."""
+    seen = set()
+    for owner in found.__mro__:
+        if not owner.__module__.startswith(("weft", "runtime_core")):
+            continue
+        for name, member in vars(owner).items():
+            if name.startswith("_") or name in seen:
+                continue
+            seen.add(name)
+            call = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            if isinstance(member, property) and member.__doc__:
+                yield name, member
+            elif inspect.isfunction(call) and call.__doc__:
+                kind = "async " if inspect.iscoroutinefunction(call) else ""
+                yield f"{kind}{name}{_signature(call)}", call
+
+
+def _signature(found: Any) -> str:
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return ""
+    parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
+    fields = {each.name: each for each in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else {}
+    kept = [each for each in parameters if each.name not in fields or not each.name.startswith("_")]
+    return _plain(signature.replace(parameters=[each.replace(default=_default(each)) for each in kept]))
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    """Return the default; `…` for one whose text would be an address or a factory of dataclasses."""
+    default = parameter.default
+    if default is inspect.Parameter.empty or isinstance(default, (str, int, float, bool, tuple, type(None))):
+        return default
+    return _Ellipsis()
+
+
+class _Ellipsis:
+    def __repr__(self) -> str:
+        return "…"
+
+
+def _plain(found: object) -> str:
+    """Return a text without the quotes of annotations, modules' paths and addresses."""
+    text = re.sub(r"(?<=[:>] )'([^']*)'(?=[,)= ]|$)", r"\1", str(found))
+    text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _text(found: Any) -> str:
+    text = inspect.getdoc(found) or ""
+    if inspect.isclass(found) and found.__doc__ is None:
+        return ""
+    # Sections of arguments become lists.
+    lines: list[str] = []
+    for line in text.splitlines():
+        if match := re.fullmatch(r"(Args|Returns|Raises|Yields):", line):
+            lines += ["", f"**{match[1]}**", ""]
+        elif match := re.fullmatch(r" {4}(\w+): (.*)", line):
+            lines.append(f"- `{match[1]}`: {match[2]}")
+        elif line.startswith("        "):
+            lines.append("  " + line.strip())
+        else:
+            lines.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _first(member: Any) -> str:
+    """Return the first paragraph of a docstring, on one line."""
+    return " ".join(cast(str, inspect.getdoc(member)).split("\n\n")[0].split())
+
+
+def _anchor(name: str) -> str:
+    return name.replace(".", "").lower()
+
+
+if __name__ == "__main__":
+    main()
