@@ -27,7 +27,8 @@ _HEAD = """\
 # The API
 
 `python -m docs.generate_api` writes this page from the docstrings: do not edit it. Names that are not here are not
-public. AWorld's names are in [aworld.md](aworld.md) and [runners.md](runners.md), AutoGen's in [autogen.md](autogen.md).
+public. AWorld's names are in [aworld.md](aworld.md) and [runners.md](runners.md), AutoGen's in
+[autogen.md](autogen.md).
 
 """
 

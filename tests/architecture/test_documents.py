@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate_acl, generate_events, generate_metrics
+from docs import generate_acl, generate_api, generate_events, generate_metrics
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
 from runtime_core.config.settings import Settings
@@ -66,6 +66,15 @@ def links_of(text: str) -> list[str]:
 def test_the_page_of_events_is_current() -> None:
     written = generate_events.PAGE.read_text(encoding="utf-8")
     assert written == generate_events.page(), "docs/events.md is stale: run `python -m docs.generate_events`"
+
+
+def test_the_page_of_the_api_is_current() -> None:
+    written = generate_api.PAGE.read_text(encoding="utf-8")
+    assert written == generate_api.page(), "docs/api.md is stale: run `python -m docs.generate_api`"
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    assert "See its members." not in generate_api.page()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

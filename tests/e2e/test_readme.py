@@ -19,6 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGES = (README, TUTORIAL, *(ROOT / "docs" / "tutorial" / name for name in ("4-model-and-mcp.md", "5-test.md")))
+"""tests/e2e/test_tutorial.py runs the other pages."""
 LIMIT_SECONDS = 60
 
 # The servers of the development lock come without their command line; this one prints replies in its way.
@@ -50,8 +52,8 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """The fenced blocks of both pages."""
-    text = README.read_text(encoding="utf-8") + TUTORIAL.read_text(encoding="utf-8")
+    """The fenced blocks of the pages."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     found = re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     return [Block(language, text) for language, text in found]
 
@@ -206,7 +208,8 @@ def test_every_document_is_in_the_list() -> None:
 
 def test_every_document_is_in_the_navigation_of_the_site() -> None:
     named = set(re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "internals").glob("*.md")]
+    folders = ("", "internals", "tutorial", "howto")
+    pages = [page for folder in folders for page in (ROOT / "docs" / folder).glob("*.md")]
     assert {page.relative_to(ROOT / "docs").as_posix() for page in pages} <= named
 
 
