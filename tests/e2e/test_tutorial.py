@@ -56,7 +56,7 @@ def test_the_tutorial_runs_as_printed(folder: Path, variables: dict[str, str]) -
         until("sleeping", "weft task show t-2", folder, variables)
     with running(up, folder, variables):
         said_by(STARTED, folder, variables)
-        # The sleep ends within the page's 20 seconds, whatever stopped meanwhile.
+        # The sleep ends after the page's minute, whatever stopped meanwhile.
         shown = said_by(watch, folder, variables)
         assert "completed" in shown
         assert "nothing new since" in shown

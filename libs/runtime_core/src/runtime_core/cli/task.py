@@ -226,8 +226,8 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row, has_store: bool) -> 
     elif not has_store:
         print(
             f"trajectory: there is no store at {without_password(read_settings().trajectory_url)}. Run this command "
-            "where the trajectory-recorder runs (kubectl -n weft exec trajectory-recorder-0 -- weft task show …), or set "
-            "WEFT_TRAJECTORY_URL to its database"
+            "where the trajectory-recorder runs (kubectl -n weft exec trajectory-recorder-0 -- weft task show …), or "
+            "set WEFT_TRAJECTORY_URL to its database"
         )
     elif "ended" in view:
         print("trajectory: no steps of this task are recorded; check that the trajectory-recorder is running")
