@@ -43,6 +43,7 @@ PAGES = ("tutorial/1-durable-agent.md", "tutorial/2-tools-and-retries.md", "tuto
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_tutorial_runs_as_printed(folder: Path, variables: dict[str, str]) -> None:
     app = (folder / "app.py").read_text(encoding="utf-8") + "".join(code(page) for page in PAGES)
     (folder / "app.py").write_text(app, encoding="utf-8")
@@ -81,6 +82,13 @@ def test_the_tutorial_runs_as_printed(folder: Path, variables: dict[str, str]) -
         assert "completed" in said_by(answer, folder, variables)
         assert "published: " in said_by("weft task show t-4", folder, variables)
 
+
+@pytest.mark.slow
+def test_the_how_to_pages_run_as_printed(folder: Path, variables: dict[str, str]) -> None:
+    app = (folder / "app.py").read_text(encoding="utf-8") + code(PAGES[0])
+    (folder / "app.py").write_text(app, encoding="utf-8")
+    with running("weft up --app app:app", folder, {**variables, "WEFT_METRICS_PORT": "0"}):
+        said_by(STARTED, folder, variables)
         for page in ("cancel", "schedule", "limit-cost", "redact", "tenants", "tune"):
             for block in shell(f"howto/{page}.md"):
                 said_by(block, folder, variables)
