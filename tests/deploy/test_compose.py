@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runtime_core.config.settings import Settings
-from runtime_core.host.service import SERVICES
+from runtime_core.host.service import GATEWAY, SERVICES
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build
 from tests.deploy.manifests import containers, pod_templates
@@ -38,7 +38,7 @@ def test_every_service_is_there_behind_its_profile(compose: dict[str, Any]) -> N
         for each in compose["services"].values()
         if "SERVICE" in each.get("environment", {})
     }
-    assert set(chosen) == set(SERVICES)
+    assert set(chosen) == {*SERVICES, GATEWAY}
     assert {name for name, each in chosen.items() if not each.get("profiles")} == {
         "agent-handler",
         "tool-handler",
@@ -46,6 +46,7 @@ def test_every_service_is_there_behind_its_profile(compose: dict[str, Any]) -> N
         "trajectory-recorder",
     }
     assert {profile for each in compose["services"].values() for profile in each.get("profiles", ())} == {
+        "http",
         "observability",
         "ray",
         "spark",
@@ -113,7 +114,8 @@ def test_every_service_uses_its_own_user_if_there_is_a_password(compose: dict[st
         if "SERVICE" in (environment := each.get("environment", {}))
     }
     assert found == {
-        name: f"redis://{name}:${{{name.replace('-', '_').upper()}_PASSWORD:-}}@redis:6379" for name in SERVICES
+        name: f"redis://{name}:${{{name.replace('-', '_').upper()}_PASSWORD:-}}@redis:6379"
+        for name in (*SERVICES, GATEWAY)
     }
 
 

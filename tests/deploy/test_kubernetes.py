@@ -15,7 +15,7 @@ import yaml
 from kubernetes_validate import SchemaNotFoundError
 
 from runtime_core.config.settings import Settings
-from runtime_core.host.service import SERVICES
+from runtime_core.host.service import GATEWAY, SERVICES
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, Manifest, build
 from tests.deploy.manifests import Flow, allowed, containers, name_of, pod_templates
@@ -171,7 +171,7 @@ def test_services_have_probes_and_time_to_hand_work_back(manifests: tuple[Manife
         [service] = [each for each in pod["spec"]["containers"] if each["name"] == "service"]
         chosen = next(each["value"] for each in service["env"] if each["name"] == "SERVICE")
         seen.add(chosen)
-        assert labels["app.kubernetes.io/name"] == chosen in SERVICES, name
+        assert labels["app.kubernetes.io/name"] == chosen in (*SERVICES, GATEWAY), name
         assert {probe: service[probe]["httpGet"]["path"] for probe in service if probe.endswith("Probe")} == {
             "startupProbe": "/healthz",
             "livenessProbe": "/healthz",
