@@ -9,6 +9,7 @@ import pytest
 
 from runtime_core.host.local import LocalApp
 from weft import AgentContext, App, Client, TaskHandle
+from weft.testing import AppTest
 
 app = App("shop")
 
@@ -63,6 +64,28 @@ async def itself(ctx: AgentContext, depth: int) -> list[int]:
             await ctx.agent("itself", depth - 1, key=ctx.key)
     ctx.state.setdefault("depths", []).append(depth)
     return list(ctx.state["depths"])
+
+
+@app.tool
+async def ship(order: str) -> str:
+    return order
+
+
+@app.agent("ships")
+async def ships(ctx: AgentContext, order: str) -> list[str]:
+    ctx.state.setdefault("seen", []).append(order)
+    async with ctx.released():
+        await ctx.sleep(0.02)
+        shipped = await ctx.tool(ship, order=order)
+    ctx.state["seen"].append(f"{shipped} shipped")
+    return list(ctx.state["seen"])
+
+
+@app.agent("buys")
+async def buys(ctx: AgentContext, _: None) -> list[str]:
+    """Two runs of one key at once: which of them ends last is not determined."""
+    one, two = await ctx.gather(*(ctx.agent(ships, order, key="ann") for order in ("one", "two")))
+    return sorted({*one, *two})
 
 
 @app.agent("nested")
@@ -133,3 +156,10 @@ async def test_misuse_is_named(client: Client, how: str, message: str) -> None:
     response = await (await client.submit("wrong", how, key=how)).result()
     assert response.error is not None
     assert message in response.error["message"]
+
+
+@pytest.mark.slow
+async def test_a_kill_at_each_commit_changes_nothing() -> None:
+    async with AppTest(app) as tested:
+        report = await tested.kill_and_recover("buys")
+    assert report.whole.output == ["one", "one shipped", "two", "two shipped"]
