@@ -286,6 +286,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "actors/actor.py",
+        "copies_of_answered",
+        "            await self._end_copies(self._instance, asked_run)\n",
+        "",
+        "a call back that a recreated group delivers twice counts once in the caller's object",
+        "unit/actors:actor",
+    ),
+    python(
+        "actors/actor.py",
         "recorded",
         "            self.rows.add(step, input=step.data)\n",
         "            pass\n",

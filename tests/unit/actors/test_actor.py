@@ -197,6 +197,40 @@ async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
     assert [state for state in seen if state] == [b'{"calls":2}']
 
 
+async def test_a_copy_of_an_answered_request_leaves_the_object_before_its_caller_continues() -> None:
+    """A recreated group delivered a call back to this process, too, while another one handled it."""
+    events: list[str] = []
+    began = asyncio.Event()
+    request = MessageEnvelope(message_id="1")
+    asked = f"c{step_digest('agent', 'echo', 'one', encode_envelope(request))}.0"
+
+    async def handle(run: ActorRun) -> None:
+        if run.run_id != "r":
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                events.append("copy ended")
+        else:
+            await run.request(ECHO, request, None)
+            events.append("caller continues")
+
+    broker = Broker()
+    broker.gate.clear()
+    caller = run_of(handle, broker)
+    handling = asyncio.create_task(caller.advance())
+    await broker.called.wait()
+    stored, workplace = RunFields(data=caller.input, started_ms=1), Workplace(broker.functions)
+    copy = ActorRun(caller.actor, Attempt("t-1", f"r/{asked}", key="one"), stored, Broker(), workplace, Meta())
+    copying = asyncio.create_task(copy.advance())
+    await began.wait()
+    broker.gate.set()
+    assert isinstance(await handling, Completed)
+    assert events == ["copy ended", "caller continues"]
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+
+
 async def test_a_request_takes_the_state_along_if_it_has_changed() -> None:
     """Between two requests, a call back by the first one may have changed the state on the broker."""
     log: list[str] = []

@@ -243,7 +243,8 @@ class ActorRun(Run):
         data = encode_envelope(envelope)
         step: Step[bytes] = Step(self, self.branch, "agent", name, key, data, step_digest("agent", name, key, data))
         self._name_message(step, envelope)
-        place = f"{self.task_id}|{child_run(self.run_id, step.id)}"
+        asked_run = child_run(self.run_id, step.id)
+        place = f"{self.task_id}|{asked_run}"
         state = self.overrides.pop(step.id, b"")
         value = self.find(step)
         if value is None:
@@ -269,10 +270,27 @@ class ActorRun(Run):
                 self.actors.tokens.pop(place, None)
         state = self.later_state(state)
         if self._instance is not None:
+            await self._end_copies(self._instance, asked_run)
             await self._instance.catch_up(state)
         if status_of(value) == FAILED:
             raise self.actors.failed(place, *recorded_error(value))
         return unwrapped(payload_of(value))[0]
+
+    async def _end_copies(self, instance: Instance, run: str) -> None:
+        """End the handlers of an answered request that still change this handler's object.
+
+        A recreated group delivers a call back to this process while another one handles it.
+        """
+        while copies := [
+            place
+            for place in instance.holders
+            if place[0] == self.task_id and (place[1] == run or place[1].startswith(f"{run}/"))
+        ]:
+            for each in self.actors.running():
+                if (each.task_id, each.run_id) in copies:
+                    each.cut_off()
+            instance.freed.clear()
+            await instance.freed.wait()
 
     def publish(self, topic: Topic, envelope: MessageEnvelope) -> None:
         """Publish with the next request, with this turn's commit, or soon, whichever comes first."""
