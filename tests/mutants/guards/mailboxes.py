@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "mail_only",
-        "if not KEY.waits(released or '') then return nil end",
+        "if type(released) ~= 'string' or not KEY.waits(released) then return nil end",
         "",
         "mail of a run that is elsewhere does not start",
         "contracts:mailbox",

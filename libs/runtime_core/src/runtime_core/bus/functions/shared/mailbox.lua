@@ -51,9 +51,8 @@ local function startable(base, ref)
   if type(status) ~= 'string' or ENDED[status] then return nil end
   local cur = redis.pcall('HGET', run_key(base, task, run), RUN.current)
   if cur == 'mail' or cur == 'nest' then return task, run end
-  if type(cur) ~= 'string' then return nil end
   local released = redis.pcall('HGET', run_key(base, task, run), RUN.released)
-  if not KEY.waits(released or '') then return nil end
+  if type(released) ~= 'string' or not KEY.waits(released) then return nil end
   return task, run, released
 end
 
