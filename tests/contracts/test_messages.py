@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import Broker, again, ask, complete, receive, suspend
+from tests.contracts.broker import Broker, again, ask, complete, nap, receive, suspend, withdraw
 
 DEADLINE_MS = 60_000
 
@@ -162,3 +163,32 @@ async def test_the_kept_messages_are_bounded(broker: Broker, bus: EventBus) -> N
         assert await bus.send_message("t", f"n{number % 7}", b"1", f"shop\n{number}") == ["ok"]
     full = await bus.send_message("t", "news", b"1", "shop\nlast")
     assert full == ["full", "already keeps 100 messages that it has not received"]
+
+
+async def test_thousands_of_steps_may_wait_for_one_name(broker: Broker, bus: EventBus) -> None:
+    """One turn must not occupy the broker for longer than its steps take: the list is packed once for all of them."""
+    seconds = []
+    for task, steps in (("few", 250), ("many", 4_000)):
+        await broker.submit(bus, task)
+        turn = await broker.take(bus)
+        began = time.perf_counter()
+        assert await suspend(bus, turn, *(receive(str(step), wait="g1") for step in range(steps)))
+        seconds.append(time.perf_counter() - began)
+    assert seconds[1] < 0.1 + 60 * seconds[0]
+    for number in range(3):
+        assert await bus.send_message("many", "news", str(number).encode(), f"shop\n{number}") == ["ok"]
+    found = await broker.call("HMGET", broker.keys.task("many"), "j:0", "j:1", "j:2", "j:3")
+    assert isinstance(found, list)
+    assert [isinstance(one, bytes) and one[22:] for one in found] == [b"0", b"1", b"2", False]
+
+
+async def test_thousands_of_ended_receivers_are_skipped_at_once(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    steps = [str(step) for step in range(4_000)]
+    assert await suspend(bus, await broker.take(bus), *(receive(step, wait="g1") for step in steps), nap("n", 1))
+    await broker.pass_time(DEADLINE_MS)
+    await bus.promote()
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, *(withdraw(step) for step in steps), receive("last"))
+    assert await bus.send_message("t", "news", b"1", "shop\n1") == ["ok"]
+    assert (await results(broker))["last"] == "K1"

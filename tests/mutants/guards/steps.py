@@ -771,7 +771,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "receivers_last",
-        "  for _, receiver in ipairs(turn.receivers or {}) do add_receiver(base, args[4], args[5], unpack(receiver)) end\n",
+        "  for name, steps in pairs(turn.receivers or {}) do add_receivers(base, args[4], args[5], name, steps) end\n",
         "",
         "a step that waits for a message is found by it",
         "contracts:messages",
@@ -779,8 +779,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "inbox",
         "gone_receivers",
-        "    if redis.call('HEXISTS', run_key(base, task, list[1]), RUN.missing .. list[2]) == 1 then\n",
-        "    if true then\n",
+        "    if redis.call('HEXISTS', run_key(base, task, list[first]), RUN.missing .. list[first + 1]) == 1 then break end\n",
+        "    if true then break end\n",
         "a message does not go to a step whose deadline has passed",
         "contracts:messages",
     ),

@@ -374,7 +374,9 @@ local function put_receive(base, args, turn, at)
   put(turn, RUN.receives .. step, now .. name)
   put_missing(turn, step, digest, KIND.receive, wait)
   turn.receivers = turn.receivers or {}
-  turn.receivers[#turn.receivers + 1] = {step, name}
+  local steps = turn.receivers[name] or {}
+  steps[#steps + 1] = step
+  turn.receivers[name] = steps
 end
 
 local function put_null(turn, step, digest, now) put(turn, RUN.result .. step, digest .. RESULT.ok .. now .. 'null') end
@@ -454,7 +456,7 @@ local function suspend(base, args, turn, header, number)
   end
   local current = write_run(base, args, turn, header, number)
   -- Only now: a receiver that is not stored as missing counts as gone.
-  for _, receiver in ipairs(turn.receivers or {}) do add_receiver(base, args[4], args[5], unpack(receiver)) end
+  for name, steps in pairs(turn.receivers or {}) do add_receivers(base, args[4], args[5], name, steps) end
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage) end
   if rows ~= '' then record_rows(base, args[4], turn.flags, rows) end
   settle_last(base, args[2], args[3])

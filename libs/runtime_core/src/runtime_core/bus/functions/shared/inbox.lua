@@ -45,23 +45,27 @@ local function keep_message(base, task, name, value)
   return nil
 end
 
--- The run and the step that get the next message of a name, or nil; and the list, whose first entries may have ended.
+-- The run and the step that get the next message of a name, or nil; and the list without those before them, which have
+-- ended. One copy, not one `table.remove` each: a turn may leave thousands of them.
 local function next_receiver(base, task, name)
-  local list = unpacked_list(base .. 'task:' .. task, TASK.receivers .. name)
-  while list[1] do
-    if redis.call('HEXISTS', run_key(base, task, list[1]), RUN.missing .. list[2]) == 1 then
-      return list[1], list[2], list
-    end
-    table.remove(list, 1)
-    table.remove(list, 1)
+  local list, first = unpacked_list(base .. 'task:' .. task, TASK.receivers .. name), 1
+  while list[first] do
+    if redis.call('HEXISTS', run_key(base, task, list[first]), RUN.missing .. list[first + 1]) == 1 then break end
+    first = first + 2
   end
-  return nil, nil, list
+  if first == 1 then return list[1], list[2], list end
+  local left = {}
+  for i = first, #list do left[#left + 1] = list[i] end
+  return left[1], left[2], left
 end
 
--- A step waits for the next message of a name. Steps get messages in the order in which they began to wait.
-local function add_receiver(base, task, run, step, name)
+-- Steps wait for the next messages of a name. They get messages in the order in which they began to wait. All steps of
+-- a turn at once: the list is unpacked and packed as a whole.
+local function add_receivers(base, task, run, name, steps)
   local _, _, list = next_receiver(base, task, name)
-  list[#list + 1] = run
-  list[#list + 1] = step
+  for _, step in ipairs(steps) do
+    list[#list + 1] = run
+    list[#list + 1] = step
+  end
   put_list(base .. 'task:' .. task, TASK.receivers .. name, list)
 end
