@@ -117,7 +117,7 @@ def test_declaring_such_agents_loads_no_client_of_models() -> None:
         "app.add_agent('a', LLMAgent('openai-chat:m', output=list[int], approval=[Approve('pay')], tools=['x']))\n"
         "app.check()\n"
         "app.manifest()\n"
-        "heavy = ('pydantic_ai', 'openai', 'mcp', 'opentelemetry', 'jsonschema')\n"
+        "heavy = ('pydantic_ai', 'openai', 'mcp', 'opentelemetry', 'jsonschema_rs')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -17,6 +17,7 @@ from runtime_core.clusters.spark import backend as spark_backend
 from runtime_core.clusters.spark import calls as spark_calls
 from runtime_core.consumer.settle import MAX_ERROR_CHARACTERS, failed_from, failure_of
 from runtime_core.declare.declaration import one_line
+from runtime_core.declare.manifest import short_line
 from runtime_core.errors import ConfigurationError, Reject
 from runtime_core.telemetry.redaction import (
     CUT_MARGIN,
@@ -251,7 +252,7 @@ def test_a_secret_at_a_cut_is_not_shown_in_half() -> None:
         (LONGEST_MESSAGE, spark_calls.first_lines),
         (300, spark_backend._one_line),
         (1000, lambda error: str(mcp_connection.failure_of(error))),
-        (200, lambda error: mcp_connection._line(str(error))),
+        (200, lambda error: short_line(str(error))),
         (300, lambda error: one_line(error).removeprefix("RuntimeError: ")),
     ],
 )

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import time
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Never
 
 import msgspec
 
 from runtime_core.errors import InvalidInput
+from runtime_core.telemetry.redaction import redactor
+from runtime_core.text import shortened
+
+if TYPE_CHECKING:
+    from jsonschema_rs import Validator
 
 
 class HookPoint(StrEnum):
@@ -191,3 +200,70 @@ def end_hooks(manifest: Manifest) -> dict[str, str]:
     own = agent_of_ends(manifest.app)
     mark = "!" if any(hook.always for hook in there) else "?"
     return {name: mark + own for name in manifest.agents if name != own}
+
+
+EXPLAINED_BYTES = 4096
+"""The largest wrong value of which an error names the wrong part."""
+EXPLAINED_SECONDS = 0.01
+BACKTRACK_MAX = 10_000
+"""Steps that a pattern which is not linear may take."""
+
+
+ValueCheck = Callable[[object, str], None]
+"""Raises InvalidInput for a value, with its field and the path of the wrong part, as in `data.input.topic`."""
+
+
+def value_check(schema: Schema) -> ValueCheck:
+    """Compile a schema of Draft 2020-12, or of the draft that it names. Raises InvalidInput with the wrong part.
+
+    The time of a check is linear in the size of the value, since values come from models and publishers: patterns with
+    lookaround or backreferences, which cannot be linear, may take a bounded number of steps.
+    """
+    # Imported here: it takes 40 ms, and plain schemas do not need it.
+    from jsonschema_rs import Draft202012Validator, FancyRegexOptions, RegexOptions, ValidationError, validator_cls_for
+
+    try:
+        kind = validator_cls_for(schema)
+    except (ValidationError, ValueError):  # it names a draft that nobody knows
+        kind = Draft202012Validator
+    reason: Exception
+    for patterns in (RegexOptions(), FancyRegexOptions(backtrack_limit=BACKTRACK_MAX)):
+        try:
+            return partial(_check_value, kind(schema, pattern_options=patterns, retriever=_refuse_to_fetch))
+        except ValidationError as error:
+            reason = InvalidInput(_place("", error.instance_path), short_line(error.message))
+        except ValueError as error:  # nested too deeply
+            reason = InvalidInput("", short_line(str(error)))
+    raise reason
+
+
+def _check_value(validator: Validator, value: object, field: str) -> None:
+    from jsonschema_rs import ValidationError
+
+    began = time.thread_time()
+    try:
+        if validator.is_valid(value):
+            return
+        # An explanation collects all errors of each alternative, which takes seconds for a large value.
+        size = len(msgspec.json.encode(value))
+        if size > EXPLAINED_BYTES or time.thread_time() - began > EXPLAINED_SECONDS:
+            raise InvalidInput(field, f"does not match its schema; with {size} bytes it is too large to say where")
+        validator.validate(value)
+    except ValidationError as error:
+        raise InvalidInput(_place(field, error.instance_path), short_line(error.message)) from None
+    except (ValueError, RecursionError) as error:  # half of a surrogate pair, or nested too deeply
+        raise InvalidInput(field, f"cannot be checked: {short_line(str(error))}") from None
+
+
+def _refuse_to_fetch(url: str) -> Never:
+    raise ValueError("references to other documents are not fetched")
+
+
+def _place(field: str, path: Iterable[object]) -> str:
+    return ".".join((*([field] if field else []), *map(str, path)))
+
+
+def short_line(text: str, limit: int = 200) -> str:
+    """Return the start of a text, on one line and without secrets."""
+    # Redact before shortening: half a secret matches no rule.
+    return shortened(" ".join(redactor().start(text).split()), limit)

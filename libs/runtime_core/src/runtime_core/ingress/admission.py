@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -12,11 +12,19 @@ from msgspec.structs import replace
 from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
-from runtime_core.declare.manifest import GUARD_MARK, AgentEntry, HookPoint, Manifest, Schema, point_named
+from runtime_core.declare.manifest import (
+    GUARD_MARK,
+    AgentEntry,
+    HookPoint,
+    Manifest,
+    Schema,
+    ValueCheck,
+    point_named,
+    short_line,
+    value_check,
+)
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.ids import instance_address, partition_of
-from runtime_core.telemetry.redaction import redactor
-from runtime_core.text import shortened
 from runtime_core.wire.commands import Submission, default_task_id
 
 MANIFEST_SECONDS = 2.0
@@ -168,18 +176,27 @@ def _marked(app: Manifest, point: HookPoint, name: str, submission: Submission, 
 
 
 class SchemaCheck:
-    """Checks values against one JSON schema. Construct it once: a schema takes milliseconds to compile."""
+    """Checks values against the JSON schema of `what`, as in `input of agent 'writer'`.
 
-    __slots__ = ("_check", "_kind")
+    The first check compiles the schema, so an invalid one concerns only its own agent.
+    """
+
+    __slots__ = ("_check", "_kind", "_schema", "_what")
 
     def __init__(self, what: str, schema: Schema | None) -> None:
-        """Compile the schema of `what`, as in `input of agent 'writer'`. Raises ConfigurationError if it is invalid."""
         self._kind = "any" if not schema else _plain_kind(schema)
-        self._check = None if schema is None or self._kind else _compiled(what, schema)
+        self._what = what
+        self._schema = schema or {}
+        self._check: ValueCheck | None = None
 
     def value(self, value: object, field: str = "data.input") -> None:
-        """Raise InvalidInput with the path of the wrong part, as in `data.input.topic`."""
-        if self._check is not None:
+        """Raise InvalidInput with the path of the wrong part, as in `data.input.topic`.
+
+        Raises ConfigurationError for an invalid schema.
+        """
+        if not self._kind:
+            if self._check is None:
+                self._check = self._compiled()
             self._check(value, field)
         elif self._kind != "any" and not _is_kind(self._kind, value):
             raise InvalidInput(field, f"{_quoted(value)} is not of type {self._kind}")
@@ -194,6 +211,15 @@ class SchemaCheck:
             raise InvalidInput(field, f"cannot be read: {error}") from None
         self.value(value, field)
 
+    def _compiled(self) -> ValueCheck:
+        try:
+            return value_check(self._schema)
+        except InvalidInput as error:
+            raise ConfigurationError(
+                f"the manifest's schema for the {self._what} is not valid, {error.message}: fix its declaration. "
+                "A schema contains everything that it refers to, under $defs"
+            ) from None
+
 
 class InputCheck(SchemaCheck):
     """Checks the inputs of one agent."""
@@ -201,7 +227,6 @@ class InputCheck(SchemaCheck):
     __slots__ = ()
 
     def __init__(self, name: str, agent: AgentEntry) -> None:
-        """Compile the agent's schema. Raises ConfigurationError if it is invalid."""
         super().__init__(f"input of agent {name!r}", agent.input)
 
 
@@ -227,47 +252,5 @@ def _is_kind(kind: str, value: object) -> bool:
     return isinstance(value, _KINDS[kind])
 
 
-def _compiled(what: str, schema: Schema) -> Callable[[object, str], None]:
-    # Imported here: it takes 50 ms, and plain schemas do not need it.
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError, best_match
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise ConfigurationError(
-            f"the manifest's schema for the {what} is not valid, {_line(error.message)}: fix its declaration"
-        ) from None
-    # An empty registry: a reference to another document is rejected and never fetched.
-    validator = Draft202012Validator(schema, registry=Registry())
-
-    def check(value: object, field: str) -> None:
-        try:
-            error = best_match(validator.iter_errors(value))
-        except Unresolvable as missing:
-            raise ConfigurationError(
-                f"the manifest's schema for the {what} refers to {_line(str(missing))}, which it does not contain: "
-                "put it under $defs"
-            ) from None
-        except RecursionError:
-            raise InvalidInput(field, "is nested too deeply") from None
-        if error is not None:
-            where = ".".join((field, *_parts(error.absolute_path)))
-            raise InvalidInput(where, _line(error.message))
-
-    return check
-
-
-def _parts(path: Iterable[object]) -> list[str]:
-    return [str(part) for part in path]
-
-
-def _line(text: str, limit: int = 200) -> str:
-    # Redact before shortening: half a secret matches no rule.
-    return shortened(" ".join(redactor().start(text).split()), limit)
-
-
 def _quoted(value: object) -> str:
-    return _line(repr(value), 60)
+    return short_line(repr(value), 60)

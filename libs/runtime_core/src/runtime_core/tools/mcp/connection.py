@@ -7,16 +7,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.validators import validator_for
 from mcp import Client
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
@@ -32,12 +29,9 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 
 from runtime_core.declare.declaration import NAME, RetryPolicy, one_line
-from runtime_core.declare.manifest import Schema
+from runtime_core.declare.manifest import Schema, value_check
 from runtime_core.errors import InvalidInput
 from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
@@ -51,33 +45,18 @@ class BadSchema(Exception):
 
 
 class ArgumentsCheck:
-    """Decodes the arguments of one tool by JSON Schema Draft 2020-12, or the draft that the schema names."""
+    """Decodes the arguments of one tool by their JSON schema."""
 
-    __slots__ = ("_validator",)
+    __slots__ = ("_check",)
 
     def __init__(self, schema: Schema) -> None:
         """Raises BadSchema."""
         if schema.get("type") != "object":
             raise BadSchema(f"its type is {schema.get('type')!r}, not 'object'")
-        kind = validator_for(schema, default=Draft202012Validator)
         try:
-            kind.check_schema(schema)
-        except SchemaError as error:
-            where = ".".join(str(part) for part in error.absolute_path)
-            raise BadSchema(f"{where + ': ' if where else ''}{_line(error.message)}") from None
-        except RecursionError:
-            raise BadSchema("it is nested too deeply") from None
-        # An empty registry: external references are refused, never fetched.
-        registry: Registry[Schema] = Registry()
-        resolver = registry.resolver_with_root(DRAFT202012.create_resource(schema))
-        # An `$id` changes the base of references: such schemas are checked when they are used.
-        if "$id" not in set(_keys(schema)):
-            for reference in _references(schema):
-                try:
-                    resolver.lookup(reference)
-                except Unresolvable:
-                    raise BadSchema(f"it refers to {_line(reference)!r}, which is not in it") from None
-        self._validator = kind(schema, registry=registry)
+            self._check = value_check(schema)
+        except InvalidInput as error:
+            raise BadSchema(f"{error.field}: {error.message}" if error.field else error.message) from None
 
     def decode(self, data: bytes) -> dict[str, object]:
         """Decode and check arguments (a JSON object). Raises InvalidInput with the member, as in `arguments.path`."""
@@ -87,43 +66,8 @@ class ArgumentsCheck:
             raise InvalidInput("arguments", f"cannot be read: {error}") from None
         if not isinstance(value, dict):
             raise InvalidInput("arguments", "must be an object")
-        try:
-            wrong = best_match(self._validator.iter_errors(value))
-        except Unresolvable as missing:
-            raise InvalidInput("arguments", f"cannot be checked: the schema lacks {_line(str(missing))}") from None
-        except RecursionError:
-            raise InvalidInput("arguments", "is nested too deeply") from None
-        if wrong is not None:
-            where = ".".join(("arguments", *(str(part) for part in wrong.absolute_path)))
-            raise InvalidInput(where, _line(wrong.message))
+        self._check(value, "arguments")
         return value
-
-
-def _references(schema: object) -> Iterator[str]:
-    if isinstance(schema, dict):
-        for name, part in schema.items():
-            if name == "$ref" and isinstance(part, str):
-                yield part
-            # Members whose values look like schemas but are not.
-            elif name not in ("const", "enum", "default", "examples"):
-                yield from _references(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
-
-
-def _keys(schema: object) -> Iterator[str]:
-    if isinstance(schema, dict):
-        for name, part in schema.items():
-            yield name
-            yield from _keys(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _keys(part)
-
-
-def _line(text: str, limit: int = 200) -> str:
-    return kept(" ".join(text.split()), limit)
 
 
 @dataclass(frozen=True, slots=True)
