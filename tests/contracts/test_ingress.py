@@ -27,7 +27,7 @@ from runtime_core.ingress import admitter, relay
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import Relay
-from runtime_core.ingress.schedules import Schedules, parse_set
+from runtime_core.ingress.schedules import ScheduleBounds, Schedules, parse_set
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission
@@ -78,13 +78,16 @@ async def running(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
+BOUNDS = ScheduleBounds(100)
+
+
 def make_admitter(
-    bus: EventBus, transport: Transport, blob_url: str | None = None, tenant_schedules_max: int = 100
+    bus: EventBus, transport: Transport, blob_url: str | None = None, schedule_bounds: ScheduleBounds = BOUNDS
 ) -> Admitter:
     metrics, watch = Metrics(CollectorRegistry(), "test"), ProgressWatch(limit_seconds=60.0)
     return Admitter(
         transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch, blob_url=blob_url,
-        tenant_schedules_max=tenant_schedules_max,
+        schedule_bounds=schedule_bounds,
     )  # fmt: skip
 
 
@@ -95,10 +98,10 @@ async def admitting(
     edge: Edge | None = None,
     *,
     blob_url: str | None = None,
-    tenant_schedules_max: int = 100,
+    schedule_bounds: ScheduleBounds = BOUNDS,
 ) -> AsyncIterator[None]:
     epoch = await bus.lead("admit")
-    admitter = make_admitter(bus, edge or await connected(broker), blob_url, tenant_schedules_max)
+    admitter = make_admitter(bus, edge or await connected(broker), blob_url, schedule_bounds)
     async with running(admitter.run(str(epoch))):
         yield
 

@@ -24,7 +24,7 @@ from runtime_core.ingress import publishers
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.ingress.schedules import Schedules
+from runtime_core.ingress.schedules import ScheduleBounds, Schedules
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, complete, question, suspend
@@ -254,9 +254,38 @@ async def test_schedules_are_their_tenants(world: World) -> None:
     assert await Schedules(world.bus, admission).all() == []
 
 
+async def test_the_schedules_of_a_tenant_are_bounded_in_bytes(world: World) -> None:
+    """Otherwise 10,000 of them with inputs of 1 MiB would fill the broker, whose limits are about tasks."""
+    data = {"agent": "writer", "input": "x" * 3_000, "cron": "@daily"}
+    schedules = Schedules(world.bus, Admission([world.bus]))
+    for leader in range(2):  # the second one counts what it finds
+        async with admitting(world.broker, world.bus, schedule_bounds=ScheduleBounds(100, 10_000)):
+            for number in range(5):
+                await world.send("shop", "schedule.set", {**data, "schedule_id": f"s{leader}-{number}"})
+            # The same again, and a smaller one, take no more; a larger one does.
+            await world.send("shop", "schedule.set", {**data, "schedule_id": "s0-0"})
+            await world.send("shop", "schedule.set", {**data, "schedule_id": "s0-1", "input": "x" * 2_900})
+            await world.send("shop", "schedule.set", {**data, "schedule_id": "s0-2", "input": "x" * 9_000})
+            await world.send("desk", "schedule.set", {**data, "schedule_id": f"s{leader}"})
+            await until(lambda: world.settled("shop", "desk"))
+        found = {each.schedule_id: each for each in await schedules.all()}
+        assert set(found) - {"globex.s0", "globex.s1"} == {"acme.s0-0", "acme.s0-1", "acme.s0-2"}
+        assert found["acme.s0-1"].task["input"] == "x" * 2_900
+    refused = await world.letters()
+    assert len(refused) == 3 + 6
+    assert all("would take more than 10000 bytes" in each["error"] for each in refused)
+    async with admitting(world.broker, world.bus, schedule_bounds=ScheduleBounds(100, 10_000)):
+        await world.send("shop", "schedule.delete", {"schedule_id": "s0-0"})
+        await world.send("shop", "schedule.set", {**data, "schedule_id": "s3"})
+        await until(lambda: world.settled("shop"))
+    assert "acme.s3" in {each.schedule_id for each in await schedules.all()}
+    for each in await schedules.all():
+        await schedules.delete(each.schedule_id)
+
+
 async def test_a_tenant_cannot_take_the_schedules_of_others(world: World) -> None:
     data = {"agent": "writer", "input": 1, "cron": "@daily"}
-    async with admitting(world.broker, world.bus, tenant_schedules_max=3):
+    async with admitting(world.broker, world.bus, schedule_bounds=ScheduleBounds(3)):
         for number in range(5):
             await world.send("shop", "schedule.set", {**data, "schedule_id": f"s{number}"})
         await until(lambda: world.settled("shop"))
@@ -280,7 +309,7 @@ async def test_a_tenant_cannot_take_the_schedules_of_others(world: World) -> Non
     # The next leader counts those that it finds, and the one that a trusted program has set.
     await schedules.delete("acme.trusted")
     await schedules.delete("acme.s2")
-    async with admitting(world.broker, world.bus, tenant_schedules_max=3):
+    async with admitting(world.broker, world.bus, schedule_bounds=ScheduleBounds(3)):
         for number in range(6, 8):
             await world.send("shop", "schedule.set", {**data, "schedule_id": f"s{number}"})
         await until(lambda: world.settled("shop"))

@@ -13,9 +13,17 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "ingress/schedules.py",
         "tenant_schedules",
-        "        if new and self._counts[tenant] >= self._most:\n",
+        "        if not before and self._counts[tenant] >= most:\n",
         "        if False:\n",
         "a tenant cannot take the schedules of others",
+        TESTS,
+    ),
+    python(
+        "ingress/schedules.py",
+        "schedules_bytes",
+        "        if after > before and self._bytes[tenant] + after - before > most_bytes:\n",
+        "        if False:\n",
+        "the schedules of a tenant do not fill the broker",
         TESTS,
     ),
     python(
@@ -29,8 +37,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "ingress/schedules.py",
         "schedules_of_the_last_leader",
-        "        if epoch != self._epoch or (",
-        "        if (",
+        "        if epoch != self._epoch or (self._refusal",
+        "        if (self._refusal",
         "a new leader counts the schedules that it finds",
         TESTS,
     ),

@@ -117,6 +117,8 @@ class Settings:
     """How long they are kept if the publisher does not delete them."""
     tenant_schedules_max: int = 10_000
     """How many schedules the registered publishers of one tenant may have."""
+    tenant_schedules_max_bytes: int = 16_777_216
+    """How many bytes these schedules may take together."""
     request_timeout_seconds: float = 3600.0
     """How long a request to an agent in another partition may take, unless it has its own limit."""
     pools: tuple[str, ...] = ()
@@ -223,6 +225,9 @@ class Settings:
                 "WEFT_ANSWERS_RETENTION_SECONDS", 60.0, 3_153_600_000.0, cls.answers_retention_seconds
             ),
             tenant_schedules_max=read.whole("WEFT_TENANT_SCHEDULES_MAX", 1, 100_000, cls.tenant_schedules_max),
+            tenant_schedules_max_bytes=read.whole(
+                "WEFT_TENANT_SCHEDULES_MAX_BYTES", 1024, 1_099_511_627_776, cls.tenant_schedules_max_bytes
+            ),
             request_timeout_seconds=read.seconds(
                 "WEFT_REQUEST_TIMEOUT_SECONDS", 0.001, 31_536_000.0, cls.request_timeout_seconds
             ),

@@ -20,6 +20,7 @@ from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import AnswerBounds, Relay
 from runtime_core.ingress.scheduler import Scheduler
+from runtime_core.ingress.schedules import ScheduleBounds
 from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper, RecordFollower
 from runtime_core.maintenance.measures import Measures
 from runtime_core.maintenance.stuck import CHECK_SECONDS, EngineWatch
@@ -97,7 +98,7 @@ class StateManager(Leaders):
                     self._settings.blob_url,
                     self._edge,
                     bounds,
-                    settings.tenant_schedules_max,
+                    ScheduleBounds(settings.tenant_schedules_max, settings.tenant_schedules_max_bytes),
                 )
                 group.create_task(admitter.run(str(epoch)), name="admitter")
                 group.create_task(Scheduler(bus, admission).run(str(epoch)), name="scheduler")

@@ -82,7 +82,7 @@ class Admitter:
         blob_url: str | None = None,
         edge: Transport | None = None,
         bounds: AnswerBounds = AnswerBounds(),  # noqa: B008 - it is frozen
-        tenant_schedules_max: int = schedules.TENANT_SCHEDULES_MAX,
+        schedule_bounds: schedules.ScheduleBounds = schedules.ScheduleBounds(),  # noqa: B008 - it is frozen
     ) -> None:
         """For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers.
 
@@ -100,7 +100,7 @@ class Admitter:
             metrics.tasks_refused[self._partition, reason]  # exports 0 from the start
         self._answers = Answers(edge or transport, home, metrics, home, bounds)
         self._schedules = Schedules(home, admission)
-        self._tenant_schedules = schedules.TenantSchedules(self._schedules, tenant_schedules_max)
+        self._tenant_schedules = schedules.TenantSchedules(self._schedules, schedule_bounds)
         self._topics = topics
         self._connect = connect
         self._blobs = f"{blob_url}/{folder_of_namespace(namespace)}" if blob_url else ""

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, cast
@@ -49,7 +49,7 @@ FIELDS = ("schedule_id", *_WHAT, *_WHEN, "timezone", "overlap", "catch_up")
 _WHEN_LIST = "every_seconds, cron, at or delay_seconds"
 Overlap = Literal["skip", "start"]
 MAX_SCHEDULES = 100_000
-TENANT_SCHEDULES_MAX = 10_000
+SIZES_BATCH = 100
 RECOUNT_SECONDS = 10.0
 """How often the schedules of a tenant at its limit are counted again: others than the leader also remove some."""
 
@@ -483,50 +483,86 @@ class Schedules:
         """Remove a schedule if the broker still stores `seen`."""
         return await self._bus.schedule(schedule.schedule_id, seen, b"", None) == 1
 
-    async def exists(self, schedule_id: str) -> bool:
-        return bool(await self._bus.transport.call("HEXISTS", self._bus.keys.schedules, schedule_id))
+    async def size(self, schedule_id: str) -> int:
+        """Return how many bytes a schedule takes; 0 if it does not exist."""
+        return len(await self._stored(schedule_id) or b"")
 
     async def _stored(self, schedule_id: str) -> bytes | None:
         return cast(bytes | None, await self._bus.transport.call("HGET", self._bus.keys.schedules, schedule_id))
 
-    async def ids(self) -> list[str]:
-        """Return the ids of all schedules, in no order."""
-        return [
-            id.decode() for id in cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.schedules))
-        ]
+    async def sizes(self) -> AsyncIterator[tuple[str, int]]:
+        """Yield the id of each schedule and its bytes, in no order. One that changes meanwhile may come twice."""
+        cursor = b"0"
+        while True:
+            cursor, flat = cast(
+                tuple[bytes, list[bytes]],
+                await self._bus.transport.call("HSCAN", self._bus.keys.schedules, cursor, "COUNT", SIZES_BATCH),
+            )
+            for schedule_id, stored in zip(flat[::2], flat[1::2], strict=True):
+                yield schedule_id.decode(), len(stored)
+            if cursor == b"0":
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBounds:
+    """How many schedules a tenant may have, and how many bytes they may take together."""
+
+    most: int = 10_000
+    most_bytes: int = 16_777_216
 
 
 class TenantSchedules:
-    """Limits how many schedules each tenant has. Only the leader sets those of publishers, so it counts them.
+    """Limits the schedules of each tenant. Only the leader sets those of publishers, so it counts them.
 
     The ids of a tenant's schedules begin with its name and a dot.
     """
 
-    def __init__(self, schedules: Schedules, most: int) -> None:
+    def __init__(self, schedules: Schedules, bounds: ScheduleBounds) -> None:
         self._schedules = schedules
-        self._most = most
+        self._bounds = bounds
         self._counts: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._epoch = ""
         self._counted = 0.0
 
     async def set(self, schedule: Schedule, epoch: str) -> None:
         """Store a tenant's schedule, as `Schedules.set`. Raises InvalidInput for a new one over the limit."""
         tenant = schedule.schedule_id.partition(".")[0]
+        before, after = await self._schedules.size(schedule.schedule_id), len(schedule.to_json())
         stale = time.monotonic() - self._counted > RECOUNT_SECONDS
-        if epoch != self._epoch or (self._counts[tenant] >= self._most and stale):
-            self._counts = Counter(id.partition(".")[0] for id in await self._schedules.ids())
+        if epoch != self._epoch or (self._refusal(tenant, before, after) is not None and stale):
+            self._counts, self._bytes = Counter(), Counter()
+            async for schedule_id, size in self._schedules.sizes():
+                self._counts[schedule_id.partition(".")[0]] += 1
+                self._bytes[schedule_id.partition(".")[0]] += size
             self._epoch, self._counted = epoch, time.monotonic()
-        new = not await self._schedules.exists(schedule.schedule_id)
-        if new and self._counts[tenant] >= self._most:
-            raise InvalidInput(
-                "data.schedule_id",
-                f"tenant {tenant!r} has {self._most} schedules, the maximum (WEFT_TENANT_SCHEDULES_MAX): delete one "
-                "first",
-            )
+        refusal = self._refusal(tenant, before, after)
+        if refusal is not None:
+            raise refusal
         await self._schedules.set(schedule, epoch)
-        self._counts[tenant] += new
+        self._counts[tenant] += not before
+        self._bytes[tenant] += after - before
 
     async def delete(self, schedule_id: str, epoch: str) -> None:
         """Remove a tenant's schedule, as `Schedules.delete`."""
+        before = await self._schedules.size(schedule_id)
         if await self._schedules.delete(schedule_id, epoch):
             self._counts[schedule_id.partition(".")[0]] -= 1
+            self._bytes[schedule_id.partition(".")[0]] -= before
+
+    def _refusal(self, tenant: str, before: int, after: int) -> InvalidInput | None:
+        """Return why a schedule that takes so many bytes may not replace one that does, 0 for none."""
+        most, most_bytes = self._bounds.most, self._bounds.most_bytes
+        if not before and self._counts[tenant] >= most:
+            return InvalidInput(
+                "data.schedule_id",
+                f"tenant {tenant!r} has {most} schedules, the maximum (WEFT_TENANT_SCHEDULES_MAX): delete one first",
+            )
+        if after > before and self._bytes[tenant] + after - before > most_bytes:
+            return InvalidInput(
+                "data",
+                f"the schedules of tenant {tenant!r} would take more than {most_bytes} bytes, the maximum "
+                "(WEFT_TENANT_SCHEDULES_MAX_BYTES): delete one first, or send a reference as the input",
+            )
+        return None
