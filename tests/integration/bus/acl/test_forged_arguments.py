@@ -1,4 +1,4 @@
-"""Every function of the broker with forged arguments answers or refuses at once, and the server serves everybody."""
+"""Every function with forged or generated arguments answers or refuses at once, and the server serves everybody."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -92,5 +94,62 @@ def test_no_forged_argument_stops_the_server(broker: Broker, seed: int) -> None:
     print(f"the slowest of {CALLS * len(FUNCTIONS)} calls: {slowest[0] * 1000:.1f} ms, {slowest[1]}")
     assert slowest[0] < SLOWEST_SECONDS, [str(argument)[:60] for argument in slowest[2]]
     assert len(broker.answered) > len(FUNCTIONS) // 2, "most functions get beyond the check of their arguments"
+    assert broker.redis.ping()
+    assert broker.redis.execute_command("FUNCTION", "STATS")[1] is None, "a function still runs"
+
+
+EXAMPLES = 100
+"""Sequences of generated calls, which take about 20 seconds."""
+RIGHT: tuple[str | bytes, ...] = ("one", "t", "group", "agent", "tool", "1-1", "r", "r/1", "1", "0", "")
+"""Values that get a function past its first checks."""
+JSON_TEXT = st.recursive(
+    st.sampled_from(["null", "true", "-1", "1e308", '"x"', '"\\ud800"']),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda parts: "[" + ",".join(parts) + "]")
+        | st.lists(inner, max_size=4).map(
+            lambda parts: "{" + ",".join(f'"k{number}":{part}' for number, part in enumerate(parts)) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+ARGUMENT = st.one_of(
+    st.sampled_from(RIGHT),
+    st.sampled_from(FORGED),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.binary(max_size=40),
+    JSON_TEXT,
+)
+PART = st.tuples(
+    # The letter of a part, and how many arguments it has.
+    st.sampled_from(
+        [("c", 8), ("t", 6), ("q", 6), ("m", 6), ("s", 7), ("p", 8), ("a", 2), ("u", 3), ("j", 1), ("w", 1)]
+    ),
+    st.lists(ARGUMENT, min_size=8, max_size=8),
+).map(lambda part: [part[0][0], *part[1][: part[0][1]]])
+TURN = st.tuples(
+    st.sampled_from(["r", "r/1"]), st.sampled_from("wcfkx"), JSON_TEXT, ARGUMENT, st.lists(PART, max_size=8)
+).map(
+    lambda turn: (
+        "commit_turn",
+        [
+            "one", "agent", "1-1", "t", turn[0], "", turn[1], "1700000000000", "", "0", turn[2], turn[3],
+            str(len(turn[4])), *(argument for part in turn[4] for argument in part),
+        ],
+    )
+)  # fmt: skip
+CALL = st.tuples(st.sampled_from(sorted(FUNCTIONS)), st.lists(ARGUMENT, max_size=24)) | TURN
+
+
+def test_no_generated_argument_stops_the_server(broker: Broker) -> None:
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @given(calls=st.lists(CALL, min_size=1, max_size=12))
+    def fuzz(calls: list[tuple[str, list[str | bytes]]]) -> None:
+        broker.reset()
+        for name, arguments in calls:
+            assert broker.call(name, arguments) < SLOWEST_SECONDS, name
+
+    fuzz()
+    assert "commit_turn" in broker.answered
     assert broker.redis.ping()
     assert broker.redis.execute_command("FUNCTION", "STATS")[1] is None, "a function still runs"
