@@ -197,3 +197,13 @@ def test_patterns_with_lookaround_are_checked() -> None:
     check.value("abc")
     with pytest.raises(InvalidInput):
         check.value("bac")
+
+
+def test_a_small_input_with_alternatives_in_alternatives_is_refused_at_once() -> None:
+    part = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
+    schema: dict[str, object] = {"$ref": "#/$defs/N", "$defs": {"N": {"anyOf": [part, {**part, "minProperties": 1}]}}}
+    check = InputCheck("it", AgentEntry(input=schema))
+    began = time.thread_time()
+    with pytest.raises(InvalidInput, match="too deep to say where"):
+        check.json(b'{"n":' * 40 + b"1" + b"}" * 40)
+    assert time.thread_time() - began < 0.5

@@ -205,6 +205,8 @@ def end_hooks(manifest: Manifest) -> dict[str, str]:
 EXPLAINED_BYTES = 4096
 """The largest wrong value of which an error names the wrong part."""
 EXPLAINED_SECONDS = 0.01
+EXPLAINED_LEVELS = 5
+"""Its deepest nesting: with alternatives inside alternatives, the time of an explanation doubles with each level."""
 BACKTRACK_MAX = 10_000
 """Steps that a pattern which is not linear may take."""
 
@@ -246,13 +248,21 @@ def _check_value(validator: Validator, value: object, field: str) -> None:
             return
         # An explanation collects all errors of each alternative, which takes seconds for a large value.
         size = len(msgspec.json.encode(value))
-        if size > EXPLAINED_BYTES or time.thread_time() - began > EXPLAINED_SECONDS:
-            raise InvalidInput(field, f"does not match its schema; with {size} bytes it is too large to say where")
+        slow = time.thread_time() - began > EXPLAINED_SECONDS
+        if size > EXPLAINED_BYTES or slow or _is_deeper(value, EXPLAINED_LEVELS):
+            raise InvalidInput(
+                field, f"does not match its schema; with {size} bytes it is too large or too deep to say where"
+            )
         validator.validate(value)
     except ValidationError as error:
         raise InvalidInput(_place(field, error.instance_path), short_line(error.message)) from None
     except (ValueError, RecursionError) as error:  # half of a surrogate pair, or nested too deeply
         raise InvalidInput(field, f"cannot be checked: {short_line(str(error))}") from None
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(part, dict | list) and (levels == 1 or _is_deeper(part, levels - 1)) for part in parts)
 
 
 def _refuse_to_fetch(url: str) -> Never:
