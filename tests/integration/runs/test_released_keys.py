@@ -126,6 +126,21 @@ async def test_a_pending_approval_does_not_block_the_next_order(client: Client) 
     assert (await other.result()).output[-2:] == ["large-1 approved", "large-3 approved"]
 
 
+@pytest.mark.parametrize("at", ["2", "3"])
+async def test_a_fork_of_a_run_that_gave_up_its_key_loses_no_change(client: Client, at: str) -> None:
+    """Its origin got the key back with a state that others have changed since."""
+    origin = await client.submit("orders", "large-1", key="ann", task_id="origin")
+    await origin.signal(await question(origin), True)
+    await origin.result()
+    assert (await (await client.submit("orders", "small-2", key="ann")).result()).status == "completed"
+    fork = await client.fork("origin", at=at)
+    if at == "2":  # it asks again
+        await fork.signal(await question(fork), True)
+    expected = ["large-1", "large-1 approved", "small-2", "large-1", "large-1 approved"]
+    assert (await fork.result()).output == expected
+    assert (await (await client.submit("orders", "small-3", key="ann")).result()).output == [*expected, "small-3"]
+
+
 async def test_a_run_without_a_key_gives_up_nothing(client: Client) -> None:
     task = await client.submit("orders", "large-1")
     await task.signal(await question(task), True)

@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "client/fork.py",
+        "key_of_a_fork",
+        "            inherited.pop(name, None)\n",
+        "            pass\n",
+        "a fork takes its key back by itself, with the state of now",
+        "integration/runs:released_keys",
+    ),
+    python(
         "actors/watch.py",
         "bounded_looks",
         " and checks < CHECKS_MAX:",

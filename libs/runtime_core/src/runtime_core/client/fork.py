@@ -18,7 +18,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.hooks.declared import STEP, named_before
 from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
-from runtime_core.record.step import ATTEMPTS, DIGEST, PIECES, STEPS, Step, before, place
+from runtime_core.record.step import ATTEMPTS, DIGEST, KEY_RETURNS, PIECES, STEPS, Step, before, place
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, pack, payload_of, status_of, time_of
 from runtime_core.runs.step import canonical
 from runtime_core.telemetry.secret_search import HIDDEN
@@ -400,14 +400,26 @@ def _inherited(runs: Mapping[str, RecordedRun], at: str) -> dict[str, bytes]:
         if path:
             journal[f"{step}/"] = run.agent.encode()
         inherited = run.journal(wanted[len(path)] if inside else None)
+        for name in _about_its_key(run):
+            inherited.pop(name, None)
         journal |= {f"{step}/{name}" if path else name: value for name, value in inherited.items()}
     return journal
+
+
+def _about_its_key(run: RecordedRun) -> set[str]:
+    """Return the steps by which a run gave up its key and got it back. A fork repeats them: the state that the origin
+    got with its key is no longer that of the instance.
+    """
+    ends = {each.id for each in run.steps.values() if each.kind == "acquire" or each.id.endswith(KEY_RETURNS)}
+    return ends | {end.removesuffix(KEY_RETURNS) for end in ends} | {
+        each.id for each in run.steps.values() if each.kind == "release"
+    }
 
 
 def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
     step = at.rpartition("/")[2]
     there = run.steps.get(step)
-    if there is None or there.kind == "emit":
+    if there is None or there.kind in ("emit", "release", "acquire"):
         raise InvalidInput(
             "at",
             f"step {at} has no recorded result to replace with `input`: choose one that `weft trajectory show` lists",

@@ -98,6 +98,8 @@ ATTEMPTS = "weft.attempts"
 A place is the number of the step before it."""
 
 
+KEY_RETURNS = ".acquire"
+"""Ends the id of the step in which a run gets back the key that the step before this suffix gave up."""
 PIECES = "weft.pieces"
 """The attribute of a row of output with the number of its pieces: `ctx.emit`s without another step between them."""
 BYTES = "weft.bytes"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from runtime_core.errors import JobCancelled, Outcome
 from runtime_core.ids import step_digest
+from runtime_core.record.step import KEY_RETURNS
 from runtime_core.runs.calls import Outgoing, RequestStep, room, sleep
 from runtime_core.runs.scheduler import Branch, OwnFlowOnly, Wait
 from runtime_core.runs.sharing import context_of, join
@@ -424,7 +425,7 @@ class AcquireStep(RequestStep[bytes]):
         # Not Step's: it takes a step, and its digest depends on `ctx.attempt`.
         self.run, self.kind, self.name, self.key, self.data = run, "acquire", "key", "", b""
         self.digest = step_digest("acquire", "key", "", b"")
-        self.id = f"{release}.acquire"
+        self.id = release + KEY_RETURNS
         self.order = run.steps_taken
         self.request = Acquire(self.id, self.digest)
 
