@@ -189,10 +189,11 @@ async def test_a_dead_owner_writes_nothing(broker: Broker, bus: EventBus, other:
 
 
 async def test_a_dead_owner_leads_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
-    assert await other.lead("admit") == 1
+    epoch = await other.lead("admit")
+    assert epoch
     assert await bus.lead("admit") == 0
     await broker.silence(other)
-    assert await bus.lead("admit") == 2
+    assert await bus.lead("admit") > epoch
     assert await other.lead("admit") == 0
     assert await other.lead("a role that nobody has") == 0
 

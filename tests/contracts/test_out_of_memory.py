@@ -63,7 +63,7 @@ async def test_new_work_is_refused_and_open_work_continues(broker: Broker) -> No
             await refused
     assert await broker.status("new") == ""
     await other.beat(LEASE_MS, False, "")
-    assert await other.lead("admit") == 1
+    assert await other.lead("admit")
     assert await suspend(other, adopted["waits"], ask("1"))
     assert await answer(other, await broker.take(other, "tool"))
     assert await other.retry(adopted["again"], 100, b"{}")

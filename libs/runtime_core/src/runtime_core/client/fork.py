@@ -411,9 +411,11 @@ def _about_its_key(run: RecordedRun) -> set[str]:
     got with its key is no longer that of the instance.
     """
     ends = {each.id for each in run.steps.values() if each.kind == "acquire" or each.id.endswith(KEY_RETURNS)}
-    return ends | {end.removesuffix(KEY_RETURNS) for end in ends} | {
-        each.id for each in run.steps.values() if each.kind == "release"
-    }
+    return (
+        ends
+        | {end.removesuffix(KEY_RETURNS) for end in ends}
+        | {each.id for each in run.steps.values() if each.kind == "release"}
+    )
 
 
 def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
