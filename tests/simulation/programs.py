@@ -170,9 +170,8 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
                 await ctx.wait_for(_branch(ctx, inner, ledger), seconds)
             except TimeoutError:
                 late = "too "
-            except StepError:
-                late = "failed before it was too "
-            # A replay that decides otherwise requests another step, and parks the run.
+            # A replay that decides otherwise requests another step, and parks the run. A part that fails ends the run,
+            # since its letter may be driven again, with another result.
             await ctx.step(_nothing, name=f"{late}late")
         case ["patched", name, before, after]:
             old = PROCESS.get().release == 0 or not ctx.patched(name)
