@@ -95,6 +95,7 @@ def test_dead_letters_are_dropped(weft: Weft) -> None:
     weft("submit", "caller", "wrong", "--task-id", "drop-1")
     (letter,) = letters_of(weft, "drop-1")
     assert weft("dead", "drop", letter).out == "dropped 1\n"
+    assert weft("dead", "drop", letter).out == ""
     gone = weft("dead", "drop", letter, "--json")
     assert gone.status == 1
     assert gone.json == {

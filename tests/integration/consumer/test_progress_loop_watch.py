@@ -58,6 +58,9 @@ async def test_a_block_below_the_limit_keeps_its_deliveries(valkey: Server, name
         assert (end.status, end.output) == ("completed", "1")
         logs = "".join(member.text() for member in fleet.members.values())
         assert "in pauses by run r of task" in logs
+        report = logs[logs.index("event loop blocked for") :].partition("\n")[0]
+        assert "runaway_app.py" in report
+        assert "runtime_core" not in report, "the stack begins with the user's code"
         assert fleet.declared_dead() == set()
         assert fleet.harmed == 0
 

@@ -165,7 +165,7 @@ async def drop(
     done, failed = await _each(ids, everything, LetterFilter(reason, name, task), drop_one)
     if as_json:
         print_json({"dropped": done, "failed": failed})
-    else:
+    elif done or not failed:
         print(f"dropped {len(done)}")
     _fail("dropped", len(done), failed)
 

@@ -250,4 +250,13 @@ def _idle(frame: FrameType) -> bool:
 
 
 def _text(frame: FrameType) -> str:
-    return "".join(traceback.format_stack(frame)[-STACK_FRAMES:])
+    """Return the stack from the user's first frame on; the whole one if there is none."""
+    frames = [each for each, _ in traceback.walk_stack(frame)]
+    frames.reverse()
+    tops = [str(each.f_globals.get("__name__", "")).partition(".")[0] for each in frames]
+    # The loop and what started it come first, then Weft's own frames.
+    start = max((place + 1 for place, top in enumerate(tops) if top in ("asyncio", "uvloop")), default=0)
+    while start < len(tops) and tops[start] in _OURS:
+        start += 1
+    whole = traceback.format_stack(frame)
+    return "".join((whole[start:] or whole)[-STACK_FRAMES:])
