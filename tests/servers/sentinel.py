@@ -24,7 +24,7 @@ def sentinel(
     file.write_text(
         f"port {own}\nbind {HOST}\ndir {directory}\n"
         f"sentinel monitor main {HOST} {port or master.port} 1\n"
-        "sentinel down-after-milliseconds main 300\n"
+        "sentinel down-after-milliseconds main 1000\n"
         "sentinel failover-timeout main 3000\n" + "".join(f"{line}\n" for line in settings).replace("{own}", str(own))
     )
     with (directory / "log").open("wb") as log:

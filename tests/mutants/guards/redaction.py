@@ -378,7 +378,7 @@ MUTANTS: tuple[Mutant, ...] = (
         survives="places are bounded as well: it costs a thousandth of a second for each",
     ),
     python(
-        "ingress/admission.py",
+        "declare/manifest.py",
         "refused_input",
         '    return shortened(" ".join(redactor().start(text).split()), limit)\n',
         '    return shortened(" ".join(text.split()), limit)\n',
