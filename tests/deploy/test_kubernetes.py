@@ -343,7 +343,7 @@ def test_services_start_when_their_secret_and_their_broker_are_there(manifests: 
 
 
 def test_a_second_apply_changes_nothing(manifests: tuple[Manifest, ...]) -> None:
-    """What the server adds to these would be taken away by the next apply, and a Job that is gone be made anew."""
+    """What the server adds to these would be taken away by the next apply, and a Job that is gone be recreated."""
     for job in (each for each in manifests if each["kind"] == "Job"):
         assert "ttlSecondsAfterFinished" not in job["spec"], name_of(job)
         # Its pod cannot change, so it must not have the user's image.
