@@ -87,6 +87,9 @@ def _signature(found: Any) -> str:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
         return ""
+    if getattr(getattr(found, "__init__", None), "__name__", "") == "_no_init_or_replace_init":
+        # Python gives a class below a Protocol its own constructor, without parameters, at its first call.
+        signature = signature.replace(parameters=[])
     parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
     fields = {each.name: each for each in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else {}
     kept = [each for each in parameters if each.name not in fields or not each.name.startswith("_")]
