@@ -86,6 +86,25 @@ async def test_a_run_is_resumed_while_another_holds_its_key(broker: Broker, bus:
     assert await result(broker, "first", "3") == 'K{"n":2}'
 
 
+async def test_the_state_at_the_key_s_return_is_numbered_among_those_of_nested_runs(
+    broker: Broker, bus: EventBus
+) -> None:
+    """A replay may take the result of a nested run, from before or after, later than the key's return."""
+    await asleep(broker, bus)
+    await wake(broker, bus)
+    turn = await broker.take(bus)
+    loaded = await bus.load(turn)
+    assert loaded is not None
+    number, _, kept = loaded.overrides["3"].partition(b" ")
+    assert kept == b'{"n":1}'
+    assert await suspend(bus, turn, ask("4", "writer", stream="agent", key="k"))
+    assert await complete(bus, await broker.take(bus), state=b'{"n":2}')
+    loaded = await bus.load(await broker.take(bus))
+    assert loaded is not None
+    later, _, kept = loaded.overrides["4"].partition(b" ")
+    assert (int(later) > int(number), kept) == (True, b'{"n":2}')
+
+
 async def test_the_mailbox_keeps_its_order(broker: Broker, bus: EventBus) -> None:
     await asleep(broker, bus)
     for task in ("second", "third"):

@@ -101,6 +101,27 @@ async def nested(ctx: AgentContext, below: bool) -> list[str]:
     return list(ctx.state["log"])
 
 
+failed: set[str] = set()
+"""The tasks of `retried` whose first attempt has failed inside the block."""
+
+
+@app.agent("retried")
+async def retried(ctx: AgentContext, below: bool) -> list[str]:
+    """Its second attempt has the key back from the first one, so its call of itself is nested."""
+    seen = ctx.state.setdefault("seen", [])
+    if not below:
+        seen.append("nested")
+        return list(seen)
+    seen.append("begin")
+    async with ctx.released():
+        if ctx.task_id not in failed:
+            failed.add(ctx.task_id)
+            raise RuntimeError("the first attempt fails")
+        await ctx.agent("retried", False, key=ctx.key)
+    ctx.state["seen"].append("end")
+    return list(ctx.state["seen"])
+
+
 async def question(task: TaskHandle) -> str:
     async for event in task.stream():
         if event.type == "weft.human.requested":
@@ -158,6 +179,12 @@ async def test_it_may_wait_for_another_run_of_its_key(client: Client) -> None:
 async def test_a_nested_call_leaves_the_key_to_its_caller(client: Client) -> None:
     expected = ["begin", "nested", "end"]
     assert (await (await client.submit("nested", True, key="k")).result()).output == expected
+
+
+async def test_an_attempt_that_has_the_key_back_sees_what_its_nested_run_changed(client: Client) -> None:
+    expected = ["begin", "nested", "end"]
+    assert (await (await client.submit("retried", True, key="k")).result()).output == expected
+    assert (await (await client.submit("retried", False, key="k")).result()).output == [*expected, "nested"]
 
 
 @pytest.mark.parametrize(

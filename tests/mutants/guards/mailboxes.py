@@ -579,6 +579,34 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "mailbox",
+        "key_returns_numbered",
+        "  if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.override, state) end\n",
+        "",
+        "a replay knows whether a nested run changed the state before or after the key came back",
+        "contracts:released_keys",
+    ),
+    python(
+        "runs/journal.py",
+        "state_while_released",
+        """        if self.released:
+            self._meanwhile = state
+            return
+        value = self.value()
+""",
+        "        value = self.value()\n",
+        "a change by a nested run is no use of the state inside the block",
+        "unit/runs:journal",
+    ),
+    python(
+        "runs/journal.py",
+        "state_after_return",
+        "            self.replace(self._meanwhile)\n",
+        "            pass\n",
+        "an attempt that has the key back keeps what its nested run changed",
+        "unit/runs:journal",
+    ),
+    lua(
+        "mailbox",
         "circle_at_return",
         "  if closed then return KEY.answer(base, task, run, step, now, RESULT.error, deadlock(closed)) end\n",
         "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime_core.consumer.effects import FAILED, JOURNAL_PREFIX
-from runtime_core.runs.journal import Journal, pack, payload_of, status_of, time_of
+from runtime_core.runs.journal import Journal, State, pack, payload_of, status_of, time_of
 
 
 def test_a_packed_value_is_read_unchanged() -> None:
@@ -31,3 +31,52 @@ def test_a_journal_does_not_change_what_it_was_made_from() -> None:
     journal = Journal(values, pending)
     journal.add("2", b"z")
     assert (values, pending) == ({"1": b"x"}, {"2": "y"})
+
+
+def released(seen: object = None) -> State:
+    """A state that the code has used before it gave up its key."""
+    state = State(b'{"n":1}')
+    state.value()["seen"] = seen
+    state.release()
+    return state
+
+
+def test_a_nested_run_s_change_is_no_use_of_the_state_without_the_key() -> None:
+    state = released()
+    state.replace(b'{"n":2}')
+    assert not state.differs()
+    state.value()["n"] = 3
+    assert state.differs()
+
+
+def test_a_change_after_the_key_s_return_counts_and_is_written() -> None:
+    state = released()
+    state.replace(b'{"n":2}')
+    state.acquire(b'{"n":1}')
+    assert state.value() == {"n": 2}
+    assert state.changed() == b'{"n":2}'
+
+
+def test_the_state_at_the_key_s_return_is_no_change() -> None:
+    state = released()
+    state.replace(b'{"n":2}')  # the last of the changes is that of the return itself
+    state.acquire(b'{"n":2}')
+    assert state.value() == {"n": 2}
+    assert state.changed() is None
+
+
+def test_a_run_that_kept_its_key_sees_what_its_nested_run_changed() -> None:
+    state = released()
+    state.replace(b'{"n":2}')
+    state.acquire(b"false")
+    assert state.value() == {"n": 2}
+    assert state.changed() == b'{"n":2}'
+
+
+def test_a_later_block_does_not_see_the_changes_of_an_earlier_one() -> None:
+    state = released()
+    state.replace(b'{"n":2}')
+    state.acquire(b'{"n":1}')
+    state.release()
+    state.acquire(b'{"n":3}')
+    assert state.value() == {"n": 3}

@@ -173,7 +173,18 @@ def _path(step: str) -> tuple[int, ...]:
 class State:
     """The instance's state: a dict of JSON values, decoded at its first use and written only if it has changed."""
 
-    __slots__ = ("_at_start", "_initial", "_left", "_put", "_reported", "_value", "released", "snapshot", "used")
+    __slots__ = (
+        "_at_start",
+        "_initial",
+        "_left",
+        "_meanwhile",
+        "_put",
+        "_reported",
+        "_value",
+        "released",
+        "snapshot",
+        "used",
+    )
 
     def __init__(self, snapshot: bytes) -> None:
         self.snapshot = snapshot
@@ -188,6 +199,7 @@ class State:
         self._initial: dict[str, object] = {}
         self._reported = b""
         self._left: bytes | None = None
+        self._meanwhile = b""
 
     def value(self) -> dict[str, Any]:
         """Return the working copy. Each replay starts from the snapshot."""
@@ -206,7 +218,13 @@ class State:
         return self._value
 
     def replace(self, state: bytes) -> None:
-        """Replace the state with a nested run's. The dict stays the same object, since the code may hold it."""
+        """Replace the state with a nested run's. The dict stays the same object, since the code may hold it.
+
+        While the run has given up its key, the code has no state: `acquire` uses the last one of that time.
+        """
+        if self.released:
+            self._meanwhile = state
+            return
         value = self.value()
         decoded = from_json(state)
         value.clear()
@@ -229,7 +247,7 @@ class State:
 
     def release(self) -> None:
         """Leave the state to other runs until `acquire`."""
-        self.released = True
+        self.released, self._meanwhile = True, b""
         self._left = None if self._value is None else encode(self._value, "state")
 
     def differs(self) -> bool:
@@ -237,14 +255,19 @@ class State:
         return self._left is not None and encode(self._value, "state") != self._left
 
     def acquire(self, state: bytes) -> None:
-        """Continue with this state (JSON), which other runs have left; `false`: none could."""
+        """Continue with this state (JSON), which other runs have left; `false`: none could.
+
+        An attempt after one that got the key back holds the key throughout, so its nested runs may have changed the
+        state after that.
+        """
         self.released = False
-        if state == b"false":
-            return
-        self.snapshot = state
-        if self._value is not None:
-            self.replace(state)
-            self._at_start = self._reported = encode(self._value, "state")
+        if state != b"false":
+            self.snapshot = state
+            if self._value is not None:
+                self.replace(state)
+                self._at_start = self._reported = encode(self._value, "state")
+        if self._meanwhile not in (b"", state):
+            self.replace(self._meanwhile)
 
     def put(self, state: bytes) -> None:
         """Have the commit that ends the run write this state (JSON)."""

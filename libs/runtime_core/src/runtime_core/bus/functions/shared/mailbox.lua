@@ -102,13 +102,16 @@ end
 --   w<ms><step>   waits for it since then, in the mailbox, for this step (13 digits, ms)
 --   a<step>       has it again, by this step
 --   k             kept, since other runs hold the instance too
--- Gives the key to a run that waits for it, with the instance's state as the result of the step.
+-- Gives the key to a run that waits for it, with the instance's state as the result of the step. It is numbered like
+-- the state of a nested run, so that a replay knows which of them is later.
 function KEY.give(base, inst, task, run, released, holders)
   local asked, step, ik = string.sub(released, 2, 14), string.sub(released, 15), base .. 'inst:' .. inst
+  local rk, state = run_key(base, task, run), redis.call('HGET', ik, 'state') or 'null'
   leave_line(base, task, run)
   redis.call('HSET', ik, INSTANCE.holders, holders)
-  redis.call('HSET', run_key(base, task, run), RUN.released, 'a' .. step)
-  KEY.answer(base, task, run, step, asked, RESULT.ok, redis.call('HGET', ik, 'state') or 'null')
+  redis.call('HSET', rk, RUN.released, 'a' .. step)
+  if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.override, state) end
+  KEY.answer(base, task, run, step, asked, RESULT.ok, state)
 end
 
 -- Starts the first of up to 50 runs in a list of the instance whose task has not ended. Returns whether one started,
