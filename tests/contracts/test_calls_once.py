@@ -188,6 +188,17 @@ async def test_a_task_that_ends_takes_the_mark_of_its_call_along(broker: Broker,
     assert await broker.hash("started") == {}
 
 
+async def test_the_mark_of_a_stopped_call_goes_after_its_group_was_lost(broker: Broker, bus: EventBus) -> None:
+    await ask_to_charge(broker, bus, b'{"fails":false}')
+    call = await broker.take(bus, "tool")
+    assert await bus.mark_started(call)
+    await bus.cancel("t", "no more")
+    await broker.lose_group("tool")
+    assert not await answer(bus, call)
+    assert await broker.hash("started") == {}
+    await broker.nothing(bus, "tool")
+
+
 async def test_the_commit_of_a_call_removes_its_mark(broker: Broker, bus: EventBus) -> None:
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")

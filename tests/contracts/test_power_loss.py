@@ -42,15 +42,15 @@ def power_server(tmp_path: Path) -> Iterator[Start]:
         server.kill()
 
 
-async def submit_for(broker: Broker, bus: EventBus, seconds: float) -> list[float]:
-    """Submit tasks t0, t1, … one after the other, and return when each was accepted.
+async def submit_for(broker: Broker, bus: EventBus, seconds: float, first: int = 0) -> list[float]:
+    """Submit tasks one after the other, t0 (or `first`) and so on, and return when each was accepted.
 
     At most 1,000 in a second: nobody takes them, and a stream holds only so much open work.
     """
     accepted: list[float] = []
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        assert (await broker.submit(bus, f"t{len(accepted)}")).started
+        assert (await broker.submit(bus, f"t{first + len(accepted)}")).started
         accepted.append(time.monotonic())
         await asyncio.sleep(0.001)
     return accepted
@@ -106,6 +106,8 @@ async def test_a_power_cut_under_everysec_loses_the_last_seconds(
     async with partition(server, namespace) as broker:
         async with durable(server.url, broker, "fast") as bus:
             accepted = await submit_for(broker, bus, LOAD_SECONDS + 3 * sync_delay_ms / 1000)
+            while not server.pause_unsynced():  # the server synced just now
+                accepted += await submit_for(broker, bus, 0.01, first=len(accepted))
             cut = time.monotonic()
             assert server.cut_power() > 0
         server.start()
@@ -126,7 +128,7 @@ async def test_a_confirmed_wait_under_everysec_proves_nothing(power_server: Star
         async with durable(server.url, broker, "fast") as bus:
             confirmed: list[Reply] = []
             ends = time.monotonic() + LOAD_SECONDS
-            while time.monotonic() < ends:
+            while time.monotonic() < ends or not server.pause_unsynced():
                 await broker.submit(bus, f"t{len(confirmed)}")
                 confirmed.append(await bus.transport.call("WAITAOF", 1, 0, 0))
             server.cut_power()

@@ -36,14 +36,25 @@ class PowerServer(Server):
     def cut_power(self) -> int:
         """Kill the server, and cut each file of its data off behind what was synced. Return the bytes that are lost."""
         self.kill()
-        held = self._held()
         lost = 0
-        for path in (self.directory / "appendonlydir").iterdir():
-            found = path.stat()
-            kept = min(found.st_size, held.get(found.st_ino, 0))
-            lost += found.st_size - kept
-            os.truncate(path, kept)
+        for path, size, held in self._files():
+            lost += size - held
+            os.truncate(path, held)
         return lost
+
+    def pause_unsynced(self) -> bool:
+        """Pause the server if a power cut would lose something now. Otherwise return False, and the server goes on."""
+        self.pause()
+        if any(size > held for _, size, held in self._files()):
+            return True
+        self.resume()
+        return False
+
+    def _files(self) -> list[tuple[Path, int, int]]:
+        """Return each file of the data with its size, and how much of it the disk holds."""
+        held = self._held()
+        found = [(path, path.stat()) for path in (self.directory / "appendonlydir").iterdir()]
+        return [(path, file.st_size, min(file.st_size, held.get(file.st_ino, 0))) for path, file in found]
 
     def _held(self) -> dict[int, int]:
         """Return how many bytes of each file the disk holds, by inode."""

@@ -149,6 +149,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:commit_fence",
     ),
     lua(
+        "streams",
+        "settled_before",
+        "  redis.call('XACK', key, group_of(stream), entry)\n  return redis.call('XDEL', key, entry)\n",
+        "  redis.call('XDEL', key, entry)\n  return redis.call('XACK', key, group_of(stream), entry)\n",
+        "the mark of a call that may not be repeated goes with its entry, also after the group was lost",
+        "contracts:calls_once",
+    ),
+    lua(
         "commit_call",
         "settles",
         "  settle_last(base, args[2], args[3])\n  forget_mark(base, args)\n  if usage",

@@ -10,12 +10,12 @@ end
 -- Whether the stream's deliveries are turns of agents, and not calls.
 local function is_agent_stream(stream) return string.sub(stream, 1, 5) == 'agent' end
 
--- Acknowledges and deletes: a work stream holds only unfinished work.
+-- Acknowledges and deletes: a work stream holds only unfinished work. Returns 1 if the entry was not settled before, 0
+-- if it was; the acknowledgement alone would not tell, since a lost group has forgotten who has the entry.
 local function settle(base, stream, entry)
   local key = base .. stream
-  local acked = redis.call('XACK', key, group_of(stream), entry)
-  redis.call('XDEL', key, entry)
-  return acked
+  redis.call('XACK', key, group_of(stream), entry)
+  return redis.call('XDEL', key, entry)
 end
 
 -- The same after other writes. pcall: if another program stores something else there, the entry is gone already.
