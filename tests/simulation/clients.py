@@ -60,6 +60,44 @@ class Message:
     """Whether a broker may have lost it with its last writes."""
 
 
+# ARGV: base, prefix of two letters. Returns task, run, step and value of each field of a step that waits.
+_WAITING = """
+local base, found = ARGV[1], {}
+local function look(task, run, fields)
+  for name, value in pairs(fields) do
+    if string.sub(name, 1, 2) == ARGV[2] and fields['m:' .. string.sub(name, 3)] then
+      found[#found + 1] = {task, run, string.sub(name, 3), value}
+    end
+  end
+end
+local function fields_of(key)
+  local flat, fields = redis.call('HGETALL', key), {}
+  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+  return fields
+end
+for _, task in ipairs(redis.call('ZRANGE', base .. 'open', 0, -1)) do
+  local own = fields_of(base .. 'task:' .. task)
+  look(task, 'r', own)
+  for name in pairs(own) do
+    if string.sub(name, 1, 2) == 'k:' then
+      look(task, string.sub(name, 3), fields_of(base .. 'run:' .. task .. '/' .. string.sub(name, 3)))
+    end
+  end
+end
+table.sort(found, function(a, b)
+  for i = 1, 3 do
+    if a[i] ~= b[i] then return a[i] < b[i] end
+  end
+  return false
+end)
+local flat = {}
+for _, each in ipairs(found) do
+  for i = 1, 4 do flat[#flat + 1] = each[i] end
+end
+return flat
+"""
+
+
 class Clients:
     """All clients, in one process that nothing happens to.
 
@@ -230,18 +268,10 @@ class Clients:
     def _waiting(self, prefix: bytes) -> Iterator[tuple[str, str, str, str, bytes]]:
         """Return base, task, run, step and value of the fields with this prefix, of steps that wait."""
         for base in self._history.scheduler.bases:
-            for name in cast(list[bytes], self._history.server.execute("ZRANGE", base + "open", 0, -1)):
-                task = name.decode()
-                asked = self._asked(f"{base}task:{task}")
-                runs = [found[2:].decode() for found in asked if found.startswith(b"k:")]
-                for run, fields in (("r", asked), *((run, self._asked(f"{base}run:{task}/{run}")) for run in runs)):
-                    for found, value in fields.items():
-                        if found.startswith(prefix) and b"m:" + found[2:] in fields:
-                            yield base, task, run, found[2:].decode(), value
-
-    def _asked(self, key: str) -> dict[bytes, bytes]:
-        flat = cast(list[bytes], self._history.server.execute("HGETALL", key))
-        return dict(zip(flat[::2], flat[1::2], strict=True))
+            found = cast(list[bytes], self._history.server.execute("EVAL", _WAITING, 0, base, prefix))
+            for at in range(0, len(found), 4):
+                task, run, step = (part.decode() for part in found[at : at + 3])
+                yield base, task, run, step, found[at + 3]
 
     def _answer_question(self, task: str, question: bytes) -> None:
         request = msgspec.json.decode(question[QUESTION_MS:])["request_id"]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import runtime_core.bus.partition
 import runtime_core.consumer.consumer
 import runtime_core.consumer.heartbeat
+import runtime_core.ingress.publishers
 import runtime_core.ingress.relay
 import runtime_core.ingress.scheduler
 import runtime_core.maintenance.keeper
@@ -48,6 +49,7 @@ def virtual(
         (runtime_core.bus.partition, "library", lambda: library),
         (runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
         (runtime_core.ingress.relay, "POLL_SECONDS", 0.4),
+        (runtime_core.ingress.publishers, "POLL_MIN_SECONDS", 0.2),
         (runtime_core.maintenance.keeper, "TIDY_SECONDS", 2.0),
         (runtime_core.ingress.scheduler, "POLL_SECONDS", poll_seconds),
         (runtime_core.maintenance.measures.Measures, "refresh", _measure_nothing),
