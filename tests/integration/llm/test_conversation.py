@@ -283,7 +283,7 @@ async def test_by_default_a_remembered_conversation_is_kept_within_the_state(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LLMAgent("m").memory == KeepRecent(max_tokens=50_000, keep_first=0)
-    monkeypatch.setattr("runtime_core.llm.memory.MEMORY_MAX_BYTES", 9_000)
+    monkeypatch.setattr("runtime_core.llm.model_call.MEMORY_MAX_BYTES", 9_000)
     desk.add()
     desk.server.play(answer("Noted."))
     async with LocalApp(desk.app) as client:

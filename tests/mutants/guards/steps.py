@@ -665,7 +665,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/llm:conversation",
     ),
     python(
-        "llm/memory.py",
+        "llm/model_call.py",
         "remembered_bytes",
         "            if len(codec.encode(kept)) <= MEMORY_MAX_BYTES:",
         "            if True:",

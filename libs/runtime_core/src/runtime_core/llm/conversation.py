@@ -49,7 +49,7 @@ from runtime_core.errors import (
 from runtime_core.llm.agent import Approve, MatchedRule, ModelAgent, applicable_rule, matching_rules
 from runtime_core.llm.client import LazyModel
 from runtime_core.llm.failures import ConversationFailed
-from runtime_core.llm.memory import ConversationMemory
+from runtime_core.llm.model_call import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
     RepetitionGuard,
     RequestHooks,

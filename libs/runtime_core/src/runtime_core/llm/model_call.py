@@ -1,4 +1,5 @@
-"""One model call of an agent: a step that is repeated until the model answers.
+"""One model call of an agent, a step that is repeated until the model answers; and the conversation that it belongs to,
+as it is shortened and kept.
 
 ModelRequest ──fit──> tokens.py ──> ctx.model: one step ──> Sender.send, live only ──> the provider
     ^                                    │ recorded
@@ -7,6 +8,7 @@ ModelRequest ──fit──> tokens.py ──> ctx.model: one step ──> Send
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -22,12 +24,14 @@ from runtime_core.llm.attempt import Attempt, Attempts, Decide, Sender, backoff
 from runtime_core.llm.client import CallState, with_key
 from runtime_core.llm.failures import Endpoint, ModelFailed
 from runtime_core.llm.request import corrected_tokens, label_of, messages_json, messages_of, overhead_tokens
-from runtime_core.llm.tokens import KeepAll, Message, Window, estimate_tokens, price_of
+from runtime_core.llm.tokens import KeepAll, Message, Window, cuts, estimate_tokens, is_store, price_of
 from runtime_core.runs.model_step import Reserve
 
 if TYPE_CHECKING:
     from runtime_core.llm.models import OpenModels
     from runtime_core.runs.context import AgentContext
+
+log = logging.getLogger(__name__)
 
 RESERVED = "Reserved"
 """The error type when other calls of the task have reserved the rest of its limits."""
@@ -43,6 +47,12 @@ RESERVED_WAIT_SECONDS = (0.5, 30.0)
 
 SHOWN_MAX_BYTES = 256 * 1024
 """Longer conversations are not in the payload of hooks around a compaction."""
+
+MESSAGES = "messages"
+"""The key in `ctx.state` under which an instance with a key keeps its conversation."""
+
+MEMORY_MAX_BYTES = 512 * 1024
+"""The most bytes of a kept conversation, so that its instance's state has room for more."""
 
 
 class Compaction:
@@ -246,3 +256,51 @@ async def ask_model(ctx: AgentContext, settings: ModelSettings, messages: list[M
 def _is_answer(result: Mapping[str, Any]) -> bool:
     message = result.get("message")
     return isinstance(message, dict) and isinstance(message.get("parts"), list)
+
+
+class ConversationMemory:
+    """The conversation of an instance with a key, kept from task to task: see `memory` of LLMAgent."""
+
+    def __init__(self, ctx: AgentContext, settings: ModelSettings, memory: object, agent: str) -> None:
+        self._ctx = ctx
+        self._settings = settings
+        self._memory = memory
+        self._agent = agent
+
+    async def recall(self) -> Sequence[Message]:
+        """Return the kept conversation; empty without a key."""
+        ctx, memory = self._ctx, self._memory
+        if not ctx.key or memory is None:
+            return ()
+        if is_store(memory):
+            return cast(Sequence[Message], await ctx.step(memory.load, self._id, name="load conversation") or ())
+        return cast(Sequence[Message], ctx.state.get(MESSAGES, ()))
+
+    async def remember(self, messages: list[Message]) -> None:
+        """Keep a conversation, shortened as the memory says. Without a key it does nothing."""
+        ctx, memory = self._ctx, self._memory
+        if not ctx.key:
+            return
+        if memory is None or is_store(memory):
+            ctx.state.pop(MESSAGES, None)
+            if memory is not None:
+                await ctx.step(memory.save, self._id, messages, name="save conversation")
+            return
+        shortening = Compaction(ctx, self._settings, f"{self._agent} memory", purpose="memory", memory={})
+        ctx.state[MESSAGES] = self._within_state(await shortening.fit(cast(Window, memory), messages))
+
+    @property
+    def _id(self) -> str:
+        return f"{self._agent}/{self._ctx.key}"
+
+    def _within_state(self, messages: list[Message]) -> list[Message]:
+        """Return the messages, or only the last exchange, or nothing, so that the state can hold them."""
+        last = cuts(messages)[-1:]
+        for kept in (messages, *(messages[at:] for at in last)):
+            if len(codec.encode(kept)) <= MEMORY_MAX_BYTES:
+                return kept
+        log.warning(
+            "agent %s, key %s: the last exchange alone is over %d bytes, so nothing of the conversation is kept",
+            self._agent, self._ctx.key, MEMORY_MAX_BYTES,
+        )  # fmt: skip
+        return []

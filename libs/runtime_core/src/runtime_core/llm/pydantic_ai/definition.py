@@ -32,7 +32,7 @@ from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings, check_memory
-from runtime_core.llm.memory import ConversationMemory
+from runtime_core.llm.model_call import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
     CARRIED,
     ENGINE,
