@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         PUBLISHERS,
         "input_reference",
-        '                self._check_references("data.input", command.input_json, blobs)\n',
+        '                self.check_references("data.input", command.input_json, blobs)\n',
         "",
         "an input refers to no blob of another tenant",
         TESTS,
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         PUBLISHERS,
         "message_reference",
-        '                self._check_references("data.data", command.data_json, blobs)\n',
+        '                self.check_references("data.data", command.data_json, blobs)\n',
         "",
         "a message refers to no blob of another tenant",
         TESTS,

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from runtime_core.client.client import Client
+from runtime_core.gateway.access import Access
 from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import Limits
 from runtime_core.gateway.server import operations
@@ -39,8 +40,8 @@ def contents() -> list[tuple[str, dict[str, Any]]]:
 
 def test_it_describes_every_operation_and_no_other() -> None:
     limits = Limits(0, 1)
-    tasks = TaskRoutes(cast(Client, None), limits)
-    offered = operations(tasks, StreamRoutes(tasks, limits, asyncio.Event()))
+    access = Access(cast(Client, None))
+    offered = operations(TaskRoutes(access, limits), StreamRoutes(access, limits, asyncio.Event()))
     assert {(method.upper(), path) for method, path, _ in described()} == {(one.method, one.path) for one in offered}
     assert len({operation["operationId"] for _, _, operation in described()}) == len(offered)
 

@@ -12,7 +12,7 @@ from runtime_core import codec
 from runtime_core.cli.connection import Commands, broker
 from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.errors import InvalidInput
-from runtime_core.ingress.schedules import Schedule, Schedules, parse_set
+from runtime_core.ingress.schedules import Schedules, parse_set
 
 app = Commands("Start tasks at a set time, or repeatedly.")
 
@@ -69,7 +69,7 @@ async def set_schedule(
     async with broker() as opened:
         requested = parse_set(data, await opened.now_ms())
         schedule = await Schedules(opened.buses[0], opened.admission).set(requested)
-    print_result(_row(schedule), f"{schedule.schedule_id}  next {moment(schedule.next_ms)}", as_json)
+    print_result(schedule.describe(), f"{schedule.schedule_id}  next {moment(schedule.next_ms)}", as_json)
 
 
 @app.verb("list")
@@ -81,7 +81,7 @@ async def list_schedules(as_json: Json = False) -> None:
       weft schedule list
     """
     async with _schedules() as schedules:
-        rows = [_row(schedule) for schedule in await schedules.all()]
+        rows = [schedule.describe() for schedule in await schedules.all()]
     columns: Columns = {
         "SCHEDULE": "schedule_id",
         "AGENT": "agent",
@@ -132,21 +132,3 @@ def _when(row: Row) -> str:
     if row["every_seconds"]:
         return f"every {row['every_seconds']:g} s"
     return f"{row['cron']} {row['timezone']}" if row["cron"] else "once"
-
-
-def _row(schedule: Schedule) -> Row:
-    return {
-        "schedule_id": schedule.schedule_id,
-        **schedule.task,
-        "every_seconds": schedule.every_ms / 1000 or None,
-        "cron": schedule.cron or None,
-        "timezone": schedule.timezone,
-        "overlap": schedule.overlap,
-        "catch_up": schedule.catch_up,
-        "next": schedule.next_ms,
-        "last": schedule.last_ms,
-        "last_task_id": schedule.last_task or None,
-        "started": schedule.started,
-        "skipped": schedule.skipped,
-        "error": schedule.error or None,
-    }

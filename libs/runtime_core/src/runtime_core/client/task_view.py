@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.codec import quoted
+from runtime_core.codec import quoted, readable
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import is_task_id
 from runtime_core.maintenance.dead_letters import DeadLetters
@@ -245,7 +245,10 @@ def _usage_of(recorded: TaskTrajectory) -> Row:
 
 MAX_SCANNED = 20_000
 """The most tasks of a partition that one list scans."""
+MAX_SEARCHED = 2_000
+"""The same, if it searches inputs and errors."""
 _READ_TOGETHER = 500
+_SEARCHED_TOGETHER = 20
 _FIELDS = ("status", "h", "ended", "steps", "av")
 _TENANT_LINE = 10
 """The line of a task's header that names its tenant."""
@@ -270,6 +273,10 @@ class TaskFilter:
     """Only tasks created at or after this time, in epoch milliseconds."""
     until_ms: float = math.inf
     """Only tasks created before this time, in epoch milliseconds."""
+    text: str = ""
+    """Only tasks with this text in their input or error, in upper or lower case. It is slow: it reads both."""
+    prefix: str = ""
+    """Only tasks whose ids begin with this text."""
 
     def matches(self, row: Row) -> bool:
         """Whether a task, as described by `describe_task`, is selected."""
@@ -280,6 +287,7 @@ class TaskFilter:
             and (not self.key or row.get("key") == self.key)
             and (not self.tenant or row.get("tenant") == self.tenant)
             and (not self.version or row.get("version") == self.version)
+            and row["task_id"].startswith(self.prefix)
             and self.since_ms <= row["created"] < self.until_ms
         )
 
@@ -332,7 +340,8 @@ class _Scan:
         latest = "+inf" if self.wanted.until_ms == math.inf else f"({self.wanted.until_ms:.0f}"
         if last is not None and last[0] < self.wanted.until_ms:
             latest = str(last[0])
-        while scanned < MAX_SCANNED and len(self.found) < limit:
+        most = MAX_SEARCHED if self.wanted.text else MAX_SCANNED
+        while scanned < most and len(self.found) < limit:
             # From the millisecond of the last task, not by a number of tasks: those may go while this reads.
             flat = cast(
                 list[bytes],
@@ -358,6 +367,7 @@ class _Scan:
     async def _take(self, places: Sequence[Place]) -> None:
         call, keys = self.bus.transport.call, self.bus.keys
         replies = [call("HMGET", keys.task(task), *_FIELDS) for _, task in places]
+        matching: list[tuple[Place, Row]] = []
         for place, reply in zip(places, replies, strict=True):
             values = cast(list[bytes | None], await reply)
             if values[0] is None:
@@ -369,7 +379,41 @@ class _Scan:
             if tenant:
                 row["tenant"] = tenant
             if self.wanted.matches(row):
-                self.found.append((place, row))
+                matching.append((place, row))
+        self.found += await self._with_text(matching) if self.wanted.text else matching
+
+    async def _with_text(self, found: Sequence[tuple[Place, Row]]) -> list[tuple[Place, Row]]:
+        """Return the tasks that have the text in their input or error."""
+        call, keys = self.bus.transport.call, self.bus.keys
+        having = []
+        for first in range(0, len(found), _SEARCHED_TOGETHER):
+            part = found[first : first + _SEARCHED_TOGETHER]
+            replies = [call("HMGET", keys.task(task), "d", "out") for (_, task), _ in part]
+            for item, reply in zip(part, replies, strict=True):
+                input, final = cast(list[bytes | None], await reply)
+                error = _error_in(final) if final is not None else None
+                if has_text(readable(input or b""), self.wanted.text) or has_text(error, self.wanted.text):
+                    having.append(item)
+        return having
+
+
+def has_text(value: object, text: str) -> bool:
+    """Return whether a text, number or key anywhere in JSON contains a text, in upper or lower case."""
+    wanted = text.casefold()
+    left: list[object] = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += [*each, *each.values()]
+        elif isinstance(each, list):
+            left += each
+        elif each is not None and not isinstance(each, bool) and wanted in str(each).casefold():
+            return True
+    return False
+
+
+def _error_in(final: bytes) -> object:
+    return msgspec.json.decode(final).get("error")
 
 
 async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFilter, limit: int) -> list[Row]:
@@ -390,14 +434,18 @@ async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFil
     return found[:limit]
 
 
-async def open_questions(bus: EventBus, limit: int) -> list[Row]:
-    """Return the open questions of a partition's oldest tasks, each with the task's agent and creation time."""
+async def open_questions(bus: EventBus, limit: int, prefix: str = "") -> list[Row]:
+    """Return the open questions of a partition's oldest tasks, each with the task's agent and creation time.
+
+    `prefix` begins the ids of the tasks.
+    """
     found: list[Row] = []
     call, keys, page = bus.transport.call, bus.keys, 500
     for start in range(0, MAX_SCANNED, page):
         tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.index, start, start + page - 1))]
-        replies = [call("HMGET", keys.task(task), "status", "fl") for task in tasks]
-        for task, reply in zip(tasks, replies, strict=True):
+        own = [task for task in tasks if task.startswith(prefix)]
+        replies = [call("HMGET", keys.task(task), "status", "fl") for task in own]
+        for task, reply in zip(own, replies, strict=True):
             status, flags = cast(list[bytes | None], await reply)
             # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
             if status is None or status.decode() in ENDED or b"o" not in (flags or b""):

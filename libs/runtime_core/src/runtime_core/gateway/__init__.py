@@ -1,7 +1,8 @@
 """The HTTP gateway: tasks over HTTP for programs without a Redis client.
 
-Reading order: `server` (the process's part, and what every request passes through), `keys` (who may do what), `tasks`
-(what the routes do), `requests` (bodies, limits, errors), `openapi` (the document).
+Reading order: `server` (the process's part, and what every request passes through), `keys` (who may do what), `access`
+(what callers read and change, bound to their tenants), `tasks` (the routes of tasks), `requests` (bodies, limits,
+errors), `openapi` (the document).
 
-It holds no state: every replica answers every request. It speaks to the broker through `runtime_core.client` alone.
+It holds no state: every replica answers every request.
 """

@@ -22,7 +22,7 @@ from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
 from runtime_core.ingress.publishers import Publisher, checked_name
-from runtime_core.wire.commands import Signal, Submission
+from runtime_core.wire.commands import Submission
 
 SUBMIT, READ, ANSWER, OPERATE = "submit", "read", "answer", "operate"
 ROLES = (SUBMIT, READ, ANSWER, OPERATE)
@@ -69,22 +69,25 @@ class Caller:
 
         Raises Rejected for an agent that it may not submit to, and InvalidInput as `Publisher.scope`.
         """
+        self.check_agent(new.agent)
+        return new if self.scope is None else self.scope.scope(new, blobs)
+
+    def check_agent(self, agent: str) -> None:
+        """Raise Rejected for an agent that it may not submit to."""
         if self.scope is not None:
-            self.scope.check_agent(new.agent)
-            return self.scope.scope(new, blobs)
-        if self.agents is not None and new.agent not in self.agents:
+            self.scope.check_agent(agent)
+        elif self.agents is not None and agent not in self.agents:
             listed = ", ".join(self.agents)
-            raise Rejected("data.agent", f"this key may not submit to {new.agent}; it may submit to {listed}")
-        return new
+            raise Rejected("data.agent", f"this key may not submit to {agent}; it may submit to {listed}")
 
     def bound_task(self, task_id: str) -> str:
         """Return the id of a task as the tenant names it. Raises InvalidInput if it becomes too long."""
         return task_id if self.scope is None else self.scope.task(task_id)
 
-    def check_answer(self, task_id: str, request_id: str, value: bytes, blobs: str) -> None:
-        """Raise InvalidInput for a reference to another tenant's blob in an answer (JSON)."""
+    def check_references(self, field: str, data: bytes, blobs: str) -> None:
+        """Raise InvalidInput (`field`) for a reference to another tenant's blob in JSON."""
         if self.scope is not None:
-            self.scope.scope(Signal(task_id=task_id, request_id=request_id, value_json=value, event_id=""), blobs)
+            self.scope.check_references(field, data, blobs)
 
     def reaches(self, task_id: str) -> bool:
         """Return whether a task is one that it can name."""

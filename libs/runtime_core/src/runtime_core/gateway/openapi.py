@@ -143,6 +143,7 @@ def _list() -> Json:
         "tenant": ({"type": "string", "maxLength": 512}, "Only tasks of this tenant."),
         "since": (_MOMENT, "Only tasks created at this time or later."),
         "until": (_MOMENT, "Only tasks created before this time."),
+        "text": ({"type": "string", "maxLength": 512}, "Only tasks with this text in their input or error."),
         "limit": ({"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most tasks."),
         "cursor": ({"type": "string", "maxLength": 400}, "`next_cursor` of the page before."),
     }

@@ -24,7 +24,7 @@ from runtime_core import codec
 from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.tasks import NotYet
 from runtime_core.codec import quoted
-from runtime_core.errors import BusError, InvalidInput, Rejected
+from runtime_core.errors import BusError, InvalidInput, Rejected, StoreUnavailable
 from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
 from runtime_core.wire.commands import as_object
 
@@ -47,6 +47,9 @@ PARAMETER = Kind("parameter", HTTPStatus.BAD_REQUEST, "A parameter or header is 
 FIELD = Kind("field", HTTPStatus.UNPROCESSABLE_ENTITY, "A field of the body is wrong")
 NO_ROUTE = Kind("no-route", HTTPStatus.NOT_FOUND, "There is no such path")
 NO_TASK = Kind("no-task", HTTPStatus.NOT_FOUND, "There is no such task")
+NO_LETTER = Kind("no-dead-letter", HTTPStatus.NOT_FOUND, "There is no such dead letter")
+NO_SCHEDULE = Kind("no-schedule", HTTPStatus.NOT_FOUND, "There is no such schedule")
+NO_TRAJECTORY = Kind("no-trajectory", HTTPStatus.NOT_FOUND, "The task has no trajectory yet")
 METHOD = Kind("method", HTTPStatus.METHOD_NOT_ALLOWED, "The path does not take this method")
 SLOW = Kind("slow", HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time")
 CONFLICT = Kind("conflict", HTTPStatus.CONFLICT, "The request conflicts with the state of a task")
@@ -58,10 +61,11 @@ NO_HOST = Kind("host", HTTPStatus.MISDIRECTED_REQUEST, "The request is for anoth
 RATE = Kind("rate", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
 STREAMS = Kind("streams", HTTPStatus.TOO_MANY_REQUESTS, "Too many open streams")
 OVERLOADED = Kind("overloaded", HTTPStatus.SERVICE_UNAVAILABLE, "Weft cannot take the request now")
+NO_STORE = Kind("no-store", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no trajectory store")
 DEFECT = Kind("defect", HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed")
 KINDS = (
-    BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, METHOD, SLOW, CONFLICT, TOO_LARGE, MEDIA, UNAUTHORIZED, FORBIDDEN,
-    NO_HOST, RATE, STREAMS, OVERLOADED, DEFECT,
+    BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, NO_LETTER, NO_SCHEDULE, NO_TRAJECTORY, METHOD, SLOW, CONFLICT, TOO_LARGE,
+    MEDIA, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, STREAMS, OVERLOADED, NO_STORE, DEFECT,
 )  # fmt: skip
 
 
@@ -121,6 +125,8 @@ def problem_of(error: Exception) -> Problem | None:
         if error.field == "data":
             return Problem(BODY, error.message)
         return Problem(FIELD, error.message, error.field.removeprefix("data."))
+    if isinstance(error, StoreUnavailable):
+        return Problem(OVERLOADED, "the trajectory store does not answer; try again", "", RETRY_SECONDS)
     if isinstance(error, BusError):
         return Problem(OVERLOADED, "the broker does not answer; send the same request again", "", RETRY_SECONDS)
     return None

@@ -26,6 +26,7 @@ from runtime_core.client.client import Client
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
+from runtime_core.gateway.access import Access
 from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT, ApiKeys, Caller, caller_of
 from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import (
@@ -40,6 +41,7 @@ from runtime_core.gateway.requests import (
     problem_of,
 )
 from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes, json_reply
+from runtime_core.ingress.schedules import ScheduleBounds
 from runtime_core.periodic import Periodic
 
 logger = logging.getLogger(__name__)
@@ -188,6 +190,7 @@ class Gateway:
         self._settings = settings
         self._client = client
         self._stopping = asyncio.Event()
+        self._access: Access | None = None
         self._server: _Server | None = None
         self._socket: socket.socket | None = None
         self._asking = Periodic("ask the broker", ASK_SECONDS, self._ask)
@@ -208,9 +211,15 @@ class Gateway:
         self._socket = listen(host, PORT if self._settings.http_port is None else self._settings.http_port)
         settings = self._settings
         limits = Limits(settings.http_rate, settings.http_streams_max)
-        tasks = TaskRoutes(self._client, limits, settings.blob_url or "")
+        self._access = Access(
+            self._client,
+            blobs=settings.blob_url or "",
+            trajectory_url=settings.trajectory_url,
+            schedule_bounds=ScheduleBounds(settings.tenant_schedules_max, settings.tenant_schedules_max_bytes),
+        )
+        tasks = TaskRoutes(self._access, limits)
         application = build_application(
-            operations(tasks, StreamRoutes(tasks, limits, self._stopping)),
+            operations(tasks, StreamRoutes(self._access, limits, self._stopping)),
             limits,
             settings.http_origins,
             ApiKeys(self._client.buses[0]) if has_keys else None,
@@ -253,6 +262,8 @@ class Gateway:
                 await self._server.ended.wait()
         if self._socket is not None:
             self._socket.close()
+        if self._access is not None:
+            await self._access.close()
         await self._client.close()
 
     def ready(self) -> bool:

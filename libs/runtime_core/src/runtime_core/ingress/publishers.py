@@ -109,9 +109,9 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         match command:
             case Submission():
-                self._check_references("data.input", command.input_json, blobs)
+                self.check_references("data.input", command.input_json, blobs)
                 if command.metadata:
-                    self._check_references("data.metadata", command.metadata, blobs)
+                    self.check_references("data.metadata", command.metadata, blobs)
                 task = self.task(command.task_id)
                 key = command.partition_key
                 return replace(
@@ -122,11 +122,11 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                     partition_key="" if key in ("", command.task_id) else scoped_name(self.tenant, key),
                 )
             case Publication():
-                self._check_references("data.data", command.data_json, blobs)
+                self.check_references("data.data", command.data_json, blobs)
                 return replace(command, topic_source=self._name("data.source", command.topic_source))
             case _:
                 if isinstance(command, Signal):
-                    self._check_references("data.value", command.value_json, blobs)
+                    self.check_references("data.value", command.value_json, blobs)
                 return replace(command, task_id=self.task(command.task_id))
 
     def task(self, task_id: str) -> str:
@@ -145,7 +145,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def schedule(self, data: dict[str, object], blobs: str = "") -> dict[str, object]:
         """Prefix every name in the data of a valid `weft.schedule.set`. Raises as `scope` does."""
         for field in ("input", "metadata"):
-            self._check_references(f"data.{field}", msgspec.json.encode(data.get(field)), blobs)
+            self.check_references(f"data.{field}", msgspec.json.encode(data.get(field)), blobs)
         scoped = dict(data)
         scoped["schedule_id"] = self.schedule_id(cast(str, data["schedule_id"]))
         for field in ("key", "session_id"):
@@ -177,7 +177,7 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         listed = f"it may publish on {', '.join(self.topics)}" if self.topics else "it may publish on none"
         raise Rejected("data.topic", f"publisher {self.name!r} may not publish on {topic}; {listed}")
 
-    def _check_references(self, field: str, data: bytes, blobs: str) -> None:
+    def check_references(self, field: str, data: bytes, blobs: str) -> None:
         """Raise InvalidInput for a reference to anything but a result of this tenant's tasks."""
         for url in referenced_urls(data):
             if not (isinstance(url, str) and self._owns_blob(url, blobs)):

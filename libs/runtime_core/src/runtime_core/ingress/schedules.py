@@ -280,6 +280,15 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
         data = {**self.task, "task_id": task_id}
         return submission_of(data, source=f"schedule/{self.schedule_id}", event_id=task_id, tenant=self.tenant)
 
+    def describe(self) -> dict[str, Any]:  # Any: JSON
+        """Return the schedule as JSON for people."""
+        return {
+            "schedule_id": self.schedule_id, **self.task, "every_seconds": self.every_ms / 1000 or None,
+            "cron": self.cron or None, "timezone": self.timezone, "overlap": self.overlap, "catch_up": self.catch_up,
+            "next": self.next_ms, "last": self.last_ms, "last_task_id": self.last_task or None,
+            "started": self.started, "skipped": self.skipped, "error": self.error or None,
+        }  # fmt: skip
+
     def _times(self) -> Cron:
         return Cron.parse(self.cron, ZoneInfo(self.timezone))
 
@@ -424,10 +433,13 @@ class Schedules:
             raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}")
         return Schedule.from_json(stored)
 
-    async def all(self) -> list[Schedule]:
-        """Return all schedules, sorted by id."""
-        found = cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.schedules))
-        return sorted(map(Schedule.from_json, found), key=lambda schedule: schedule.schedule_id)
+    async def all(self, prefix: str = "", after: str = "", limit: int = MAX_SCHEDULES) -> list[Schedule]:
+        """Return schedules sorted by id: those whose ids begin with `prefix`, behind the id `after`."""
+        call, key = self._bus.transport.call, self._bus.keys.schedules
+        every = (id.decode() for id in cast(list[bytes], await call("HKEYS", key)))
+        ids = sorted(id for id in every if id.startswith(prefix) and id > after)[:limit]
+        found = cast(list[bytes | None], await call("HMGET", key, *ids)) if ids else []
+        return [Schedule.from_json(stored) for stored in found if stored is not None]
 
     async def delete(self, schedule_id: str, epoch: str = "") -> bool:
         """Remove a schedule. Return False if it does not exist. Its running tasks continue. For `epoch` see `set`."""
@@ -523,7 +535,7 @@ class TenantSchedules:
         self._bounds = bounds
         self._counts: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._epoch = ""
+        self._epoch: str | None = None
         self._counted = 0.0
 
     async def set(self, schedule: Schedule, epoch: str) -> None:

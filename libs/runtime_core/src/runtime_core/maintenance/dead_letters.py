@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +14,25 @@ from runtime_core.bus.connection import Argument, Reply, position
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
-from runtime_core.codec import readable
+from runtime_core.codec import quoted, readable
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
 
 LETTERS_PAGE = 200
+SCANNED_MAX = 5_000
+"""The most dead letters of a partition that one page of a list scans."""
 REJECTED = "rejected"
 _EVENT = "event:"
 
 By = Literal["error", "name", "reason", "stream"]
 OVERHEAD_BYTES = 256
 """A dead letter's cost on the server besides its fields, as `letters.lua` counts it."""
+
+
+_CURSOR = re.compile(r"(\d{1,19})-(\d{1,19})\.(\d{1,4})")
+_Place = tuple[tuple[int, int], int]
+"""The entry id of a letter, then its partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,11 @@ class DeadLetter:
     @property
     def group(self) -> str:
         return self._text("group")
+
+    @property
+    def publisher(self) -> str:
+        """The publisher that sent a rejected command; empty for the shared stream."""
+        return self.stream.partition(":")[2]
 
     @property
     def delivery(self) -> str:
@@ -124,6 +137,11 @@ class DeadLetter:
         }
 
     @property
+    def place(self) -> _Place:
+        """Its place in lists, which descend."""
+        return position(self.entry), self.partition
+
+    @property
     def size(self) -> int:
         """Its size in bytes, by the broker's count."""
         return OVERHEAD_BYTES + sum(len(name.encode()) + len(value) for name, value in self.fields.items())
@@ -149,6 +167,10 @@ class DeadLetter:
             message = str(self.error.get("message", "")).partition("\n")[0]
             return ": ".join(part for part in (str(self.error.get("type", "")), message) if part)
         return {"name": self.name, "reason": self.reason, "stream": self.stream}[by]
+
+    def shown_group(self, by: By) -> str:
+        """Return the group without secrets."""
+        return redactor().text(self.group_key(by))
 
     def summary(self) -> dict[str, Any]:  # Any: JSON
         """Return the members that lists show."""
@@ -188,10 +210,25 @@ class LetterFilter:
     reason: str = ""
     name: str = ""
     task: str = ""
+    error: str = ""
+    """The shown key of a group by `error`."""
+    tenant: str = ""
+    """Only letters of tasks whose ids begin with this tenant, and of rejected commands of `publishers`."""
+    publishers: frozenset[str] = frozenset()
+    """The publishers of `tenant`. Who has sent a rejected command, only its stream says."""
 
     def __contains__(self, letter: DeadLetter) -> bool:
         wanted = ((self.reason, letter.reason), (self.name, letter.name), (self.task, letter.task))
-        return all(not value or value == found for value, found in wanted)
+        return (
+            all(not value or value == found for value, found in wanted)
+            and (not self.error or self.error == letter.shown_group("error"))
+            and (not self.tenant or self._owns(letter))
+        )
+
+    def _owns(self, letter: DeadLetter) -> bool:
+        if letter.kind == REJECTED:
+            return letter.publisher in self.publishers
+        return letter.task.startswith(f"{self.tenant}.")
 
 
 EVERY = LetterFilter()
@@ -206,6 +243,15 @@ class LetterGroup:
     size: int
     """Bytes of the group."""
     newest: DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """A part of the list of dead letters."""
+
+    letters: list[DeadLetter]
+    cursor: str
+    """Continues behind this page; empty at the end of the list. A page may have fewer letters than asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +304,32 @@ class DeadLetters:
                     break
             found += of_partition
         return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
+
+    async def page(self, limit: int, selection: LetterFilter = EVERY, cursor: str = "") -> LetterPage:
+        """Return dead letters, the newest first, behind a cursor. Raises InvalidInput (`cursor`).
+
+        A cursor names a letter's place, so letters that come or go between two pages move no other one.
+        """
+        after = self._place_in(cursor) if cursor else None
+        found: list[tuple[_Place, DeadLetter]] = []
+        stopped: list[_Place] = []
+        """Where a partition may have more letters."""
+        for bus in self._buses:
+            scanned = taken = 0
+            async for letter in self._walk(bus, newest_first=True, after=after):
+                scanned += 1
+                if letter in selection:
+                    found.append((letter.place, letter))
+                    taken += 1
+                if taken > limit or scanned >= SCANNED_MAX:
+                    stopped.append(letter.place)
+                    break
+        # Behind the place where one partition has stopped, it may have newer letters than the others.
+        horizon = max(stopped, default=None)
+        found = sorted((each for each in found if horizon is None or each[0] >= horizon), reverse=True, key=_first)
+        if len(found) > limit:
+            return LetterPage([letter for _, letter in found[:limit]], _cursor_at(found[limit - 1][0]))
+        return LetterPage([letter for _, letter in found], "" if horizon is None else _cursor_at(horizon))
 
     async def counted(self, by: By, selection: LetterFilter = EVERY) -> list[LetterGroup]:
         """Return dead letters counted by a common property, the most frequent first."""
@@ -365,7 +437,7 @@ class DeadLetters:
         arguments: list[Argument] = [item for pair in fields.items() for item in pair]
         if not arguments:
             raise InvalidInput("letter_id", f"{letter.letter_id} holds no event: drop it")
-        publisher = letter.stream.partition(":")[2]
+        publisher = letter.publisher
         if publisher and await Publishers(self._buses[0]).get(publisher) is None:
             # On the shared stream it would be bound to no tenant.
             raise InvalidInput(
@@ -377,12 +449,18 @@ class DeadLetters:
         await bus.drop_letter(letter.entry)
         return letter.task
 
-    async def _walk(self, bus: EventBus, *, newest_first: bool) -> AsyncIterator[DeadLetter]:
+    async def _walk(
+        self, bus: EventBus, *, newest_first: bool, after: _Place | None = None
+    ) -> AsyncIterator[DeadLetter]:
         call, key = bus.transport.call, bus.keys.dead
-        last = pairs(await call("XREVRANGE", key, "+", "-", "COUNT", 1))
-        if not last:
-            return
-        end = last[0][0].decode()
+        if after is None:
+            last = pairs(await call("XREVRANGE", key, "+", "-", "COUNT", 1))
+            if not last:
+                return
+            end = last[0][0].decode()
+        else:
+            # Of letters with the same entry id, those of lower partitions follow.
+            end = f"{'' if bus.keys.partition < after[1] else '('}{after[0][0]}-{after[0][1]}"
         start = "-"
         while True:
             if newest_first:
@@ -394,11 +472,11 @@ class DeadLetters:
                 yield self._letter(bus, entry, fields)
             if len(entries) < LETTERS_PAGE:
                 return
-            after = "(" + entries[-1][0].decode()
+            next = "(" + entries[-1][0].decode()
             if newest_first:
-                end = after
+                end = next
             else:
-                start = after
+                start = next
 
     def _letter(self, bus: EventBus, entry: bytes, fields: list[bytes]) -> DeadLetter:
         named = {name.decode("utf-8", "replace"): value for name, value in zip(fields[::2], fields[1::2], strict=False)}
@@ -406,10 +484,16 @@ class DeadLetters:
         letter_id = text if len(self._buses) == 1 else f"{partition}/{text}"
         return DeadLetter(letter_id, partition, text, named)
 
+    def _place_in(self, cursor: str) -> _Place:
+        found = _CURSOR.fullmatch(cursor)
+        if found is None or int(found[1]) >= 2**63 or int(found[2]) >= 2**63:
+            raise InvalidInput("cursor", f"{quoted(cursor)} is not a cursor: send one from `next_cursor`, or none")
+        return (int(found[1]), int(found[2])), int(found[3])
+
     def _place(self, letter_id: str) -> tuple[EventBus, str]:
-        number, slash, entry = letter_id.rpartition("/")
+        number, slash, entry = letter_id.replace(":", "/", 1).rpartition("/")
         milliseconds, _, sequence = entry.partition("-")
-        known = milliseconds.isdecimal() and sequence.isdecimal() and len(entry) < 42
+        known = milliseconds.isdecimal() and sequence.isdecimal() and len(entry) < 42 and entry.isascii()
         if not slash and len(self._buses) == 1:
             number = "0"
         if not known or not number.isdecimal() or int(number) >= len(self._buses):
@@ -432,6 +516,14 @@ async def trimmed_letters(bus: EventBus) -> dict[tuple[str, str], int]:
         cause, _, share = flat[at].decode("utf-8", "replace").partition(" ")
         found[cause, share] = int(flat[at + 1])
     return found
+
+
+def _first(item: tuple[_Place, DeadLetter]) -> _Place:
+    return item[0]
+
+
+def _cursor_at(place: _Place) -> str:
+    return f"{place[0][0]}-{place[0][1]}.{place[1]}"
 
 
 def _was_cut(letter_id: str) -> InvalidInput:

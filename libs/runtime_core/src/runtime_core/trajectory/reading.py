@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +10,16 @@ import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from runtime_core.codec import readable
 from runtime_core.record.contents import REFERENCES, Contents, Node
 from runtime_core.record.step import Fork, Step, StepError, TaskEnd, before, place
+from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.model_call import logprobs_of, usage_of
 from runtime_core.trajectory.tables import step_of
 
+_AFTER_ALL = "~"
+"""Sorts behind the places of all steps below."""
 _AT_ONCE = 400
 """Digests per query: some builds of SQLite take at most 999 parameters."""
 
@@ -137,6 +141,86 @@ class Unreadable:
     task: str
     reason: str
     steps: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What one step of an ended task has used."""
+
+    task: str
+    agent: str
+    """The task's agent."""
+    ended_ms: float
+    """When the task ended."""
+    model: str
+    """Empty if the report names no model."""
+    amounts: dict[str, float]
+
+
+def usage_report(kind: str, name: str, usage: str, attributes: str | None) -> tuple[str, dict[str, float]]:
+    """Return the model and the amounts in a step's columns."""
+    known = msgspec.json.decode(attributes) if attributes else {}
+    named = kind == "model" or (kind == "usage" and name != "usage")
+    return str(known.get(RESPONSE_MODEL, name)) if named else "", msgspec.json.decode(usage)
+
+
+def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> Difference | None:
+    """Return the first place at which two tasks differ, in the order of the program; None if they are equal.
+
+    A run's input comes first, then its steps with the runs that they started, then its result. Of a step with several
+    attempts, the last one counts. Times, owners and usage do not.
+    """
+    left, right = _last_attempts(one), _last_attempts(other)
+    for run, step, is_end in _in_program_order({*left, *right}):
+        mine, theirs = left.get((run, step)), right.get((run, step))
+        names = ("status", "output", "error") if is_end else ("kind", "name", "key", "input")
+        if mine is None or theirs is None:
+            if mine is not theirs:
+                return Difference(run, step, ("missing",), mine, theirs)
+            continue
+        found = tuple(name for name in names if _comparable(mine, name) != _comparable(theirs, name))
+        if found:
+            return Difference(run, step, found, mine, theirs)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A step, or a run (`step` is empty), of which two tasks have different records."""
+
+    run: str
+    step: str
+    members: tuple[str, ...]
+    """What differs, as `input` or `output`; `missing` if one task has no such step."""
+    one: Step | None
+    other: Step | None
+
+
+def _last_attempts(trajectory: TaskTrajectory) -> dict[tuple[str, str], Step]:
+    found: dict[tuple[str, str], Step] = {}
+    for step in (*trajectory.inherited, *trajectory.steps):
+        if step.kind != "fork":
+            found[step.run, step.step] = step
+    return found
+
+
+def _in_program_order(places: Collection[tuple[str, str]]) -> list[tuple[str, str, bool]]:
+    """Return each (run, step) twice: where it begins, and (True) where it ends. A run ends after all of its steps."""
+    keyed: list[tuple[str, str, str, bool]] = []
+    for run, step in places:
+        # A run has the place of the step that has started it.
+        path = place(f"{run}/{step}" if step else run, "")
+        keyed += [(path, run, step, False), (path.rstrip() + _AFTER_ALL, run, step, True)]
+    return [(run, step, is_end) for _, run, step, is_end in sorted(keyed)]
+
+
+def _comparable(step: Step, member: str) -> object:
+    value = getattr(step, member)
+    if isinstance(value, msgspec.Raw):
+        return readable(bytes(value))
+    if isinstance(value, StepError):
+        return value.type, value.message
+    return value
 
 
 # Any: the columns of a row are read by name.

@@ -21,11 +21,13 @@ from runtime_core.trajectory.reading import (
     StoredStep,
     TaskTrajectory,
     Unreadable,
+    UsageReport,
     chains,
     contents_of,
     fork_of,
     in_parts,
     inherited_by,
+    usage_report,
 )
 from runtime_core.trajectory.tables import RecordEntry, end_of, step_of
 from runtime_core.trajectory.writers import CONTENTS_LOCK, NO_ENTRY, Batch, PostgresWriter, SqliteWriter, Writer
@@ -92,6 +94,11 @@ async def _still_used(connection: AsyncConnection, namespace: str, digests: Iter
     return found
 
 
+def _begins_with(task: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
+    # A range, so that the key serves it: ids sort by bytes.
+    return and_(task >= prefix, task < prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
 class Filters(TypedDict, total=False):
     """Filters of `TrajectoryStore.steps`."""
 
@@ -100,6 +107,8 @@ class Filters(TypedDict, total=False):
     agent: str | None
     session: str | None
     since: datetime | None
+    prefix: str | None
+    """The beginning of the tasks' ids."""
 
 
 class TrajectoryStore:
@@ -226,9 +235,10 @@ class TrajectoryStore:
         agent: str | None = None,
         session: str | None = None,
         since: datetime | None = None,
+        prefix: str | None = None,
         kind: str | None = None,
     ) -> AsyncIterator[StoredStep]:
-        """Yield steps by task, each task's in order. `kind` selects one kind of steps.
+        """Yield steps by task, each task's in order. `kind` selects one kind of steps, `prefix` ids of tasks.
 
         `status`, `agent`, `session` and `since` (when the task ended, with a time zone) exclude tasks that have not
         ended. Each page is a separate query: memory stays flat, no transaction stays open, and concurrent writes may
@@ -238,6 +248,8 @@ class TrajectoryStore:
         wanted: list[ColumnElement[bool]] = []
         if kind is not None:
             wanted.append(tables.STEPS.c.kind == kind)
+        if prefix:
+            wanted.append(_begins_with(tables.STEPS.c.task, prefix))
         if status is not None:
             wanted.append(ends.status == status)
         if agent is not None:
@@ -301,6 +313,44 @@ class TrajectoryStore:
             last = rows[-1]
             page = query.where(place > tuple_(last.task, last.place, last.attempt))
             rows_wanted = max(10, min(_PAGE_ROWS_MAX, len(rows) * _PAGE_BYTES // size))
+
+    async def usage(
+        self, namespace: str, since: datetime, until: datetime, prefix: str = ""
+    ) -> AsyncIterator[UsageReport]:
+        """Yield the usage in steps of tasks that have ended in a span of time, in the order of the ends.
+
+        `prefix` selects tasks by the beginning of their ids. Each page is a separate query, as in `steps`.
+        """
+        steps, ends = tables.STEPS.c, tables.TASKS.c
+        place = tuple_(ends.ended, ends.task, steps.place, steps.attempt)
+        wanted = [ends.namespace == namespace, ends.ended >= since.timestamp() * 1_000]
+        wanted += [ends.ended < until.timestamp() * 1_000, steps.usage.is_not(None)]
+        if prefix:
+            wanted.append(_begins_with(ends.task, prefix))
+        query = (
+            select(
+                ends.ended, ends.task, ends.agent, steps.place, steps.attempt, steps.kind, steps.name, steps.usage,
+                steps.attributes,
+            )
+            .select_from(
+                tables.TASKS.join(tables.STEPS, and_(steps.namespace == ends.namespace, steps.task == ends.task))
+            )
+            .where(*wanted)
+            .order_by(ends.ended, ends.task, steps.place, steps.attempt)
+            .limit(_PAGE_ROWS_MAX)
+        )  # fmt: skip
+        page = query
+        while True:
+            with translated("the usage was not read"):
+                async with self._engine.connect() as connection:
+                    rows = (await connection.execute(page)).all()
+            for row in rows:
+                step = usage_report(row.kind, row.name, row.usage, row.attributes)
+                yield UsageReport(row.task, row.agent, row.ended, *step)
+            if len(rows) < _PAGE_ROWS_MAX:
+                return
+            last = rows[-1]
+            page = query.where(place > tuple_(last.ended, last.task, last.place, last.attempt))
 
     async def unreadable(self, namespace: str, *, limit: int = 50) -> list[Unreadable]:
         """Return entries with undecodable steps, by partition, oldest first."""

@@ -1,0 +1,427 @@
+"""What callers of the gateway read and change: tasks, dead letters, schedules, trajectories and usage.
+
+The routes of the API and the pages of the console do everything through `Access`. It binds each call to the caller's
+tenant, so nothing above it compares tenants. Rows are JSON. Methods raise Problem, InvalidInput or BusError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import EllipsisType
+from typing import TYPE_CHECKING, Literal, cast
+
+from runtime_core import codec
+from runtime_core.client.client import Client
+from runtime_core.client.task import TaskHandle
+from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, open_questions, read_task
+from runtime_core.codec import quoted
+from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
+from runtime_core.gateway.keys import Caller
+from runtime_core.gateway.requests import (
+    CONFLICT,
+    NO_LETTER,
+    NO_SCHEDULE,
+    NO_STORE,
+    NO_TRAJECTORY,
+    PARAMETER,
+    Problem,
+    no_task,
+)
+from runtime_core.ids import is_task_id
+from runtime_core.ingress.admission import Admission
+from runtime_core.ingress.publishers import Publishers
+from runtime_core.ingress.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
+from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.wire.commands import Submission, SubmitOptions, submission_of
+
+if TYPE_CHECKING:
+    from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory
+    from runtime_core.trajectory.store import Filters, TrajectoryStore
+
+SOURCE = "weft/http"
+"""The source of submits. No publisher's source begins with `weft`."""
+SUBMIT_SECONDS = 10.0
+"""How long a submit waits for a broker that is unavailable, and for the first agent-handler."""
+TRAJECTORIES_AT_ONCE = 4
+"""Trajectories that a replica reads at once: each is in memory as a whole."""
+USAGE_ROWS_MAX = 200_000
+"""Reports that one summary of usage adds up."""
+UsageBy = Literal["agent", "model", "tenant", "day"]
+
+
+class Access:
+    """Reads and changes what a caller reaches."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        blobs: str = "",
+        trajectory_url: str = "",
+        schedule_bounds: ScheduleBounds = ScheduleBounds(),  # noqa: B008 - it is frozen
+    ) -> None:
+        """`blobs` is the URL of the namespace's blobs, if it has any; `trajectory_url` that of the recorder's store."""
+        self.client = client
+        self._blobs = blobs
+        self._trajectory_url = trajectory_url
+        self._store: TrajectoryStore | None = None
+        self._opening = asyncio.Lock()
+        self._reading = asyncio.Semaphore(TRAJECTORIES_AT_ONCE)
+        self._bounds = schedule_bounds
+        self._setting = asyncio.Lock()
+        """Two schedules of one tenant are counted one after the other."""
+
+    async def close(self) -> None:
+        """Close the trajectory store."""
+        if self._store is not None:
+            await self._store.close()
+            self._store = None
+
+    # -- tasks -------------------------------------------------------------------------------------------------
+
+    async def submit(self, caller: Caller, data: dict[str, object], event_id: str, trace: str = "") -> TaskHandle:
+        """Start a task; `data` is that of a `weft.task.submit`."""
+        # Each tenant has its own Idempotency-Keys.
+        source = f"{SOURCE}/{caller.tenant}" if caller.tenant else SOURCE
+        return await self.start(
+            caller, submission_of(data, source=source, event_id=event_id, tenant=caller.tenant, traceparent=trace)
+        )
+
+    async def start(self, caller: Caller, new: Submission) -> TaskHandle:
+        """Start a task for the caller. `new` has the caller's tenant, and names that are not bound yet."""
+        bound = caller.bind(new, self._blobs)
+        with self._public(caller, new.agent):
+            return await self.client.start(bound, timeout=SUBMIT_SECONDS, expects_answer=False)
+
+    async def handle(self, caller: Caller, task_id: str) -> TaskHandle:
+        """Return a handle of a task, which may not exist. Raises Problem if there can be none.
+
+        A tenant's caller reaches that tenant's tasks only: every other id gets the tenant's prefix.
+        """
+        if not is_task_id(task_id):
+            raise no_task(task_id[:200])
+        try:
+            return await self.client.task(caller.bound_task(task_id))
+        except InvalidInput:
+            raise no_task(task_id) from None
+
+    async def known(self, caller: Caller, task_id: str) -> TaskHandle:
+        """Return a handle of a task. Raises Problem if there is none."""
+        handle = await self.handle(caller, task_id)
+        if not await handle.exists():
+            raise no_task(handle.task_id)
+        return handle
+
+    async def show(self, caller: Caller, task_id: str) -> Row:
+        """Return a task as `read_task` describes it."""
+        handle = await self.handle(caller, task_id)
+        view = await read_task(handle.bus, handle.task_id, letters=False)
+        if view is None:
+            raise no_task(handle.task_id)
+        return view
+
+    async def tasks(self, caller: Caller, wanted: TaskFilter, limit: int, cursor: str = "") -> TaskPage:
+        """Return a page of tasks, the newest first."""
+        if caller.tenant and wanted.tenant not in ("", caller.tenant):
+            raise Problem(PARAMETER, f"{quoted(wanted.tenant)} is not the tenant of this key; leave it out", "tenant")
+        # The prefix excludes tasks that trusted programs have started for this tenant under free ids.
+        bound = replace(wanted, tenant=caller.tenant, prefix=f"{caller.tenant}.") if caller.tenant else wanted
+        return await list_tasks(self.client.buses, bound, limit, cursor)
+
+    async def questions(self, caller: Caller, limit: int) -> list[Row]:
+        """Return open questions of the oldest tasks."""
+        own = f"{caller.tenant}." if caller.tenant else ""
+        return [row for bus in self.client.buses for row in await open_questions(bus, limit, own)][:limit]
+
+    async def cancel(self, caller: Caller, task_id: str, reason: str) -> str:
+        """Cancel a task, and return the status that it has ended with."""
+        handle = await self.known(caller, task_id)
+        status = await handle.cancel(reason)
+        if status == "unknown":
+            raise no_task(handle.task_id)
+        return status
+
+    async def answer(self, caller: Caller, task_id: str, request_id: str, value: object) -> None:
+        """Answer a question of a task. Raises Problem if it is not open."""
+        handle = await self.known(caller, task_id)
+        caller.check_references("value", codec.encode(value), self._blobs)
+        try:
+            await handle.signal(request_id, value)
+        except InvalidInput as error:
+            if error.field == "value":
+                raise
+            raise Problem(CONFLICT, error.message, error.field) from None
+
+    async def fork(
+        self,
+        caller: Caller,
+        task_id: str,
+        *,
+        at: str | None = None,
+        input: object = ...,
+        new_id: str | None = None,
+        session_id: str | None = None,
+        event_id: str = "",
+    ) -> TaskHandle:
+        """Start a new task with the results that a task had before a step, as `Client.fork`.
+
+        Without `at` the task runs again from its beginning. A repeat with the same `event_id` starts nothing.
+        """
+        from runtime_core.client.fork import plan_fork
+
+        origin = await self.handle(caller, task_id)
+        if not isinstance(input, EllipsisType):
+            caller.check_references("input", codec.encode(input), self._blobs)
+        store = await self._opened()
+        try:
+            async with self._reading:
+                plan = await plan_fork(
+                    origin.bus, self.client.namespace, origin.task_id, at=at, input=input, store=store
+                )
+        except InvalidInput as error:
+            if error.field == "task_id":
+                raise no_task(origin.task_id) from None
+            raise
+        name = hashlib.sha256(f"{caller.tenant}\n{event_id}".encode()).hexdigest() if event_id else secrets.token_hex(8)
+        options = SubmitOptions(tenant=caller.tenant) if caller.tenant else SubmitOptions()
+        return await self.start(
+            caller,
+            plan.submission(task_id=new_id or f"fork-{name[:16]}", session_id=session_id, options=options),
+        )
+
+    # -- dead letters ------------------------------------------------------------------------------------------
+
+    async def letters(
+        self, caller: Caller, wanted: LetterFilter, limit: int, cursor: str = ""
+    ) -> tuple[list[Row], str]:
+        """Return dead letters, the newest first, and the cursor of the next page (empty: the end)."""
+        page = await self._letters().page(limit, await self._bound(caller, wanted), cursor)
+        return [_public_letter(letter.without_secrets().summary()) for letter in page.letters], page.cursor
+
+    async def letter_groups(self, caller: Caller, by: By, wanted: LetterFilter, limit: int) -> list[Row]:
+        """Return dead letters counted by a common property, the most frequent first."""
+        groups = await self._letters().counted(by, await self._bound(caller, wanted))
+        return [
+            {
+                by: group.newest.shown_group(by), "count": group.count, "bytes": group.size,
+                "newest": _public_id(group.newest.letter_id),
+            }
+            for group in groups[:limit]
+        ]  # fmt: skip
+
+    async def letter(self, caller: Caller, letter_id: str) -> Row:
+        """Return a dead letter with its event and all errors."""
+        return _public_letter((await self._letter(caller, letter_id)).without_secrets().details())
+
+    async def redrive(self, caller: Caller, letter_id: str, *, reopen: bool = False, data: object = ...) -> str:
+        """Return a dead letter's delivery to its consumer, and return its task; `data` replaces the old data."""
+        letter = await self._letter(caller, letter_id)
+        replacement = b"" if isinstance(data, EllipsisType) else codec.encode(data)
+        if replacement:
+            caller.check_references("data", replacement, self._blobs)
+        try:
+            return await self._letters().redrive(letter.letter_id, reopen=reopen, data=replacement)
+        except InvalidInput as error:
+            message = error.message.replace("--reopen continues it", "`reopen` continues it")
+            raise Problem(CONFLICT, message, error.field) from None
+
+    async def drop(self, caller: Caller, letter_id: str) -> None:
+        """Delete a dead letter permanently."""
+        letter = await self._letter(caller, letter_id)
+        try:
+            await self._letters().drop(letter.letter_id)
+        except InvalidInput:
+            raise no_letter(letter_id) from None
+
+    def _letters(self) -> DeadLetters:
+        return DeadLetters(self.client.buses)
+
+    async def _letter(self, caller: Caller, letter_id: str) -> DeadLetter:
+        try:
+            letter = await self._letters().get(letter_id)
+        except InvalidInput:
+            raise no_letter(letter_id) from None
+        if letter not in await self._bound(caller, LetterFilter()):
+            raise no_letter(letter_id)
+        return letter
+
+    async def _bound(self, caller: Caller, wanted: LetterFilter) -> LetterFilter:
+        if not caller.tenant:
+            return wanted
+        registered = await Publishers(self.client.buses[0]).all()
+        own = frozenset(each.name for each in registered if each.tenant == caller.tenant)
+        task = caller.bound_task(wanted.task) if wanted.task else ""
+        return replace(wanted, task=task, tenant=caller.tenant, publishers=own)
+
+    # -- schedules ---------------------------------------------------------------------------------------------
+
+    async def schedules(self, caller: Caller, limit: int, after: str = "") -> list[Row]:
+        """Return schedules by id, behind the id `after`."""
+        own = f"{caller.tenant}." if caller.tenant else ""
+        return [each.describe() for each in await self._schedules().all(own, after, limit)]
+
+    async def schedule(self, caller: Caller, schedule_id: str) -> Row:
+        bound = self._schedule_id(caller, schedule_id)
+        try:
+            return (await self._schedules().get(bound)).describe()
+        except InvalidInput:
+            raise no_schedule(bound) from None
+
+    async def set_schedule(self, caller: Caller, schedule_id: str, data: Mapping[str, object]) -> Row:
+        """Create or replace a schedule; `data` is that of a `weft.schedule.set` without its id."""
+        now = await self.client.buses[0].time_ms()
+        given = {"schedule_id": schedule_id, **data}
+        schedule = parse_set(given, now, caller.tenant)
+        caller.check_agent(schedule.agent)
+        with self._public(caller, schedule.agent):
+            if caller.scope is None:
+                return (await self._schedules().set(schedule)).describe()
+            scoped = parse_set(caller.scope.schedule(given, self._blobs), now, caller.tenant)
+            async with self._setting:
+                # Count anew each time: other replicas and the leader set schedules, too.
+                await TenantSchedules(self._schedules(), self._bounds).set(scoped, "")
+            return await self.schedule(caller, scoped.schedule_id)
+
+    async def delete_schedule(self, caller: Caller, schedule_id: str) -> None:
+        """Remove a schedule. Tasks that it has started continue."""
+        bound = self._schedule_id(caller, schedule_id)
+        if not await self._schedules().delete(bound):
+            raise no_schedule(bound)
+
+    async def run_schedule(self, caller: Caller, schedule_id: str) -> str:
+        """Start a task of a schedule now, and return its id."""
+        found = await self.schedule(caller, schedule_id)
+        caller.check_agent(str(found["agent"]))
+        with self._public(caller, str(found["agent"])):
+            return (await self._schedules().run_now(str(found["schedule_id"]))).task
+
+    def _schedules(self) -> Schedules:
+        return Schedules(self.client.buses[0], Admission(self.client.buses))
+
+    def _schedule_id(self, caller: Caller, schedule_id: str) -> str:
+        try:
+            checked = checked_id(schedule_id)
+            return checked if caller.scope is None else caller.scope.schedule_id(checked)
+        except InvalidInput:
+            raise no_schedule(schedule_id[:200]) from None
+
+    # -- trajectories and usage --------------------------------------------------------------------------------
+
+    async def store(self) -> TrajectoryStore:
+        """Return the trajectory store. Raises Problem if there is none."""
+        found = await self._opened()
+        if found is None:
+            raise Problem(
+                NO_STORE, "set WEFT_TRAJECTORY_URL of the gateway to the value that the trajectory-recorder uses"
+            )
+        return found
+
+    async def trajectory(self, caller: Caller, task_id: str) -> TaskTrajectory:
+        """Return the recorded steps of a task. Raises Problem if none are recorded yet."""
+        if not is_task_id(task_id):
+            raise no_task(task_id[:200])
+        bound, store = caller.bound_task(task_id), await self.store()
+        async with self._reading:
+            found = await store.task(self.client.namespace, bound)
+        if found is None:
+            raise Problem(NO_TRAJECTORY, f"no steps of task {bound!r} are recorded yet", "task_id")
+        return found
+
+    async def steps(self, caller: Caller, filters: Filters) -> AsyncIterator[ExportedStep]:
+        """Yield the recorded steps of tasks, in the form of exports."""
+        from runtime_core.trajectory.reading import exported
+
+        store = await self.store()
+        bound = filters.copy()
+        if caller.tenant:
+            bound["prefix"] = f"{caller.tenant}."
+        if named := filters.get("tasks"):
+            bound["tasks"] = [caller.bound_task(task) for task in named]
+        async for stored in store.steps(self.client.namespace, **bound):
+            yield exported(self.client.namespace, stored)
+
+    async def usage(
+        self, caller: Caller, by: Collection[UsageBy], since: datetime, until: datetime, tenant: str = ""
+    ) -> tuple[list[Row], bool]:
+        """Return the usage of tasks that ended in a span of time, by agent, model, tenant and day (UTC).
+
+        Also returns whether it is complete: it is not if there are more than `USAGE_ROWS_MAX` reports. A task belongs
+        to the tenant that its id begins with.
+        """
+        if caller.tenant and tenant not in ("", caller.tenant):
+            raise Problem(PARAMETER, f"{quoted(tenant)} is not the tenant of this key; leave it out", "tenant")
+        store, prefix = await self.store(), caller.tenant or tenant
+        sums: dict[tuple[str, ...], Counter[str]] = {}
+        tasks: dict[tuple[str, ...], set[str]] = {}
+        read = 0
+        async with self._reading:
+            reports = store.usage(self.client.namespace, since, until, f"{prefix}." if prefix else "")
+            async for report in reports:
+                values: dict[UsageBy, str] = {
+                    "agent": report.agent,
+                    "model": report.model,
+                    "tenant": report.task.partition(".")[0] if "." in report.task else "",
+                    "day": datetime.fromtimestamp(report.ended_ms / 1000, UTC).date().isoformat(),
+                }
+                group = tuple(values[each] for each in by)
+                sums.setdefault(group, Counter()).update(cast(Mapping[str, int], report.amounts))
+                tasks.setdefault(group, set()).add(report.task)
+                read += 1
+                if read >= USAGE_ROWS_MAX:
+                    break
+        rows = [
+            {**dict(zip(by, group, strict=True)), "tasks": len(tasks[group]), "usage": dict(amounts)}
+            for group, amounts in sorted(sums.items())
+        ]
+        return rows, read < USAGE_ROWS_MAX
+
+    async def _opened(self) -> TrajectoryStore | None:
+        if self._store is None and self._trajectory_url:
+            async with self._opening:
+                if self._store is None:
+                    # In a thread: importing SQLAlchemy takes half a second.
+                    module = await asyncio.to_thread(importlib.import_module, "runtime_core.trajectory.store")
+                    try:
+                        self._store = await module.TrajectoryStore.open_existing(self._trajectory_url)
+                    except ConfigurationError as error:
+                        raise Problem(NO_STORE, str(error)) from None
+        return self._store
+
+    @contextlib.contextmanager
+    def _public(self, caller: Caller, agent: str) -> Iterator[None]:
+        """Raise errors about an agent without the names of agents that other tenants use."""
+        try:
+            yield
+        except Rejected as error:
+            if caller.scope is not None and error.field == "data.agent":
+                raise caller.scope.unknown_agent(agent) from None
+            raise
+
+
+def _public_id(letter_id: str) -> str:
+    """Return the id of a dead letter without a slash, so that it fits into a path. `DeadLetters` takes both."""
+    return letter_id.replace("/", ":")
+
+
+def _public_letter(row: Row) -> Row:
+    return {**row, "letter_id": _public_id(row["letter_id"])}
+
+
+def no_letter(letter_id: str) -> Problem:
+    """Return the problem of a dead letter that does not exist."""
+    return Problem(
+        NO_LETTER, f"there is no dead letter {quoted(letter_id)}: it may be redriven or dropped", "letter_id"
+    )
+
+
+def no_schedule(schedule_id: str) -> Problem:
+    """Return the problem of a schedule that does not exist."""
+    return Problem(NO_SCHEDULE, f"there is no schedule {quoted(schedule_id)}", "schedule_id")
