@@ -24,8 +24,8 @@ from tests.contracts.broker import (
 FIXED = (
     "asks", "agent", "agents", "alive", "dead", "delayed", "index", "letters", "letters:bytes", "letters:of:agent",
     "letters:trimmed", "meta", "quarantine", "record",
-    "replies", "requests", "seen", "seen_order", "started", "stopped", "timers", "tool", "tools", "leader:admit",
-    "mail:writer/k", "nest:writer/k",
+    "replies", "requests", "seen", "seen_order", "started", "stopped", "timers", "tombs", "tool", "tools",
+    "leader:admit", "mail:writer/k", "nest:writer/k",
     "mail:editor/e", "nest:editor/e", "inst:writer/k", "inst:editor/e", "out:t", "task:t", "reply:c", "run:t/r/1",
     "states", "places",
 )  # fmt: skip

@@ -161,6 +161,19 @@ async def test_a_cancel_before_the_submit_is_remembered(broker: Broker, bus: Eve
     await broker.submit(bus, "u")
 
 
+async def test_cancels_of_unknown_tasks_are_bounded(broker: Broker, bus: EventBus) -> None:
+    """Neither the broker's memory nor the heartbeats of handlers grow with them. The newest are remembered."""
+    since, _, _ = await bus.beat(LEASE_MS, False, "0")
+    tombs, stamp = broker.keys.base + "tombs", since
+    await broker.call("ZADD", tombs, *(word for number in range(100_000) for word in (stamp, f"old-{number}")))
+    assert await bus.cancel("t", "no more") == ["unknown"]
+    assert await broker.call("ZCARD", tombs) == 100_000
+    with pytest.raises(Rejected, match="task_id: the task t was cancelled"):
+        await broker.submit(bus, "t")
+    _, reported, _ = await bus.beat(LEASE_MS, False, since)
+    assert reported == []
+
+
 async def test_a_cancel_of_an_ended_task_changes_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await complete(bus, await broker.take(bus))

@@ -38,6 +38,24 @@ async def test_an_equal_submit_may_name_another_task(broker: Broker, bus: EventB
     assert await broker.status("other") == ""
 
 
+async def test_the_window_keeps_no_long_ids(broker: Broker, bus: EventBus) -> None:
+    """Otherwise a publisher could fill the broker with ids of kilobytes, since only their number is bounded."""
+    source, event_id = "s" * 4096, "i" * 4096
+    await broker.submit(bus, "t", event_id=event_id, source=source)
+    assert not (await broker.submit(bus, "t", event_id=event_id, source=source)).started
+    with pytest.raises(Rejected, match="used before with other content"):
+        await broker.submit(bus, "u", event_id=event_id, source=source, digest="other")
+    assert (await broker.submit(bus, "v", event_id=event_id + "i", source=source)).started
+    assert await complete(bus, await broker.take(bus))
+    repeated = await broker.submit(bus, "t", event_id=event_id, source=source)
+    assert repeated == Submitted("t", "completed", False)
+    ordered = await broker.call("LRANGE", broker.keys.base + "seen_order", 0, -1)
+    assert isinstance(ordered, list)
+    lines = [line.decode() for line in ordered if isinstance(line, bytes)]
+    assert len(lines) == 2
+    assert max(map(len, [*await broker.hash("seen"), *lines])) <= 13 + 1 + 256
+
+
 async def test_the_same_id_with_other_content_is_rejected(broker: Broker, bus: EventBus) -> None:
     """The error names the field of the id, and nothing changes."""
     await broker.submit(bus, "t")

@@ -70,6 +70,20 @@ def wrong(ended: Ended) -> dict[str, str]:
     return {check["check"]: check["message"] for check in ended.json["checks"] if not check["ok"]}
 
 
+def test_the_doctor_sees_a_tenant_whose_schedules_are_almost_too_large(weft: Weft, desk: Desk) -> None:
+    with closing(desk.redis()) as server:
+        weft("publisher", "set", "shop", "--tenant", "acme")
+        try:
+            server.hset("weft:{0}:schedules", mapping={"acme.small": "x" * 1000, "own.large": "x" * 15_500_000})
+            assert "schedules" not in wrong_or_nothing(weft("doctor", "--json"))
+            assert "tenant acme has 1 of 10000 schedules, 1.0 KiB of 16.0 MiB" in weft("doctor").out
+            server.hset("weft:{0}:schedules", "acme.large", "x" * 15_500_000)
+            assert "tenant acme has 2 of 10000" in wrong(weft("doctor", "--json"))["schedules"]
+        finally:
+            server.hdel("weft:{0}:schedules", "acme.small", "acme.large", "own.large")
+            weft("publisher", "delete", "shop")
+
+
 def test_the_doctor_sees_an_evicting_server(weft: Weft, desk: Desk) -> None:
     with closing(desk.redis()) as server:
         server.config_set("maxmemory-policy", "allkeys-lru")

@@ -137,10 +137,26 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "cancel",
         "tombstone",
-        "stop_running(base, 'tomb:' .. task)",
+        "redis.call('ZADD', tombs, text(ms), task)",
         "",
         "a cancel that overtakes its submit counts",
         "contracts:cancel",
+    ),
+    lua(
+        "cancel",
+        "tombstones_bounded",
+        "redis.call('ZREMRANGEBYRANK', tombs, 0, -100001)",
+        "",
+        "a flood of cancels of unknown tasks does not fill the broker",
+        "contracts:cancel",
+    ),
+    lua(
+        "ids",
+        "long_lines",
+        "#line > 256 and redis.sha1hex(line) or line",
+        "line",
+        "the dedupe window is bounded in bytes, however long the ids are",
+        "contracts:dedupe",
     ),
     lua(
         "cancel",

@@ -21,7 +21,9 @@ from runtime_core.cli.output import Json, in_bytes, print_json
 from runtime_core.config.settings import without_password
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError, WeftError
+from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publishers
+from runtime_core.ingress.schedules import Schedules
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.maintenance.measures import UNSERVED_TASKS, find_unserved, groups_of
 from runtime_core.maintenance.stuck import find_circles, find_stuck, free
@@ -37,6 +39,8 @@ REQUIRED = (GROUPS["agent"], GROUPS["tool"], STATE_MANAGER, TRAJECTORY_RECORDER)
 """Services without which no task ends."""
 MEMORY_WARNING = 0.8
 """The share of `maxmemory` above which submits are rejected."""
+SCHEDULES_WARNING = 0.9
+"""The share of a tenant's schedules above which the check fails: more are soon rejected."""
 PARKED_SHOWN = 5
 FSYNC_LOSS = {
     "always": "a crash loses no acknowledged write",
@@ -264,10 +268,28 @@ async def ingress(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
             remedy = "after the state-manager has emptied it, weft doctor --repair removes it"
             yield Finding("ingress", False, ended, f"{remedy}; weft dead list shows its sender")
             failed = True
+    if registered:
+        async for finding in _schedules(opened, {each.tenant for each in registered}):
+            yield finding
     if not failed:
         names = ", ".join(f"{each.name} ({each.tenant})" for each in registered)
         also = f", as can those of {names}" if names else "; no publishers are registered"
         yield Finding("ingress", True, f"the shared stream can be read{also}")
+
+
+async def _schedules(opened: Broker, tenants: set[str]) -> AsyncIterator[Finding]:
+    """Compare the schedules of each tenant with its bounds."""
+    counts, sizes = Counter[str](), Counter[str]()
+    async for schedule_id, size in Schedules(opened.buses[0], Admission(opened.buses)).sizes():
+        if (tenant := schedule_id.partition(".")[0]) in tenants:
+            counts[tenant] += 1
+            sizes[tenant] += size
+    most, most_bytes = opened.settings.tenant_schedules_max, opened.settings.tenant_schedules_max_bytes
+    for tenant, size in sizes.most_common():
+        line = f"tenant {tenant} has {counts[tenant]} of {most} schedules, {in_bytes(size)} of {in_bytes(most_bytes)}"
+        full = counts[tenant] > most * SCHEDULES_WARNING or size > most_bytes * SCHEDULES_WARNING
+        remedy = "delete some, or raise WEFT_TENANT_SCHEDULES_MAX and WEFT_TENANT_SCHEDULES_MAX_BYTES"
+        yield Finding("schedules", not full, line, remedy if full else "")
 
 
 async def _last_id_ahead(opened: Broker, stream: IngressStream) -> str:

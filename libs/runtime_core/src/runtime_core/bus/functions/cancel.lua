@@ -1,7 +1,8 @@
 -- Cancels a task: it ends now. Running handlers learn of it from their heartbeats, and their commits only settle the
 -- entry.
 -- KEYS 1 base · ARGV 1 task · 2 reason
--- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered, so that a later submit of this id is refused
+-- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered for 10 minutes with the newest 100,000, so that a
+-- later submit of this id is refused
 local function cancel(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task
@@ -9,7 +10,11 @@ local function cancel(keys, args)
     unpack(redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags, RUN.current))
   local now = text(now_ms(base))
   if not status then
-    stop_running(base, 'tomb:' .. task)
+    -- Apart from `stopped`, which the heartbeats of all handlers carry.
+    local tombs, ms = base .. 'tombs', server_ms()
+    redis.call('ZADD', tombs, text(ms), task)
+    redis.call('ZREMRANGEBYSCORE', tombs, '-inf', '(' .. text(ms - 600000))
+    redis.call('ZREMRANGEBYRANK', tombs, 0, -100001)
     redis.call('HSET', base .. 'meta', 'tombs', now)
     return {'unknown'}
   end

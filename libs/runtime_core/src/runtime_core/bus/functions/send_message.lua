@@ -7,7 +7,7 @@ local function send_message(keys, args)
   local base, task, name, value = keys[1], args[1], args[2], args[3]
   local key = base .. 'task:' .. task
   -- Keys of answers have the id of a question here, which is never a name: it has a colon.
-  local sent = '\n' .. task .. '\n' .. name .. '\n' .. args[4]
+  local sent = seen_line('', task, name, args[4])
   local before = redis.call('HGET', base .. 'seen', sent)
   if before then return before == redis.sha1hex(value) and {'ok', 'before'} or {'reused'} end
   local status, flags = unpack(redis.call('HMGET', key, 'status', TASK.flags))

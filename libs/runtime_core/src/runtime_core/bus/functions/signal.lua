@@ -30,7 +30,7 @@ end
 
 -- The sender of an answer may not know that it counted. Its event is in the dedupe window of submits, which
 -- outlives the question and the task. Keys of submits begin with a source, which is never empty.
-local function key_of_answer(args) return '\n' .. args[1] .. '\n' .. args[2] .. '\n' .. args[5] end
+local function key_of_answer(args) return seen_line('', args[1], args[2], args[5]) end
 
 local function not_open(base, args, ...)
   if args[5] and args[5] ~= ''

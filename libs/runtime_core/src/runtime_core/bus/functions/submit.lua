@@ -49,7 +49,7 @@ local function find_task(base, args, key, task_token)
     return {'rejected', 'task_id', 'a task ' .. task .. ' with other content exists'}
   end
   if not task_token then return nil end
-  local held = redis.call('HGET', base .. 'seen', '\n' .. task)
+  local held = redis.call('HGET', base .. 'seen', seen_line('', task))
   local place = not held and redis.call('HGET', base .. 'places', task)
   if held then
     local claimed = lines(held)
@@ -141,7 +141,7 @@ local function check_submit(base, args, key, task_token)
   local length, queued = redis.call('XLEN', base .. stream), tonumber(meta[7] or '0')
   refused = find_overload(base, meta, stream, length, queued) or check_start(base, args, meta)
   if refused then return refused end
-  if meta[6] and redis.call('ZSCORE', base .. 'stopped', 'tomb:' .. task) then
+  if meta[6] and redis.call('ZSCORE', base .. 'tombs', task) then
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end
   local priority, tenant = string.match(args[17], '^(%d)|(.*)$')
@@ -162,7 +162,7 @@ local function submit(keys, args)
   local refused = args[13] ~= '' and fence_admitter(base, args)
   if refused then return refused end
   local id_token, task_token = string.match(args[16], '^(%d*)|(%d*)$')
-  local key, seen_key = base .. 'task:' .. task, args[2] .. '\n' .. args[3]
+  local key, seen_key = base .. 'task:' .. task, seen_line(args[2], args[3])
   local meta, stream, waits, priority, tenant, due, now
   refused, meta, stream, waits, priority, tenant, due, now = check_submit(base, args, key, task_token)
   -- An equal submit is answered even where a new one is refused.

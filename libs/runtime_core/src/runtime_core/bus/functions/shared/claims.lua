@@ -3,10 +3,11 @@
 -- claim was given up:
 --   <task>\n<digest>\n@<partition>:<token>   the submit starts, or has started, in that partition
 --   <task>\n\n!<token>                       no submit with this token, or an older one, starts here
--- under `<source>\n<id>` for a submit, and `\n<task>` for a task id. A token is the server's time in microseconds.
+-- under `<source>\n<id>` for a submit, and `\n<task>` for a task id (`seen_line` in ids.lua). A token is the server's time in microseconds.
 
 local function id_field(field, task, source, id)
-  return field == 'task_id' and '\n' .. task or source .. '\n' .. id
+  if field == 'task_id' then return seen_line('', task) end
+  return seen_line(source, id)
 end
 
 -- Adds a line of the dedupe window to its order, and forgets the oldest lines: the window has the newest `most` of the

@@ -116,7 +116,7 @@ end
 -- again. pcall:
 -- if another program stores something else there, only the answers to repeats are lost.
 local function note_end(base, task, head, status)
-  local field = head.source .. '\n' .. head.id
+  local field = seen_line(head.source, head.id)
   if redis.pcall('HSET', base .. 'seen', field, task .. '\n' .. head.digest .. '\n' .. status) == 1 then
     redis.pcall('HDEL', base .. 'seen', field)
   end

@@ -42,6 +42,13 @@ local function header_of(header)
   return head
 end
 
+-- A line of the dedupe window, such as a source and an id. Long ones are hashed, since only the number of lines is bounded.
+-- Others contain a newline, so they never equal a hash.
+local function seen_line(...)
+  local line = table.concat({...}, '\n')
+  return #line > 256 and redis.sha1hex(line) or line
+end
+
 -- Whether a task's reply goes to a client's own stream, and not to the relay.
 local function is_client(base, to) return string.sub(to, 1, #base + 6) == base .. 'reply:' end
 
