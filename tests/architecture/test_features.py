@@ -8,6 +8,8 @@ from tests.architecture.tree import ROOT
 
 TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "features.md"
+MOST_TESTS = 8
+"""A row that names a file with more tests must say which of them assert what it says."""
 FIELDS = ("capability", "AWorld", "AutoGen", "Weft: where", "test")
 
 
@@ -33,18 +35,19 @@ def missing_in(cell: str, tests: dict[str, set[str]]) -> list[str]:
     return missing
 
 
+def vague_in(cell: str, tests: dict[str, set[str]]) -> list[str]:
+    """Return the files that a cell names as a whole, and that hold more than MOST_TESTS tests."""
+    return [named for named in re.findall(r"`([^`:]+\.py)`", cell) if len(tests.get(named, ())) > MOST_TESTS]
+
+
 def _begins(test: str, name: str) -> bool:
     return name.endswith("…") and test.startswith(name.removesuffix("…"))
 
 
 def all_tests() -> dict[str, set[str]]:
-    files = TESTS.rglob("test_*.py")
-    return {
-        str(path.relative_to(TESTS)): set(
-            re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
-        )
-        for path in files
-    }
+    named = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+    found = {str(path.relative_to(TESTS)): set(named.findall(path.read_text("utf-8"))) for path in TESTS.rglob("*.py")}
+    return {path: tests for path, tests in found.items() if tests}
 
 
 def test_every_feature_names_a_test_that_exists() -> None:
@@ -52,6 +55,12 @@ def test_every_feature_names_a_test_that_exists() -> None:
     assert len(rows) > 100
     assert [row for row in rows if len(row) != len(FIELDS) or not re.search("`.*test_.*`", row[-1])] == []
     assert {row[0]: missing for row in rows if (missing := missing_in(row[-1], tests))} == {}
+    assert {row[0]: vague for row in rows if (vague := vague_in(row[-1], tests))} == {}, "name the tests in it"
+
+
+def test_a_file_with_many_tests_is_no_answer() -> None:
+    tests = {"unit/test_a.py": {f"test_{number}" for number in range(MOST_TESTS + 1)}, "unit/test_b.py": {"test_0"}}
+    assert vague_in("`unit/test_a.py`, `unit/test_b.py`, `unit/test_a.py::test_0`", tests) == ["unit/test_a.py"]
 
 
 def test_a_missing_test_is_found() -> None:

@@ -66,7 +66,9 @@ async def test_tasks_run_on_sparks_workers_with_their_streams_and_records() -> N
     found = await Runners.run_task([*tasks, failing], app=app, engine="spark", workers=2)
     answers = [found[task.id].value() for task in tasks]
     assert [answer.split()[:2] for answer in answers] == [["HI", str(n)] for n in range(6)]
-    assert str(os.getpid()) not in {answer.split()[2] for answer in answers}
+    hosts = {answer.split()[2] for answer in answers}
+    assert len(hosts) <= 2
+    assert str(os.getpid()) not in hosts
     error = found["bad"].error
     assert error is not None
     assert (error["type"], error["message"]) == ("ValueError", "no x")

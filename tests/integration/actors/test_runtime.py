@@ -16,6 +16,7 @@ from weft import RetryPolicy
 from weft.errors import InvalidInput
 from weft.runtime import (
     AgentId,
+    AgentProxy,
     CancellationToken,
     ClosureAgent,
     ClosureContext,
@@ -484,6 +485,18 @@ async def test_a_whole_runtime_is_saved_and_restored_with_its_queue(make_runtime
     assert (await second.agent_save_state(AgentId("echo", "a b/c"))) == {"count": 1}
     assert (await second.agent_save_state(AgentId("sink", "default"))) == {"notes": ["queued"]}
     await second.close()
+
+
+async def test_a_proxy_stands_for_an_agent(runtime: Runtime) -> None:
+    await Echo.register(runtime, "echo", Echo)
+    runtime.start()
+    id = AgentId("echo", "far")
+    proxy = AgentProxy(id, runtime)
+    assert proxy.id == id
+    assert (await proxy.metadata).type == "echo"
+    await proxy.load_state({"count": 41})
+    assert await proxy.send_message(Ask("hi")) == Answer("hi", "echo/far")
+    assert await proxy.save_state() == await runtime.agent_save_state(id) == {"count": 42}
 
 
 async def test_an_object_is_registered_as_one_agent(runtime: Runtime) -> None:

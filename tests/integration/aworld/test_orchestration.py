@@ -146,11 +146,17 @@ async def test_a_swarm_with_code_must_be_declared_where_it_runs() -> None:
     swarm = Swarm(Loopable("exclaim", 9, lambda output: len(str(output)) > 3))
     app.add_swarm("loop", swarm)
     app.add_runner(TaskRunner)
+
+    @app.agent("caller")
+    async def caller(ctx: AgentContext, text: str) -> str:
+        return f"called {await ctx.agent('loop', text)}"
+
     async with LocalApp(app) as client:
         assert (await Runners.run("x", swarm=swarm, client=client, app=app)).answer == "x!!!"
         by_name = await Runners.run_task(Task(id="n", input="x", swarm="loop"), client=client)
         assert by_name["n"].answer == "x!!!"
         assert (await (await client.submit("loop", "y")).result(timeout=60)).value() == "y!!!"
+        assert (await (await client.submit("caller", "z")).result(timeout=60)).value() == "called z!!!"
         with pytest.raises(InvalidInput, match=r"^swarm: .* declare the swarm with app.add_swarm"):
             await Runners.run("x", swarm=swarm, client=client)
 

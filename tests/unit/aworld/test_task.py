@@ -12,12 +12,24 @@ from runtime_core.errors import InvalidInput
 from runtime_core.wire.events import TaskResponse
 
 
+def test_a_task_has_the_fields_of_aworlds() -> None:
+    names = (
+        "id name user_id session_id trace_id input conf tools tool_names tools_conf mcp_servers_conf swarm agent "
+        "event_driven endless_threshold outputs runner_cls hooks context context_config is_sub_task group_id "
+        "parent_task max_retry_count timeout observation task_status streaming_mode"
+    )
+    public = {field.name for field in dataclasses.fields(Task) if field.compare}
+    assert public == set(names.split())
+
+
 def test_a_config_reads_like_a_dict() -> None:
     conf = Task(conf={"max_steps": 20, "run_mode": "interactive", "check_input": True, "ext": {"depth": 2}}).config
     assert (conf.max_steps, conf.run_mode, conf.check_input) == (20, "interactive", True)
     assert (conf.get("max_steps"), conf.get("depth", 3), conf.get("breadth", 3)) == (20, 2, 3)
     assert conf["run_mode"] == "interactive"
     assert Task(conf={"run_mode": "INTERACTIVE"}).config == Task(conf={"run_mode": "interactive"}).config
+    given = TaskConfig(max_steps=20, run_mode="interactive", check_input=True, ext={"depth": 2})
+    assert Task(conf=given).config == given == conf
 
 
 def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from runtime_core.aworld.events.message import Recorded
 from runtime_core.host.local import LocalApp
+from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.wire.events import TaskResponse
 from tests.apps.events_app import GROUP, app
 from weft import AgentContext, App, Client
@@ -193,7 +194,11 @@ async def test_a_cancel_overtakes_what_waits() -> None:
 async def test_w15_a_message_that_nobody_takes_ends_the_task_by_an_error_that_names_it(
     message: Message, told: str
 ) -> None:
-    response = await run([message])
+    async with LocalApp(app) as client:
+        task = await client.submit("dispatcher", {"messages": [message.to_dict()]})
+        response = await task.result(timeout=60)
+        [letter] = await DeadLetters(client.buses).newest(10)
+    assert (letter.task, letter.error["type"]) == (task.task_id, "UnknownReceiver")
     assert response.status == "failed"
     assert response.error is not None
     assert response.error["type"] == "UnknownReceiver"
@@ -371,7 +376,7 @@ async def test_more_than_a_thousand_messages_are_all_kept_in_order() -> None:
     async def many(ctx: AgentContext, count: int) -> int:
         manager = EventManager(ctx)
         for number in range(count):
-            await manager.emit_message(Message(category="mine", payload=number))
+            await manager.emit_message(Message(category="mine", payload=number, caller="" if number else "first"))
         return len(await manager.messages_by_task_id(ctx.task_id))
 
     local = LocalApp(own, trajectory=True)
@@ -381,6 +386,7 @@ async def test_more_than_a_thousand_messages_are_all_kept_in_order() -> None:
         await local.recorded(task.task_id, timeout=60)
         history = EventManager.of(Recorded(local.trajectories, "local"))
         assert [one.payload for one in await history.messages_by_key(task.task_id)] == list(range(1501))
+        assert [one.payload for one in await history.messages_by_caller("first", task.task_id)] == [0]
 
 
 async def test_a_human_message_reaches_the_sender_with_its_answer() -> None:
