@@ -167,7 +167,7 @@ async def test_a_runner_has_the_items_of_its_agents_before_it_ends() -> None:
 
 
 async def test_services_give_the_contents_of_their_store(
-    valkey: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    valkey: Server, namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
         Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runners_app:app") as fleet,
@@ -178,6 +178,15 @@ async def test_services_give_the_contents_of_their_store(
         response = await Runners.run({"path": path, "way": []}, agent="first", client=client, trajectory=url)
         assert [item.meta.agent for item in response.trajectory] == ["weft.task", "first"]
         assert (await Runners.run({"path": path, "way": []}, agent="first", client=client)).trajectory == []
+        # Whoever knows the store gets the traceback; others hear where it is.
+        failed = await Runners.run(path, runner_cls="FailsAlways", client=client, trajectory=url)
+        assert failed.error is not None
+        assert 'raise ValueError("never")' in failed.error["traceback"]
+        caplog.clear()
+        failed = await Runners.run(path, runner_cls="FailsAlways", client=client)
+        assert failed.error == {"type": "ValueError", "message": "never"}
+        assert "ValueError: never; if code raised it, the log of the services has the traceback" in caplog.text
+        assert 'raise ValueError("never")' in fleet.members["agent-handler-1"].text()
 
 
 # ---- the other fields ------------------------------------------------------------------------------------------

@@ -160,6 +160,10 @@ async def test_sync_run_works_inside_a_running_loop_too() -> None:
         ),
         (Task(agent=5), "agent: 5 is not an agent: pass async def"),
         (Task(agent=upper, tools=[5]), "tools: 5 is not a tool"),
+        (
+            Task(agent=upper, tools=[add], tools_conf={"add": {}, "ad": {}}),
+            "tools_conf.ad: no tool is named 'ad'; known are add",
+        ),
         (Task(agent=upper, runner_cls="no.such.Runner"), "runner_cls: 'no.such.Runner' cannot be found"),
         (Task(agent=upper, runner_cls="Nowhere"), "runner_cls: no runner is named 'Nowhere'"),
         (Task(agent=upper, runner_cls="asyncio.Queue"), "runner_cls: 'asyncio.Queue' is not a subclass of Runner"),
@@ -169,6 +173,14 @@ async def test_an_unknown_name_in_a_task_is_one_clear_error(task: Task, message:
     with pytest.raises(InvalidInput) as caught:
         await Runners.run_task(task)
     assert str(caught.value).startswith(message)
+
+
+async def test_a_client_or_a_store_that_is_none_is_refused_by_its_field() -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidInput, match=r"^client: 5 is not a weft\.Client"):
+        await Runners.run("hi", agent=upper, client=wrong)
+    with pytest.raises(InvalidInput, match=r"^trajectory: the trajectory URL cannot be read"):
+        await Runners.run("hi", agent=upper, trajectory="here")
 
 
 async def test_an_app_whose_handler_is_none_is_refused_at_the_call() -> None:
@@ -503,6 +515,20 @@ async def test_a_waiting_run_that_is_dropped_does_not_clean_up() -> None:
 async def test_a_runner_may_do_without_a_context_and_be_named_by_text() -> None:
     response = await Runners.run("x", runner_cls=f"{__name__}.NoContext")
     assert response.answer == "x"
+
+
+async def test_a_runner_is_named_by_any_module_that_has_its_class() -> None:
+    assert (await Runners.run("x", agent=upper, runner_cls="weft.aworld.TaskRunner")).answer == "X"
+
+
+@pytest.mark.parametrize("phase", ["pre_run", "do_run", "post_run"])
+async def test_a_phase_that_is_not_async_is_named(phase: str) -> None:
+    async def do_run(self: Runner) -> TaskResponse:
+        return TaskResponse(self.task.id)
+
+    sync: Any = type("Sync", (Runner,), {"do_run": do_run, phase: lambda self: None})
+    response = await Runners.run("x", runner_cls=sync)
+    assert failure(response) == ("InvalidInput", f"{phase}: of Sync is not async: write async def {phase}")
 
 
 class NoContext(Runner):

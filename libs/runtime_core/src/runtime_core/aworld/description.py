@@ -6,6 +6,8 @@ The JSON refers to agents, tools and swarms by name, and only declared ones run.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -134,8 +136,19 @@ def task_of(found: Description, task_id: str, session_id: str) -> Task:
     )
 
 
+def class_named(runner: object) -> object:
+    """Return the class that `package.module.Class` names, if that module is loaded here; otherwise `runner` itself.
+
+    A package may offer a class under another name than that of its module, as `weft.aworld.TaskRunner`.
+    """
+    module, _, name = runner.rpartition(".") if isinstance(runner, str) else ("", "", "")
+    found = getattr(sys.modules.get(module), name, None) if module else None
+    return found if inspect.isclass(found) else runner
+
+
 def runner_text(runner: object) -> str:
     """Return a runner's name, or the full name of its class."""
+    runner = class_named(runner)
     if runner is None or isinstance(runner, str):
         return runner or ""
     return f"{getattr(runner, '__module__', '')}.{getattr(runner, '__qualname__', repr(runner))}"
@@ -143,6 +156,7 @@ def runner_text(runner: object) -> str:
 
 def agent_of_runner(runner: object) -> str:
     """Return the agent that runs tasks with this runner: a class, a declared name, or `package.module.Class`."""
+    runner = class_named(runner)
     name = runner.rpartition(".")[2] if isinstance(runner, str) else getattr(runner, "__name__", "")
     return f"{TASK_AGENT}.{name}" if name and name != "TaskRunner" else TASK_AGENT
 

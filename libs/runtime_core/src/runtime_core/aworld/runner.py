@@ -132,7 +132,7 @@ class Runner(ABC):
         ctx = self.ctx
         await self._begin_context()
         try:
-            await self.pre_run()
+            await self._phase("pre_run", self.pre_run())
             response = await self._called_with_context()
         except asyncio.CancelledError:
             if ctx.cancelled:
@@ -142,7 +142,7 @@ class Runner(ABC):
         except Exception:
             await self._clean_up()
             raise
-        await self.post_run()
+        await self._phase("post_run", self.post_run())
         await self._end_context()
         return self._unsaid() if response is None else response
 
@@ -213,9 +213,15 @@ class Runner(ABC):
     async def _called_with_context(self) -> TaskResponse | None:
         """Call `do_run`, with the context if it takes one."""
         takes = inspect.signature(self.do_run).parameters
-        found = await (self.do_run(self.context) if takes else self.do_run())
+        found = await self._phase("do_run", self.do_run(self.context) if takes else self.do_run())
         if found is not None and not isinstance(found, TaskResponse):
             raise InvalidInput("do_run", f"of {type(self).__name__} returned {found!r}: return a TaskResponse")
+        return found
+
+    async def _phase(self, name: str, begun: object) -> object:
+        if not inspect.isawaitable(begun):
+            raise InvalidInput(name, f"of {type(self).__name__} is not async: write async def {name}")
+        found: object = await begun
         return found
 
     async def _clean_up(self) -> None:

@@ -408,6 +408,10 @@ async def _run_target(
     """
     if not isinstance(trajectory, bool | str) or trajectory == "":
         raise InvalidInput("trajectory", f"{quoted(trajectory)} is not True, False or the URL of a store")
+    if isinstance(trajectory, str):
+        _check_store(trajectory)
+    if client is not None and not isinstance(client, Client):
+        raise InvalidInput("client", f"{client!r} is not a weft.Client")
     services = bool(url or os.environ.get("WEFT_REDIS_URL"))
     if engine is None and client is None and not services:
         engine = _engine_of(tasks)
@@ -429,6 +433,15 @@ async def _run_target(
     else:
         async with _in_this_process(tasks, app, trajectory) as target:
             yield target
+
+
+def _check_store(url: str) -> None:
+    from runtime_core.trajectory.database import parse  # here: SQLAlchemy loads in half a second
+
+    try:
+        parse(url)
+    except ConfigurationError as error:
+        raise InvalidInput("trajectory", str(error)) from None
 
 
 @asynccontextmanager

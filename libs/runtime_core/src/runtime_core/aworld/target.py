@@ -10,8 +10,9 @@ import asyncio
 import dataclasses
 import importlib
 import inspect
+import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
@@ -41,6 +42,8 @@ from runtime_core.telemetry.trace_context import SAMPLED
 from runtime_core.tools.tool import is_allowed, is_pattern
 from runtime_core.wire.commands import SubmitOptions, is_own_engine
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskRecord, TaskResponse
+
+log = logging.getLogger(__name__)
 
 LOCAL_APP = "local-tasks"
 """The name of the app for tasks that run in this process."""
@@ -337,8 +340,15 @@ class RunTarget:
         response = dataclasses.replace(response, record=TaskRecord(trace_id=trace))
         if self._read is not None:
             return await completed(response, task, self._read)
-        # Elsewhere the log of the services has the traceback.
-        return await with_traceback_of_letter(response, DeadLetters(self._client.buses)) if self._own_app else response
+        if self._own_app:
+            return await with_traceback_of_letter(response, DeadLetters(self._client.buses))
+        if response.status == "failed" and response.error is not None:
+            log.warning(
+                "task %s failed: %s: %s; if code raised it, the log of the services has the traceback. "
+                "Pass trajectory=, or set WEFT_TRAJECTORY_URL, to have it in the response",
+                task.id, response.error.get("type"), response.error.get("message"),
+            )  # fmt: skip
+        return response
 
     async def give_up(self) -> None:
         """Cancel all tasks that have not ended."""
@@ -449,17 +459,18 @@ class RunTarget:
             if name not in offered:
                 known = ", ".join(sorted(each for each in offered if not each.startswith(TASK_AGENT))) or "none"
                 raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
-        await self._check_tools(found.tool_names)
+        await self._check_tools(found)
 
-    async def _check_tools(self, names: Sequence[str]) -> None:
+    async def _check_tools(self, found: Description) -> None:
         """Raise InvalidInput that names a tool that no app offers. Tools of MCP servers may appear later."""
-        plain = [(place, name) for place, name in enumerate(names) if not is_pattern(name)]
+        plain = [(f"tool_names.{place}", name) for place, name in enumerate(found.tool_names) if not is_pattern(name)]
+        plain += [(f"tools_conf.{name}", name) for name in found.tools_conf]
         if not plain:
             return
         bus = self._client.buses[0]
         offered = [name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.tools))]
-        for place, name in plain:
+        for field, name in plain:
             later = self._app is not None and self._app.functions.mcp_server_of(name) is not None
             if not later and not any(is_allowed([[name]], each) for each in offered):
                 known = ", ".join(sorted(offered)) or "none"
-                raise InvalidInput(f"tool_names.{place}", f"no tool is named {name!r}; known are {known}")
+                raise InvalidInput(field, f"no tool is named {name!r}; known are {known}")

@@ -116,6 +116,8 @@ class TaskConfig(Mapping[str, object]):
         for name in ("stream", "check_input", "exit_on_failure"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"conf.{name}", f"{getattr(self, name)!r} is not True or False")
+        for extra in self.ext:
+            _text("conf.ext", extra)
 
     @classmethod
     def of(cls, given: TaskConfig | Mapping[str, object] | None, *, extras: bool = False) -> TaskConfig:
@@ -254,6 +256,9 @@ class Task:
         _seconds("timeout", self.timeout)
         for name in ("name", "user_id", "session_id", "group_id"):
             _text(name, getattr(self, name))
+        for name in ("agent", "swarm", "runner_cls"):
+            if getattr(self, name) == "":
+                raise InvalidInput(name, "is empty: give a name, or leave it out")
         if self.swarm is not None and not isinstance(self.swarm, Swarm | str):
             raise InvalidInput("swarm", f"{self.swarm!r} is neither a Swarm nor the name of one: write Swarm(…)")
         self.tools = _listed("tools", self.tools, "functions, or objects with a step method")
@@ -277,8 +282,9 @@ class Task:
 
     def _check_settings(self) -> None:
         """Raises InvalidInput."""
-        if not isinstance(self.event_driven, bool):
-            raise InvalidInput("event_driven", f"{self.event_driven!r} is not True or False")
+        for name in ("event_driven", "is_sub_task"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(name, f"{getattr(self, name)!r} is not True or False")
         if self.outputs is not None and not callable(getattr(self.outputs, "add_output", None)):
             raise InvalidInput("outputs", f"{self.outputs!r} has no add_output(event): pass Outputs()")
         _text("trace_id", self.trace_id)
