@@ -36,12 +36,11 @@ from runtime_core.actors.errors import (
     checked_interventions,
     encoded_state,
 )
-from runtime_core.actors.host import ActorHost
+from runtime_core.actors.host import ActorHost, Saved
 from runtime_core.actors.identity import AgentId, AgentType, agent_name, checked_agent_type, split
 from runtime_core.actors.instances import Instance, Instances
 from runtime_core.actors.message import MessageEnvelope
 from runtime_core.actors.messaging import Messages, Publishing, Requests
-from runtime_core.actors.saved import Saved
 from runtime_core.actors.serialization import MessageSerializer, SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary, native
 from runtime_core.actors.watch import WAIT_SECONDS, Watch
