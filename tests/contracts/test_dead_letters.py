@@ -9,7 +9,10 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import namespace_settings
+from runtime_core.errors import InvalidInput
+from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
 from tests.contracts.broker import Broker, answer, ask, bury, complete, emit_pieces, fail, suspend
+from tests.contracts.two_partitions import two_partitions
 
 
 async def test_the_letter_keeps_everything(broker: Broker, bus: EventBus) -> None:
@@ -249,3 +252,28 @@ async def test_a_failed_turn_whose_entry_was_cut_is_forgotten(broker: Broker, bu
     await broker.call("XDEL", broker.keys.stream("agent"), turn.entry)
     assert not (await bury(bus, turn) if outcome == "given up" else await bus.retry(turn, 0, b""))
     assert await bus.own_pending("agent") == {}
+
+
+async def test_pages_have_every_letter_once_and_in_order(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a partition was not read to its end, and if letters of two partitions have one entry id."""
+    monkeypatch.setattr("runtime_core.maintenance.dead_letters.SCANNED_MAX", 3)
+    async with two_partitions(broker) as pair:
+        letters = DeadLetters([side.bus for side in pair.sides])
+        placed = [(0, n) for n in (1, 5, 6, 7, 8, 9, 10)] + [(1, n) for n in (2, 3, 4, 5, 11)]
+        for partition, n in placed:
+            name = "wanted" if n % 2 else "other"
+            bus = pair.sides[partition].bus
+            await bus.transport.call("XADD", bus.keys.dead, f"{n}-0", "reason", "attempts", "name", name)
+        wanted = [f"{partition}/{n}-0" for n, partition in sorted(((n, p) for p, n in placed), reverse=True)]
+        odd = [letter for letter in wanted if int(letter[2:].partition("-")[0]) % 2]
+        for selection, expected in ((LetterFilter(), wanted), (LetterFilter(name="wanted"), odd)):
+            found, cursor = [], None
+            while cursor != "":
+                page = await letters.page(2, selection, cursor or "")
+                assert len(page.letters) <= 2
+                found += [letter.letter_id for letter in page.letters]
+                cursor = page.cursor
+            assert found == expected
+        for wrong in ("x", "1-1", "1-1.", "9" * 20 + "-0.0", "1-1.0.0"):
+            with pytest.raises(InvalidInput, match="is not a cursor"):
+                await letters.page(2, cursor=wrong)

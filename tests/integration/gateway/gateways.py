@@ -42,10 +42,15 @@ async def gateway_fleet(
     gateways: int = 1,
     environ: Mapping[str, str] | None = None,
     app: str = "tests.apps.fleet_app:app",
+    recorder: bool = False,
+    urls: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Fleet]:
+    """Start a gateway with the services behind it; `urls` are those of services with another user of the broker."""
     replicas = dict.fromkeys(("agent-handler", "tool-handler", "state-manager"), 1) | {"gateway": gateways}
+    if recorder:
+        replicas["trajectory-recorder"] = 1
     given = {"WEFT_HTTP_PORT": "0", **(environ or {})}
-    async with Fleet(server.url, namespace, folder, replicas=replicas, environ=given, app=app) as fleet:
+    async with Fleet(server.url, namespace, folder, replicas=replicas, environ=given, app=app, urls=urls) as fleet:
         yield fleet
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, cast
 
 import pytest
@@ -11,12 +12,15 @@ from referencing import Registry, Resource
 
 from runtime_core.client.client import Client
 from runtime_core.gateway.access import Access
-from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import Limits
-from runtime_core.gateway.server import operations
-from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes
+from runtime_core.gateway.server import description, operations
+from runtime_core.gateway.tasks import StreamRoutes
 
 HERE = "urn:document"
+
+
+def document() -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(description()))
 
 
 def described() -> list[tuple[str, str, dict[str, Any]]]:
@@ -41,7 +45,7 @@ def contents() -> list[tuple[str, dict[str, Any]]]:
 def test_it_describes_every_operation_and_no_other() -> None:
     limits = Limits(0, 1)
     access = Access(cast(Client, None))
-    offered = operations(TaskRoutes(access, limits), StreamRoutes(access, limits, asyncio.Event()))
+    offered = operations(access, limits, StreamRoutes(access, limits, asyncio.Event()))
     assert {(method.upper(), path) for method, path, _ in described()} == {(one.method, one.path) for one in offered}
     assert len({operation["operationId"] for _, _, operation in described()}) == len(offered)
 

@@ -7,7 +7,7 @@ import binascii
 import heapq
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -305,14 +305,22 @@ class TaskPage:
     """Continues behind this page; empty at the end of the list. A page may have fewer tasks than asked for."""
 
 
-async def list_tasks(buses: Sequence[EventBus], wanted: TaskFilter, limit: int, cursor: str = "") -> TaskPage:
+Inputs = Callable[[Sequence[str]], Awaitable[Mapping[str, bytes]]]
+"""Reads the inputs of ended tasks (JSON) by id."""
+
+
+async def list_tasks(
+    buses: Sequence[EventBus], wanted: TaskFilter, limit: int, cursor: str = "", inputs: Inputs | None = None
+) -> TaskPage:
     """Return tasks in the order of their creation, the newest first.
+
+    `inputs` reads the inputs that a search needs and the broker no longer has.
 
     A cursor names a place in this order, not a number of tasks: new tasks and deleted ones move no other task to
     another page. Raises InvalidInput (`cursor`) for a text that is no cursor.
     """
     after = _place_in(cursor) if cursor else None
-    scans = [await _Scan(bus, wanted, after).run(limit) for bus in buses]
+    scans = [await _Scan(bus, wanted, after, inputs).run(limit) for bus in buses]
     # Behind the place where a scan has stopped, its partition may have newer tasks than another one.
     horizon = max((scan.stopped for scan in scans if scan.stopped is not None), default=None)
     merged = heapq.merge(*(scan.found for scan in scans), key=lambda item: item[0], reverse=True)
@@ -330,6 +338,7 @@ class _Scan:
     bus: EventBus
     wanted: TaskFilter
     after: Place | None
+    inputs: Inputs | None
     found: list[tuple[Place, Row]] = field(default_factory=list)
     stopped: Place | None = None
     """The last place that it has looked at; None if there are no more."""
@@ -389,10 +398,16 @@ class _Scan:
         for first in range(0, len(found), _SEARCHED_TOGETHER):
             part = found[first : first + _SEARCHED_TOGETHER]
             replies = [call("HMGET", keys.task(task), "d", "out") for (_, task), _ in part]
-            for item, reply in zip(part, replies, strict=True):
-                input, final = cast(list[bytes | None], await reply)
+            read = {
+                item[0][1]: cast(list[bytes | None], await reply) for item, reply in zip(part, replies, strict=True)
+            }
+            gone = [task for task, (input, _) in read.items() if input is None]
+            ended = await self.inputs(gone) if self.inputs is not None and gone else {}
+            for item in part:
+                task = item[0][1]
+                input, final = read[task]
                 error = _error_in(final) if final is not None else None
-                if has_text(readable(input or b""), self.wanted.text) or has_text(error, self.wanted.text):
+                if has_text([readable(input or ended.get(task, b"")), error], self.wanted.text):
                     having.append(item)
         return having
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -134,7 +135,9 @@ class Access:
             raise Problem(PARAMETER, f"{quoted(wanted.tenant)} is not the tenant of this key; leave it out", "tenant")
         # The prefix excludes tasks that trusted programs have started for this tenant under free ids.
         bound = replace(wanted, tenant=caller.tenant, prefix=f"{caller.tenant}.") if caller.tenant else wanted
-        return await list_tasks(self.client.buses, bound, limit, cursor)
+        store = await self._opened() if wanted.text else None
+        inputs = None if store is None else partial(store.inputs, self.client.namespace)
+        return await list_tasks(self.client.buses, bound, limit, cursor, inputs)
 
     async def questions(self, caller: Caller, limit: int) -> list[Row]:
         """Return open questions of the oldest tasks."""
@@ -258,7 +261,10 @@ class Access:
             return wanted
         registered = await Publishers(self.client.buses[0]).all()
         own = frozenset(each.name for each in registered if each.tenant == caller.tenant)
-        task = caller.bound_task(wanted.task) if wanted.task else ""
+        try:
+            task = caller.bound_task(wanted.task) if wanted.task else ""
+        except InvalidInput as error:
+            raise Problem(PARAMETER, error.message, "task_id") from None
         return replace(wanted, task=task, tenant=caller.tenant, publishers=own)
 
     # -- schedules ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from runtime_core.gateway.requests import (
@@ -33,21 +32,20 @@ Json = dict[str, Any]
 """A part of the document. (Any: JSON.)"""
 
 _EVERY = (METHOD, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, OVERLOADED)
-_WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
-_NAME = {"type": "string", "minLength": 1, "maxLength": 256}
-_TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
-_MOMENT = {"type": "string", "format": "date-time"}
+WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
+NAME = {"type": "string", "minLength": 1, "maxLength": 256}
+TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
+MOMENT = {"type": "string", "format": "date-time"}
 
 
-@cache
-def document() -> Json:
-    """Return the whole document."""
+def document(resources: Json) -> Json:
+    """Return the whole document; `resources` are the paths of resources beside tasks."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Weft",
             "version": version(),
-            "description": "Start tasks of agents, follow them, answer their questions and cancel them.",
+            "description": "Start tasks of agents, follow them, answer their questions, and look after what failed.",
         },
         "paths": {
             "/v1/tasks": {"post": _submit(), "get": _list()},
@@ -56,6 +54,7 @@ def document() -> Json:
             "/v1/tasks/{task_id}/cancel": {"post": _cancel()},
             "/v1/tasks/{task_id}/answers": {"post": _answer()},
             "/v1/tasks/{task_id}/events": {"get": _events()},
+            **resources,
             "/openapi.json": {"get": _describe()},
         },
         "security": [{"key": []}],
@@ -70,7 +69,7 @@ def document() -> Json:
             "schemas": {
                 "Submit": _submit_schema(),
                 "BatchItem": _item_schema(),
-                "Started": _object({"task_id": _TASK_ID}, "task_id"),
+                "Started": object_of({"task_id": TASK_ID}, "task_id"),
                 "Task": _task_schema(),
                 "Question": _question_schema(),
                 "Problem": _problem_schema(),
@@ -88,22 +87,22 @@ def _submit() -> Json:
         "summary": "Start a task",
         "description": "A repeat with the same Idempotency-Key and content returns the first one's task and starts "
         "nothing. With other content it is refused (409).",
-        "parameters": [_idempotency_key(), _traceparent()],
-        "requestBody": _body(
-            _ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
+        "parameters": [idempotency_key(), _traceparent()],
+        "requestBody": body_of(
+            ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
         ),
         "responses": {
             "202": {
-                **_json("The task is durable and will be handled.", _ref("Started"), {"task_id": "order-7"}),
+                **json_of("The task is durable and will be handled.", ref("Started"), {"task_id": "order-7"}),
                 "headers": {"Location": {"description": "The task.", "schema": {"type": "string"}}},
             },
-            **_problems(*_WITH_BODY, PARAMETER, CONFLICT),
+            **problems(*WITH_BODY, PARAMETER, CONFLICT),
         },
     }
 
 
 def _batch() -> Json:
-    result = {"oneOf": [_object({"task_id": _TASK_ID}, "task_id"), _object({"problem": _ref("Problem")}, "problem")]}
+    result = {"oneOf": [object_of({"task_id": TASK_ID}, "task_id"), object_of({"problem": ref("Problem")}, "problem")]}
     problem = {
         "type": f"urn:weft:problem:{FIELD.name}",
         "title": FIELD.title,
@@ -116,20 +115,20 @@ def _batch() -> Json:
         "summary": "Start many tasks",
         "description": "Each task is accepted or refused individually; the results are in the order of the tasks. "
         "With an Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
-        "parameters": [_idempotency_key(), _traceparent()],
-        "requestBody": _body(
-            _object(
-                {"tasks": {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": _ref("BatchItem")}}, "tasks"
+        "parameters": [idempotency_key(), _traceparent()],
+        "requestBody": body_of(
+            object_of(
+                {"tasks": {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": ref("BatchItem")}}, "tasks"
             ),
             {"tasks": [{"agent": "writer", "input": "a"}, {"agent": "nobody", "input": "b"}]},
         ),
         "responses": {
-            "200": _json(
+            "200": json_of(
                 "What came of each task.",
-                _object({"results": {"type": "array", "items": result}}, "results"),
+                object_of({"results": {"type": "array", "items": result}}, "results"),
                 {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]},
             ),
-            **_problems(*_WITH_BODY, PARAMETER),
+            **problems(*WITH_BODY, PARAMETER),
         },
     }
 
@@ -141,15 +140,15 @@ def _list() -> Json:
         "key": ({"type": "string", "maxLength": 512}, "Only tasks of this instance of an agent."),
         "session_id": ({"type": "string", "maxLength": 512}, "Only tasks of this session."),
         "tenant": ({"type": "string", "maxLength": 512}, "Only tasks of this tenant."),
-        "since": (_MOMENT, "Only tasks created at this time or later."),
-        "until": (_MOMENT, "Only tasks created before this time."),
+        "since": (MOMENT, "Only tasks created at this time or later."),
+        "until": (MOMENT, "Only tasks created before this time."),
         "text": ({"type": "string", "maxLength": 512}, "Only tasks with this text in their input or error."),
         "limit": ({"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most tasks."),
         "cursor": ({"type": "string", "maxLength": 400}, "`next_cursor` of the page before."),
     }
-    page = _object(
+    page = object_of(
         {
-            "tasks": {"type": "array", "items": _ref("Task")},
+            "tasks": {"type": "array", "items": ref("Task")},
             "next_cursor": {"type": ["string", "null"], "description": "null at the end of the list."},
         },
         "tasks",
@@ -161,10 +160,10 @@ def _list() -> Json:
         "summary": "List tasks, the newest first",
         "description": "The tasks on the broker: open ones, and ended ones until their retention time is over. A page "
         "may have fewer tasks than `limit`; the list ends where `next_cursor` is null.",
-        "parameters": [_query(name, schema, text) for name, (schema, text) in filters.items()],
+        "parameters": [query(name, schema, text) for name, (schema, text) in filters.items()],
         "responses": {
-            "200": _json("A page of the list.", page, {"tasks": [row], "next_cursor": None}),
-            **_problems(PARAMETER),
+            "200": json_of("A page of the list.", page, {"tasks": [row], "next_cursor": None}),
+            **problems(PARAMETER),
         },
     }
 
@@ -177,10 +176,10 @@ def _show() -> Json:
     return {
         "operationId": "showTask",
         "summary": "Show a task",
-        "parameters": [_task_id()],
+        "parameters": [task_id()],
         "responses": {
-            "200": _json("The task, with its output or error, or what it waits for.", _ref("Task"), example),
-            **_problems(PARAMETER, NO_TASK),
+            "200": json_of("The task, with its output or error, or what it waits for.", ref("Task"), example),
+            **problems(PARAMETER, NO_TASK),
         },
     }
 
@@ -190,18 +189,18 @@ def _cancel() -> Json:
         "operationId": "cancelTask",
         "summary": "Cancel a task",
         "description": "The task ends now. Cancelling an ended task changes nothing.",
-        "parameters": [_task_id()],
-        "requestBody": _body(
-            _object({"reason": {"type": ["string", "null"], "minLength": 1, "maxLength": 1000}}),
+        "parameters": [task_id()],
+        "requestBody": body_of(
+            object_of({"reason": {"type": ["string", "null"], "minLength": 1, "maxLength": 1000}}),
             {"reason": "no longer needed"},
         ),
         "responses": {
-            "200": _json(
+            "200": json_of(
                 "The status that the task has ended with.",
-                _object({"task_id": _TASK_ID, "status": {"type": "string"}}, "task_id", "status"),
+                object_of({"task_id": TASK_ID, "status": {"type": "string"}}, "task_id", "status"),
                 {"task_id": "order-7", "status": "cancelled"},
             ),
-            **_problems(*_WITH_BODY, NO_TASK),
+            **problems(*WITH_BODY, NO_TASK),
         },
     }
 
@@ -212,18 +211,18 @@ def _answer() -> Json:
         "operationId": "answerQuestion",
         "summary": "Answer a question of a task",
         "description": "Of two answers, one counts; the other is refused (409).",
-        "parameters": [_task_id()],
-        "requestBody": _body(
-            _object({"request_id": _NAME, "value": {"description": "Any JSON."}}, "request_id", "value"),
+        "parameters": [task_id()],
+        "requestBody": body_of(
+            object_of({"request_id": NAME, "value": {"description": "Any JSON."}}, "request_id", "value"),
             {"request_id": "r:4-9b1deb4d3b7d4bad", "value": True},
         ),
         "responses": {
-            "200": _json(
+            "200": json_of(
                 "The answer counts.",
-                _object({"task_id": _TASK_ID, "request_id": _NAME}, "task_id", "request_id"),
+                object_of({"task_id": TASK_ID, "request_id": NAME}, "task_id", "request_id"),
                 answered,
             ),
-            **_problems(*_WITH_BODY, NO_TASK, CONFLICT),
+            **problems(*WITH_BODY, NO_TASK, CONFLICT),
         },
     }
 
@@ -243,8 +242,8 @@ def _events() -> Json:
         "id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. Output of a run with a "
         "higher `attempt` replaces the output of its lower attempts. Silence is broken by comments.",
         "parameters": [
-            _task_id(),
-            _query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes."),
+            task_id(),
+            query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes."),
             {
                 "name": "Last-Event-ID",
                 "in": "header",
@@ -258,7 +257,7 @@ def _events() -> Json:
                 "content": {STREAM_TYPE: {"schema": {"type": "string"}, "example": example}},
             },
             "204": {"description": "The task has ended, and you have its final event."},
-            **_problems(PARAMETER, NO_TASK, STREAMS),
+            **problems(PARAMETER, NO_TASK, STREAMS),
         },
     }
 
@@ -268,7 +267,7 @@ def _describe() -> Json:
         "operationId": "describe",
         "summary": "This document",
         "security": [],
-        "responses": {"200": _json("OpenAPI 3.1.", {"type": "object"}), **_problems()},
+        "responses": {"200": json_of("OpenAPI 3.1.", {"type": "object"}), **problems()},
     }
 
 
@@ -288,24 +287,24 @@ def _submit_schema() -> Json:
         "priority": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
     }
     members = {
-        "agent": {**_NAME, "description": "The agent's name."},
+        "agent": {**NAME, "description": "The agent's name."},
         "input": {"description": "The agent's input: any JSON, at most 1 MiB."},
         "key": {**optional_name, "description": "The instance of the agent, which keeps its own state."},
         "task_id": {
-            **_TASK_ID,
+            **TASK_ID,
             "type": ["string", "null"],
             "description": "Your own id. Default: derived from the Idempotency-Key.",
         },
         "session_id": {**optional_name, "description": "Groups tasks."},
-        "conf": {**_object(conf), "type": ["object", "null"]},
+        "conf": {**object_of(conf), "type": ["object", "null"]},
         "hooks": {
             "type": ["object", "null"],
             "description": "Names of hooks of the agent's app, by hook point.",
-            "additionalProperties": {"type": "array", "items": _NAME},
+            "additionalProperties": {"type": "array", "items": NAME},
         },
         "metadata": {"type": ["object", "null"], "description": "Your data, passed to the agent."},
     }
-    return _object(members, "agent", "input")
+    return object_of(members, "agent", "input")
 
 
 def _item_schema() -> Json:
@@ -338,7 +337,7 @@ def _task_schema() -> Json:
             "time_limit_at": milliseconds,
             "waits_for": {"type": "array", "items": {"type": "object"}},
             "without_handler": {"type": "array", "items": {"type": "object"}},
-            "questions": {"type": "array", "items": _ref("Question")},
+            "questions": {"type": "array", "items": ref("Question")},
             "forked_from": {"type": "object"},
         },
     }
@@ -381,27 +380,27 @@ def _problem_schema() -> Json:
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-def _ref(name: str) -> Json:
+def ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _object(properties: Json, *required: str) -> Json:
+def object_of(properties: Json, *required: str) -> Json:
     found = {"type": "object", "additionalProperties": False, "properties": properties}
     return {**found, "required": list(required)} if required else found
 
 
-def _body(schema: Json, example: object) -> Json:
+def body_of(schema: Json, example: object) -> Json:
     return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
-def _json(description: str, schema: Json, example: object = None) -> Json:
+def json_of(description: str, schema: Json, example: object = None) -> Json:
     content: Json = {"schema": schema}
     if example is not None:
         content["example"] = example
     return {"description": description, "content": {"application/json": content}}
 
 
-def _problems(*kinds: Kind) -> Json:
+def problems(*kinds: Kind) -> Json:
     """Return the responses of an operation with these problems, and with those of every operation."""
     by_status: dict[int, list[Kind]] = {}
     for kind in (*kinds, *_EVERY):
@@ -410,7 +409,7 @@ def _problems(*kinds: Kind) -> Json:
     return {
         str(status): {
             "description": "; ".join(kind.title for kind in found) + ".",
-            "content": {PROBLEM_TYPE: {"schema": _ref("Problem"), "example": _example(found[0])}},
+            "content": {PROBLEM_TYPE: {"schema": ref("Problem"), "example": _example(found[0])}},
         }
         for status, found in sorted(by_status.items())
     }
@@ -425,20 +424,20 @@ def _example(kind: Kind) -> Json:
     }
 
 
-def _query(name: str, schema: Json, description: str) -> Json:
+def query(name: str, schema: Json, description: str) -> Json:
     return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
-def _task_id() -> Json:
-    return {"name": "task_id", "in": "path", "required": True, "schema": _TASK_ID}
+def task_id() -> Json:
+    return {"name": "task_id", "in": "path", "required": True, "schema": TASK_ID}
 
 
-def _idempotency_key() -> Json:
+def idempotency_key() -> Json:
     return {
         "name": "Idempotency-Key",
         "in": "header",
         "description": "Identifies repeats of this request for 24 hours. Choose it before the first attempt.",
-        "schema": _NAME,
+        "schema": NAME,
     }
 
 
@@ -447,5 +446,5 @@ def _traceparent() -> Json:
         "name": "traceparent",
         "in": "header",
         "description": "The trace that the task belongs to (W3C Trace Context).",
-        "schema": _NAME,
+        "schema": NAME,
     }

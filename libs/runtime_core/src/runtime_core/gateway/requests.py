@@ -261,6 +261,11 @@ def list_of_objects(name: str, value: object, most: int) -> list[dict[str, objec
     return [as_object(f"{name}.{place}", item) for place, item in enumerate(value)]
 
 
+def json_reply(document: object, status: int = 200, **headers: str) -> Response:
+    """Return a response with a JSON document."""
+    return Response(msgspec.json.encode(document), status, headers, codec.JSON)
+
+
 # -- headers and parameters --------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,9 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from runtime_core import codec
 from runtime_core.client.client import Client
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, Health
@@ -40,7 +43,8 @@ from runtime_core.gateway.requests import (
     Problem,
     problem_of,
 )
-from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes, json_reply
+from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
+from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes
 from runtime_core.ingress.schedules import ScheduleBounds
 from runtime_core.periodic import Periodic
 
@@ -61,8 +65,10 @@ class Operation:
     """What a key must be allowed to do; empty: no key is needed."""
 
 
-def operations(tasks: TaskRoutes, streams: StreamRoutes) -> list[Operation]:
+def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Operation]:
     """Return every operation; `openapi.document` describes the same ones."""
+    tasks, records = TaskRoutes(access, limits), TrajectoryRoutes(access, limits)
+    letters, schedules = LetterRoutes(access, limits), ScheduleRoutes(access, limits)
     return [
         Operation("POST", "/v1/tasks", tasks.submit, SUBMIT),
         Operation("GET", "/v1/tasks", tasks.list, READ),
@@ -71,12 +77,33 @@ def operations(tasks: TaskRoutes, streams: StreamRoutes) -> list[Operation]:
         Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
         Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
         Operation("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
+        Operation("POST", "/v1/tasks/{task_id}/forks", records.fork, OPERATE),
+        Operation("GET", "/v1/tasks/{task_id}/trajectory", records.show, READ),
+        Operation("GET", "/v1/tasks/{task_id}/difference", records.difference, READ),
+        Operation("GET", "/v1/steps", records.export, READ),
+        Operation("GET", "/v1/usage", records.usage, READ),
+        Operation("GET", "/v1/dead-letters", letters.list, READ),
+        Operation("GET", "/v1/dead-letter-groups", letters.groups, READ),
+        Operation("GET", "/v1/dead-letters/{letter_id}", letters.show, READ),
+        Operation("POST", "/v1/dead-letters/{letter_id}/redrive", letters.redrive, OPERATE),
+        Operation("DELETE", "/v1/dead-letters/{letter_id}", letters.drop, OPERATE),
+        Operation("GET", "/v1/schedules", schedules.list, READ),
+        Operation("GET", "/v1/schedules/{schedule_id}", schedules.show, READ),
+        Operation("PUT", "/v1/schedules/{schedule_id}", schedules.set, OPERATE),
+        Operation("DELETE", "/v1/schedules/{schedule_id}", schedules.delete, OPERATE),
+        Operation("POST", "/v1/schedules/{schedule_id}/run", schedules.run, OPERATE),
         Operation("GET", "/openapi.json", _describe),
     ]
 
 
+@cache
+def description() -> bytes:
+    """Return the OpenAPI document of all operations as JSON."""
+    return msgspec.json.encode(document(paths()))
+
+
 async def _describe(request: Request, caller: Caller) -> Response:
-    return json_reply(document())
+    return Response(description(), media_type=codec.JSON)
 
 
 def build_application(
@@ -93,7 +120,7 @@ def build_application(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "PUT", "DELETE"],
                 allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "traceparent"],
                 expose_headers=["Location", "Retry-After"],
                 max_age=_CORS_MAX_AGE_SECONDS,
@@ -217,9 +244,8 @@ class Gateway:
             trajectory_url=settings.trajectory_url,
             schedule_bounds=ScheduleBounds(settings.tenant_schedules_max, settings.tenant_schedules_max_bytes),
         )
-        tasks = TaskRoutes(self._access, limits)
         application = build_application(
-            operations(tasks, StreamRoutes(self._access, limits, self._stopping)),
+            operations(self._access, limits, StreamRoutes(self._access, limits, self._stopping)),
             limits,
             settings.http_origins,
             ApiKeys(self._client.buses[0]) if has_keys else None,

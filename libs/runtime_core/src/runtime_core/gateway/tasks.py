@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from runtime_core import codec
 from runtime_core.client.task import TaskHandle
 from runtime_core.client.task_view import Row, TaskFilter
 from runtime_core.codec import quoted
@@ -31,6 +30,7 @@ from runtime_core.gateway.requests import (
     Problem,
     check_entry,
     header,
+    json_reply,
     list_of_objects,
     problem_of,
     read_object,
@@ -50,11 +50,6 @@ PAGE = 50
 STATUSES = ("accepted", "running", "waiting", "completed", "failed", "cancelled")
 LIST_PARAMETERS = ("status", "agent", "key", "session_id", "tenant", "since", "until", "text", "limit", "cursor")
 ITEM_FIELDS = (*SUBMIT_FIELDS, "idempotency_key")
-
-
-def json_reply(document: object, status: int = 200, **headers: str) -> Response:
-    """Return a response with a JSON document."""
-    return Response(msgspec.json.encode(document), status, headers, codec.JSON)
 
 
 class TaskRoutes:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from runtime_core.codec import readable
 from runtime_core.record.contents import REFERENCES, Contents, Node
-from runtime_core.record.step import Fork, Step, StepError, TaskEnd, before, place
+from runtime_core.record.step import NOTHING, Fork, Step, StepError, TaskEnd, before, place
 from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.model_call import logprobs_of, usage_of
@@ -171,47 +171,59 @@ def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> Difference |
     attempts, the last one counts. Times, owners and usage do not.
     """
     left, right = _last_attempts(one), _last_attempts(other)
-    for run, step, is_end in _in_program_order({*left, *right}):
-        mine, theirs = left.get((run, step)), right.get((run, step))
-        names = ("status", "output", "error") if is_end else ("kind", "name", "key", "input")
+    for path, is_end in _in_program_order(left.keys() | right.keys()):
+        mine, theirs = left.get(path), right.get(path)
+        run, _, step = path.rpartition("/")
+        at = (run, step) if run else (path, "")
         if mine is None or theirs is None:
-            if mine is not theirs:
-                return Difference(run, step, ("missing",), mine, theirs)
-            continue
+            return Difference(*at, ("missing",), mine, theirs)
+        if is_end:
+            names: tuple[str, ...] = ("status", "output", "error")
+        else:
+            # A fork that has replaced a result does not know what was called.
+            names = () if "" in (mine.kind, theirs.kind) else ("kind", "name", "key", "input")
         found = tuple(name for name in names if _comparable(mine, name) != _comparable(theirs, name))
         if found:
-            return Difference(run, step, found, mine, theirs)
+            return Difference(*at, found, mine, theirs)
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step, or a run (`step` is empty), of which two tasks have different records."""
+    """A step of which two tasks have different records."""
 
     run: str
     step: str
+    """Empty for the first run as a whole."""
     members: tuple[str, ...]
     """What differs, as `input` or `output`; `missing` if one task has no such step."""
     one: Step | None
     other: Step | None
 
 
-def _last_attempts(trajectory: TaskTrajectory) -> dict[tuple[str, str], Step]:
-    found: dict[tuple[str, str], Step] = {}
+def _last_attempts(trajectory: TaskTrajectory) -> dict[str, Step]:
+    """Return the last attempt of each step by its path, as `r/3.0.1`: that is also the id of the run it has started."""
+    found: dict[str, Step] = {}
     for step in (*trajectory.inherited, *trajectory.steps):
         if step.kind != "fork":
-            found[step.run, step.step] = step
+            found[f"{step.run}/{step.step}" if step.step else step.run] = step
+        elif step.input:
+            given = msgspec.json.decode(bytes(step.input), type=dict[str, msgspec.Raw])
+            if "result" in given:  # a result that the fork has replaced
+                at = msgspec.json.decode(given["step"], type=str)
+                found[f"{step.run}/{at}"] = msgspec.structs.replace(
+                    step, step=at, kind="", name="", input=NOTHING, output=given["result"], status="completed"
+                )
     return found
 
 
-def _in_program_order(places: Collection[tuple[str, str]]) -> list[tuple[str, str, bool]]:
-    """Return each (run, step) twice: where it begins, and (True) where it ends. A run ends after all of its steps."""
-    keyed: list[tuple[str, str, str, bool]] = []
-    for run, step in places:
-        # A run has the place of the step that has started it.
-        path = place(f"{run}/{step}" if step else run, "")
-        keyed += [(path, run, step, False), (path.rstrip() + _AFTER_ALL, run, step, True)]
-    return [(run, step, is_end) for _, run, step, is_end in sorted(keyed)]
+def _in_program_order(paths: Collection[str]) -> list[tuple[str, bool]]:
+    """Return each path twice: where the step begins, and (True) where it ends, after all steps below it."""
+    keyed: list[tuple[str, str, bool]] = []
+    for path in paths:
+        begin = place(path, "")
+        keyed += [(begin, path, False), (begin.rstrip() + _AFTER_ALL, path, True)]
+    return [(path, is_end) for _, path, is_end in sorted(keyed)]
 
 
 def _comparable(step: Step, member: str) -> object:

@@ -12,9 +12,9 @@ from sqlalchemy import ColumnElement, and_, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import child_run
+from runtime_core.ids import ROOT_RUN, child_run
 from runtime_core.record.contents import without_nul
-from runtime_core.record.step import TaskEnd, as_call
+from runtime_core.record.step import TaskEnd, as_call, place
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.database import SqliteAddress, open_postgres, open_sqlite, parse, translated
 from runtime_core.trajectory.reading import (
@@ -191,6 +191,19 @@ class TrajectoryStore:
             inherited,
         )
 
+    async def inputs(self, namespace: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the recorded inputs of tasks (JSON) by id. A few at a time: an input may have 1 MiB."""
+        steps = tables.STEPS.c
+        query = select(tables.STEPS).where(
+            steps.namespace == namespace, steps.task.in_([without_nul(name) for name in names]),
+            steps.place == place(ROOT_RUN, ""),
+        )  # fmt: skip
+        with translated("the inputs were not read"):
+            async with self._engine.connect() as connection:
+                rows = (await connection.execute(query)).all()
+                contents = await contents_of(connection, namespace, rows)
+        return {row.task: bytes(step_of(row, contents).input) for row in rows}
+
     async def tasks(
         self,
         namespace: str,
@@ -294,7 +307,7 @@ class TrajectoryStore:
             .where(steps.namespace == namespace, *wanted)
             .order_by(steps.task, steps.place, steps.attempt)
         )
-        place = tuple_(steps.task, steps.place, steps.attempt)
+        position = tuple_(steps.task, steps.place, steps.attempt)
         rows_wanted = _PAGE_ROWS_MAX // 10
         page = query
         while True:
@@ -311,7 +324,7 @@ class TrajectoryStore:
             if len(rows) < rows_wanted:
                 return
             last = rows[-1]
-            page = query.where(place > tuple_(last.task, last.place, last.attempt))
+            page = query.where(position > tuple_(last.task, last.place, last.attempt))
             rows_wanted = max(10, min(_PAGE_ROWS_MAX, len(rows) * _PAGE_BYTES // size))
 
     async def usage(
@@ -322,7 +335,7 @@ class TrajectoryStore:
         `prefix` selects tasks by the beginning of their ids. Each page is a separate query, as in `steps`.
         """
         steps, ends = tables.STEPS.c, tables.TASKS.c
-        place = tuple_(ends.ended, ends.task, steps.place, steps.attempt)
+        position = tuple_(ends.ended, ends.task, steps.place, steps.attempt)
         wanted = [ends.namespace == namespace, ends.ended >= since.timestamp() * 1_000]
         wanted += [ends.ended < until.timestamp() * 1_000, steps.usage.is_not(None)]
         if prefix:
@@ -350,7 +363,7 @@ class TrajectoryStore:
             if len(rows) < _PAGE_ROWS_MAX:
                 return
             last = rows[-1]
-            page = query.where(place > tuple_(last.ended, last.task, last.place, last.attempt))
+            page = query.where(position > tuple_(last.ended, last.task, last.place, last.attempt))
 
     async def unreadable(self, namespace: str, *, limit: int = 50) -> list[Unreadable]:
         """Return entries with undecodable steps, by partition, oldest first."""

@@ -395,13 +395,15 @@ CLIENT = User(
 )
 GATEWAY = User(
     "gateway",
-    "offers tasks over HTTP: submits, reads tasks and their streams, cancels, answers, reads the digests of API keys",
-    "create keys, take work, change schedules or states, load functions, list keys, change the server or its users",
-    functions=(*_SUBMITS, "cancel", "idle", "signal", "watch"),
+    "offers tasks over HTTP: submits, forks, reads tasks and their streams, cancels, answers, schedules, redrives and "
+    "drops dead letters, reads the digests of API keys",
+    "create keys, register publishers, take work, change states, load functions, list keys, change the server or its "
+    "users",
+    functions=(*_SUBMITS, "cancel", "drop_letter", "fork", "idle", "redrive", "schedule", "signal", "watch"),
     commands=_CLIENT_COMMANDS,
-    reads=(*_CLIENT_READS, "api-keys"),
+    reads=(*_CLIENT_READS, "api-keys", "dead", "publishers"),
     writes=("reply:",),
-    grants=CLIENT.grants,
+    grants=(*CLIENT.grants, Grant(("xadd",), ("%W~{namespace}:tasks", "%W~{namespace}:tasks:*"))),
     waits_for_durability=True,
 )
 RUNTIME = User(

@@ -1,0 +1,536 @@
+"""The routes of forks, trajectories, usage, dead letters and schedules, and their part of the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from runtime_core.errors import InvalidInput
+from runtime_core.gateway.access import Access, UsageBy
+from runtime_core.gateway.keys import Caller
+from runtime_core.gateway.openapi import (
+    MOMENT,
+    NAME,
+    TASK_ID,
+    WITH_BODY,
+    Json,
+    body_of,
+    idempotency_key,
+    json_of,
+    object_of,
+    problems,
+    query,
+    ref,
+    task_id,
+)
+from runtime_core.gateway.requests import (
+    CONFLICT,
+    NO_LETTER,
+    NO_SCHEDULE,
+    NO_STORE,
+    NO_TASK,
+    NO_TRAJECTORY,
+    PARAMETER,
+    STREAMS,
+    Kind,
+    Limits,
+    Parameters,
+    Problem,
+    header,
+    json_reply,
+    read_object,
+)
+from runtime_core.ingress.schedules import FIELDS
+from runtime_core.maintenance.dead_letters import By, LetterFilter
+from runtime_core.record.step import ENCODER
+from runtime_core.wire.commands import checked_text
+
+if TYPE_CHECKING:
+    from runtime_core.record.step import Step
+    from runtime_core.trajectory.store import Filters
+
+PAGE = 50
+PAGE_MAX = 500
+LETTER_FILTERS = ("reason", "name", "task_id", "error")
+GROUPS: tuple[By, ...] = get_args(By)
+ENDS = ("completed", "failed", "cancelled")
+LINES = "application/jsonl"
+USAGE_BY: tuple[UsageBy, ...] = get_args(UsageBy)
+USAGE_DAYS = 7
+"""The span of a usage summary without `since`."""
+EXPORT_BATCH = 100
+SCHEDULE_FIELDS = tuple(name for name in FIELDS if name != "schedule_id")
+FORK_FIELDS = ("at", "input", "task_id", "session_id")
+
+
+class TrajectoryRoutes:
+    """What the routes of forks, recorded steps and usage do."""
+
+    def __init__(self, access: Access, limits: Limits) -> None:
+        self._access = access
+        self._limits = limits
+
+    async def fork(self, request: Request, caller: Caller) -> Response:
+        event_id = header(request, "Idempotency-Key")
+        body = await read_object(request, self._limits, FORK_FIELDS)
+        text = {name: None if body.get(name) is None else checked_text(name, body[name]) for name in ("at", "task_id")}
+        session = body.get("session_id")
+        task = await self._access.fork(
+            caller,
+            request.path_params["task_id"],
+            at=text["at"],
+            input=body.get("input", ...),
+            new_id=text["task_id"],
+            session_id=None if session is None else checked_text("session_id", session),
+            event_id=event_id,
+        )
+        return json_reply({"task_id": task.task_id}, 202, Location=f"/v1/tasks/{task.task_id}")
+
+    async def show(self, request: Request, caller: Caller) -> Response:
+        from runtime_core.trajectory.tree import to_tree
+
+        Parameters(request, ())
+        return json_reply(to_tree(await self._access.trajectory(caller, request.path_params["task_id"])))
+
+    async def difference(self, request: Request, caller: Caller) -> Response:
+        """Compare a task with another one."""
+        given = Parameters(request, ("with",))
+        other_id = given.text("with")
+        if not other_id:
+            raise Problem(PARAMETER, "is missing: give the id of the other task", "with")
+        one = await self._access.trajectory(caller, request.path_params["task_id"])
+        try:
+            other = await self._access.trajectory(caller, other_id)
+        except Problem as problem:
+            raise Problem(problem.kind, problem.detail, "with") from None
+        from runtime_core.trajectory.reading import first_difference
+
+        found = first_difference(one, other)
+        if found is None:
+            return json_reply({"difference": None})
+        return json_reply(
+            {
+                "difference": {
+                    "run": found.run, "step": found.step, "members": found.members,
+                    "one": _step(found.one), "other": _step(found.other),
+                }
+            }
+        )  # fmt: skip
+
+    async def export(self, request: Request, caller: Caller) -> Response:
+        """Send the recorded steps of tasks as JSON lines."""
+        given = Parameters(request, ("task_id", "status", "agent", "session_id", "since"))
+        since = given.moment("since", 0.0)
+        task_id = given.text("task_id")
+        if task_id:
+            try:
+                caller.bound_task(task_id)
+            except InvalidInput as error:
+                raise Problem(PARAMETER, error.message, "task_id") from None
+        filters: Filters = {
+            "tasks": [task_id] if task_id else None,
+            "status": given.choice("status", ENDS) or None,
+            "agent": given.text("agent") or None,
+            "session": given.text("session_id") or None,
+            "since": datetime.fromtimestamp(since / 1000, UTC) if since else None,
+        }
+        await self._access.store()  # an error now is a problem; later it can only end the lines
+        self._limits.open_stream()
+        return Lines(self._lines(caller, filters), self._limits)
+
+    async def _lines(self, caller: Caller, filters: Filters) -> AsyncIterator[bytes]:
+        lines: list[bytes] = []
+        async for step in self._access.steps(caller, filters):
+            lines.append(ENCODER.encode(step) + b"\n")
+            if len(lines) >= EXPORT_BATCH:
+                yield b"".join(lines)
+                lines.clear()
+        yield b"".join(lines)
+
+    async def usage(self, request: Request, caller: Caller) -> Response:
+        given = Parameters(request, ("by", "since", "until", "tenant"))
+        by = [each for each in (given.text("by") or "agent").split(",") if each]
+        for each in by:
+            if each not in USAGE_BY or by.count(each) > 1:
+                raise Problem(PARAMETER, f"{each[:50]!r} is not one of {', '.join(USAGE_BY)}, each once", "by")
+        now = datetime.now(UTC)
+        until = _moment(given, "until", now)
+        since = _moment(given, "since", until - timedelta(days=USAGE_DAYS))
+        rows, complete = await self._access.usage(caller, cast(list[UsageBy], by), since, until, given.text("tenant"))
+        return json_reply({"since": since, "until": until, "rows": rows, "complete": complete})
+
+
+def _moment(given: Parameters, name: str, default: datetime) -> datetime:
+    try:
+        return datetime.fromtimestamp(given.moment(name, default.timestamp() * 1000) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise Problem(PARAMETER, "is out of range", name) from None
+
+
+def _step(step: Step | None) -> dict[str, Any] | None:  # Any: JSON
+    if step is None:
+        return None
+    from runtime_core.trajectory.tree import decoded
+
+    return {
+        "run": step.run, "step": step.step, "kind": step.kind, "name": step.name, "key": step.key,
+        "status": step.status, "attempt": step.attempt, "input": decoded(step.input), "output": decoded(step.output),
+        "error": None if step.error is None else {"type": step.error.type, "message": step.error.message},
+    }  # fmt: skip
+
+
+class Lines(StreamingResponse):
+    """JSON lines. They count as an open stream until they are sent."""
+
+    def __init__(self, lines: AsyncIterator[bytes], limits: Limits) -> None:
+        super().__init__(lines, media_type=LINES)
+        self._limits = limits
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: of ASGI
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._limits.close_stream()
+
+
+class LetterRoutes:
+    """What the routes of dead letters do."""
+
+    def __init__(self, access: Access, limits: Limits) -> None:
+        self._access = access
+        self._limits = limits
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        given = Parameters(request, (*LETTER_FILTERS, "limit", "cursor"))
+        limit, cursor = given.whole("limit", PAGE, PAGE_MAX), given.text("cursor")
+        try:
+            rows, after = await self._access.letters(caller, _letters(given), limit, cursor)
+        except InvalidInput as error:
+            raise Problem(PARAMETER, error.message, error.field) from None
+        return json_reply({"dead_letters": rows, "next_cursor": after or None})
+
+    async def groups(self, request: Request, caller: Caller) -> Response:
+        given = Parameters(request, (*LETTER_FILTERS, "by", "limit"))
+        by = cast(By, given.choice("by", GROUPS) or "error")
+        rows = await self._access.letter_groups(caller, by, _letters(given), given.whole("limit", PAGE, PAGE_MAX))
+        return json_reply({"groups": rows})
+
+    async def show(self, request: Request, caller: Caller) -> Response:
+        Parameters(request, ())
+        return json_reply(await self._access.letter(caller, request.path_params["letter_id"]))
+
+    async def redrive(self, request: Request, caller: Caller) -> Response:
+        body = await read_object(request, self._limits, ("reopen", "data"))
+        task = await self._access.redrive(
+            caller, request.path_params["letter_id"], reopen=_flag(body, "reopen"), data=body.get("data", ...)
+        )
+        return json_reply({"letter_id": request.path_params["letter_id"], "task_id": task or None})
+
+    async def drop(self, request: Request, caller: Caller) -> Response:
+        Parameters(request, ())
+        await self._access.drop(caller, request.path_params["letter_id"])
+        return Response(status_code=204)
+
+
+def _letters(given: Parameters) -> LetterFilter:
+    return LetterFilter(given.text("reason"), given.text("name"), given.text("task_id"), given.text("error"))
+
+
+def _flag(body: Mapping[str, object], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInput(name, "is neither true nor false")
+    return bool(value)
+
+
+class ScheduleRoutes:
+    """What the routes of schedules do."""
+
+    def __init__(self, access: Access, limits: Limits) -> None:
+        self._access = access
+        self._limits = limits
+
+    async def list(self, request: Request, caller: Caller) -> Response:
+        given = Parameters(request, ("limit", "cursor"))
+        limit = given.whole("limit", PAGE, PAGE_MAX)
+        rows = await self._access.schedules(caller, limit + 1, given.text("cursor"))
+        after = rows[limit - 1]["schedule_id"] if len(rows) > limit else None
+        return json_reply({"schedules": rows[:limit], "next_cursor": after})
+
+    async def show(self, request: Request, caller: Caller) -> Response:
+        Parameters(request, ())
+        return json_reply(await self._access.schedule(caller, request.path_params["schedule_id"]))
+
+    async def set(self, request: Request, caller: Caller) -> Response:
+        body = await read_object(request, self._limits, SCHEDULE_FIELDS)
+        return json_reply(await self._access.set_schedule(caller, request.path_params["schedule_id"], body))
+
+    async def delete(self, request: Request, caller: Caller) -> Response:
+        Parameters(request, ())
+        await self._access.delete_schedule(caller, request.path_params["schedule_id"])
+        return Response(status_code=204)
+
+    async def run(self, request: Request, caller: Caller) -> Response:
+        await read_object(request, self._limits, ())
+        task = await self._access.run_schedule(caller, request.path_params["schedule_id"])
+        return json_reply({"task_id": task}, 202, Location=f"/v1/tasks/{task}")
+
+
+# -- the OpenAPI document ----------------------------------------------------------------------------------------
+
+_OBJECT: Json = {"type": "object"}
+_NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
+_LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
+_CURSOR = query("cursor", {"type": "string", "maxLength": 400}, "`next_cursor` of the page before.")
+_LETTER = "1731240000000-0"
+_LETTER_ROW: Json = {
+    "letter_id": _LETTER, "time": 1731240000000, "reason": "attempts", "stream": "tool", "name": "search",
+    "task_id": "order-7", "run_id": "r", "attempt": 3, "bytes": 812,
+    "error": {"type": "TimeoutError", "message": "no answer within 30 s"},
+}  # fmt: skip
+_SCHEDULE: Json = {
+    "schedule_id": "digest", "agent": "writer", "input": {"topic": "news"}, "every_seconds": None,
+    "cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin", "overlap": "skip", "catch_up": True,
+    "next": 1763690000000, "last": None, "last_task_id": None, "started": 0, "skipped": 0, "error": None,
+}  # fmt: skip
+_STEP: Json = {
+    "run": "r", "step": "2", "kind": "tool", "name": "search", "key": "", "status": "completed", "attempt": 1,
+    "input": {"query": "streams"}, "output": ["a"], "error": None,
+}  # fmt: skip
+_TREE: Json = {
+    "namespace": "weft", "task": "order-7", "complete": True, "steps": 1, "expected_steps": 1, "status": "completed",
+    "agent": "writer", "session": "", "created": 1763690000000.0, "ended": 1763690004200.0, "error": None,
+    "fork": None, "runs": [],
+}  # fmt: skip
+
+
+def paths() -> Json:
+    """Return the paths of these routes."""
+    letter, schedule = _in_path("letter_id", _LETTER), _in_path("schedule_id", "digest")
+    task = "/v1/tasks/{task_id}"
+    return {
+        f"{task}/forks": {"post": _fork()},
+        f"{task}/trajectory": {"get": _show_trajectory()},
+        f"{task}/difference": {"get": _difference()},
+        "/v1/steps": {"get": _export()},
+        "/v1/usage": {"get": _usage()},
+        "/v1/dead-letters": {"get": _list_letters()},
+        "/v1/dead-letter-groups": {"get": _groups()},
+        "/v1/dead-letters/{letter_id}": {
+            "get": _operation(
+                "showDeadLetter", "Show a dead letter with its event and all errors", [letter],
+                {"200": json_of("The dead letter.", _OBJECT, _LETTER_ROW)}, PARAMETER, NO_LETTER,
+            ),
+            "delete": _operation(
+                "dropDeadLetter", "Delete a dead letter permanently", [letter],
+                {"204": {"description": "It is deleted."}}, PARAMETER, NO_LETTER,
+            ),
+        },
+        "/v1/dead-letters/{letter_id}/redrive": {"post": _redrive(letter)},
+        "/v1/schedules": {"get": _list_schedules()},
+        "/v1/schedules/{schedule_id}": {
+            "get": _operation(
+                "showSchedule", "Show a schedule", [schedule],
+                {"200": json_of("The schedule.", _OBJECT, _SCHEDULE)}, PARAMETER, NO_SCHEDULE,
+            ),
+            "put": _set_schedule(schedule),
+            "delete": _operation(
+                "deleteSchedule", "Remove a schedule; its running tasks continue", [schedule],
+                {"204": {"description": "It is removed."}}, PARAMETER, NO_SCHEDULE,
+            ),
+        },
+        "/v1/schedules/{schedule_id}/run": {
+            "post": {
+                **_operation(
+                    "runSchedule", "Start a task of a schedule now; its times stay", [schedule],
+                    {"202": json_of("The task.", ref("Started"), {"task_id": "digest-1763690000000"})},
+                    *WITH_BODY, NO_SCHEDULE,
+                ),
+                "requestBody": body_of(object_of({}), {}),
+            }
+        },
+    }  # fmt: skip
+
+
+def _fork() -> Json:
+    members = {
+        "at": {
+            "type": ["string", "null"],
+            "description": "A step of the trajectory, such as 3.0.1.",
+        },
+        "input": {"description": "Replaces the result of step `at`; without `at`, the input of the task."},
+        "task_id": {**TASK_ID, "type": ["string", "null"], "description": "Your own id of the new task."},
+        "session_id": {"type": ["string", "null"], "minLength": 1, "maxLength": 256},
+    }
+    return {
+        **_operation(
+            "forkTask", "Run a task again, from a step or from its beginning", [task_id(), idempotency_key()],
+            {"202": json_of("The new task.", ref("Started"), {"task_id": "fork-5f0c2b9a7d3e1f60"})},
+            *WITH_BODY, PARAMETER, NO_TASK, CONFLICT,
+        ),
+        "description": "A new task starts with the results that the task had before step `at`, and runs the later "
+        "steps. Without `at` it runs all steps.",
+        "requestBody": body_of(object_of(members), {"at": "2", "input": {"hits": 3}}),
+    }  # fmt: skip
+
+
+def _show_trajectory() -> Json:
+    return _operation(
+        "showTrajectory", "Show the recorded steps of a task as a tree", [task_id()],
+        {"200": json_of("The runs, each with its steps.", _OBJECT, _TREE)}, PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
+    )  # fmt: skip
+
+
+def _difference() -> Json:
+    example = {"run": "r", "step": "2", "members": ["output"], "one": _STEP, "other": {**_STEP, "output": ["b"]}}
+    schema = object_of({"difference": {"type": ["object", "null"]}}, "difference")
+    other = {**query("with", {**NAME, "maxLength": 200}, "The id of the other task."), "required": True}
+    return _operation(
+        "compareTasks", "Find the first difference between two tasks", [task_id(), other],
+        {"200": json_of("Where they differ first; null: nowhere.", schema, {"difference": example})},
+        PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
+    )  # fmt: skip
+
+
+def _export() -> Json:
+    parameters = [
+        query("task_id", {"type": "string", "maxLength": 200}, "Only this task."),
+        query("status", {"enum": list(ENDS)}, "Only tasks with this end."),
+        query("agent", {"type": "string", "maxLength": 512}, "Only tasks of this agent."),
+        query("session_id", {"type": "string", "maxLength": 512}, "Only tasks of this session."),
+        query("since", MOMENT, "Only tasks that ended at this time or later."),
+    ]
+    lines = {"schema": {"type": "string"}, "example": '{"task":"order-7","run":"r","step":"2","kind":"tool"}\n'}
+    return _operation(
+        "exportSteps", "Export recorded steps as JSON lines", parameters,
+        {"200": {"description": "One line for each step, by task.", "content": {LINES: lines}}},
+        PARAMETER, STREAMS, NO_STORE,
+    )  # fmt: skip
+
+
+def _usage() -> Json:
+    parameters = [
+        query("by", {"type": "string", "maxLength": 64, "default": "agent"}, f"A list of {', '.join(USAGE_BY)}."),
+        query("since", MOMENT, f"Tasks that ended at this time or later. Default: {USAGE_DAYS} days before `until`."),
+        query("until", MOMENT, "Tasks that ended before this time. Default: now."),
+        query("tenant", {"type": "string", "maxLength": 63}, "Only tasks whose ids begin with this tenant."),
+    ]
+    row = {"agent": "writer", "tasks": 3, "usage": {"tokens": 4210, "cost": 0.12}}
+    example = {"since": "2030-01-01T00:00:00Z", "until": "2030-01-08T00:00:00Z", "rows": [row], "complete": True}
+    schema = object_of(
+        {
+            "since": MOMENT, "until": MOMENT, "rows": {"type": "array", "items": _OBJECT},
+            "complete": {"type": "boolean"},
+        },
+        "since", "until", "rows", "complete",
+    )  # fmt: skip
+    return _operation(
+        "summariseUsage", "Sum up the usage of ended tasks", parameters,
+        {"200": json_of("The sums. `complete` is false if there was too much to add up.", schema, example)},
+        PARAMETER, NO_STORE,
+    )  # fmt: skip
+
+
+def _list_letters() -> Json:
+    schema = object_of(
+        {"dead_letters": {"type": "array", "items": _OBJECT}, "next_cursor": _NEXT}, "dead_letters", "next_cursor"
+    )
+    return _operation(
+        "listDeadLetters", "List dead letters, the newest first", [*_letter_filters(), _LIMIT, _CURSOR],
+        {"200": json_of("A page of the list.", schema, {"dead_letters": [_LETTER_ROW], "next_cursor": None})},
+        PARAMETER,
+    )  # fmt: skip
+
+
+def _groups() -> Json:
+    row = {"error": "TimeoutError: no answer within 30 s", "count": 12, "bytes": 9744, "newest": _LETTER}
+    schema = object_of({"groups": {"type": "array", "items": _OBJECT}}, "groups")
+    by = query("by", {"enum": list(GROUPS), "default": "error"}, "What the letters of a group share.")
+    return _operation(
+        "groupDeadLetters", "Count dead letters by error, name, reason or stream", [*_letter_filters(), by, _LIMIT],
+        {"200": json_of("The groups, the largest first.", schema, {"groups": [row]})}, PARAMETER,
+    )  # fmt: skip
+
+
+def _letter_filters() -> list[Json]:
+    texts = {
+        "reason": "Only letters with this reason, as `attempts`.",
+        "name": "Only letters of this agent or tool.",
+        "task_id": "Only letters of this task.",
+        "error": "Only letters of this group by error.",
+    }
+    return [query(name, {"type": "string", "maxLength": 512}, text) for name, text in texts.items()]
+
+
+def _redrive(letter: Json) -> Json:
+    members = {
+        "reopen": {"type": ["boolean", "null"], "description": "Let a task that has ended continue."},
+        "data": {"description": "Replaces the input or the arguments of the delivery."},
+    }
+    schema = object_of({"letter_id": NAME, "task_id": {"type": ["string", "null"]}}, "letter_id", "task_id")
+    return {
+        **_operation(
+            "redriveDeadLetter", "Send a dead letter to its consumer again", [letter],
+            {"200": json_of("It is sent.", schema, {"letter_id": _LETTER, "task_id": "order-7"})},
+            *WITH_BODY, NO_LETTER, CONFLICT,
+        ),
+        "requestBody": body_of(object_of(members), {"reopen": True, "data": {"query": "streams"}}),
+    }  # fmt: skip
+
+
+def _list_schedules() -> Json:
+    schema = object_of(
+        {"schedules": {"type": "array", "items": _OBJECT}, "next_cursor": _NEXT}, "schedules", "next_cursor"
+    )
+    return _operation(
+        "listSchedules", "List schedules by id", [_LIMIT, _CURSOR],
+        {"200": json_of("A page of the list.", schema, {"schedules": [_SCHEDULE], "next_cursor": None})}, PARAMETER,
+    )  # fmt: skip
+
+
+def _set_schedule(schedule: Json) -> Json:
+    number = {"type": ["number", "null"]}
+    members = {
+        "agent": NAME,
+        "input": {},
+        "key": {"type": ["string", "null"]},
+        "session_id": {"type": ["string", "null"]},
+        "conf": {"type": ["object", "null"]},
+        "hooks": {"type": ["object", "null"]},
+        "metadata": {"type": ["object", "null"]},
+        "every_seconds": number,
+        "delay_seconds": number,
+        "cron": {"type": ["string", "null"]},
+        "at": {"type": ["string", "null"], "description": "As RFC 3339."},
+        "timezone": {"type": ["string", "null"]},
+        "overlap": {"enum": ["skip", "start", None]},
+        "catch_up": {"type": ["boolean", "null"]},
+    }
+    example = {"agent": "writer", "input": {"topic": "news"}, "cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin"}
+    return {
+        **_operation(
+            "setSchedule", "Create or replace a schedule", [schedule],
+            {"200": json_of("The schedule.", _OBJECT, _SCHEDULE)}, *WITH_BODY, NO_SCHEDULE,
+        ),
+        "description": "Give exactly one of `every_seconds`, `cron`, `at` and `delay_seconds`.",
+        "requestBody": body_of(object_of(members, "agent", "input"), example),
+    }  # fmt: skip
+
+
+def _in_path(name: str, example: str) -> Json:
+    pattern = "^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,199}$"
+    return {
+        "name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern},
+        "example": example,
+    }  # fmt: skip
+
+
+def _operation(name: str, summary: str, parameters: list[Json], responses: Json, *kinds: Kind) -> Json:
+    return {
+        "operationId": name, "summary": summary, "parameters": parameters,
+        "responses": {**responses, **problems(*kinds)},
+    }  # fmt: skip
