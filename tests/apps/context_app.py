@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime_core.runs.sharing import Session
 from weft import AgentContext, App
 
 app = App("contexts")
@@ -133,7 +132,7 @@ async def reader(ctx: AgentContext, _: object = None) -> dict[str, Any]:
 
 @app.agent("clashing")
 async def clashing(ctx: AgentContext, title: str) -> list[str]:
-    block = Session(ctx)
+    block = ctx.session()
     async with block as session:
         session.put("title", title)
         await ctx.human("go on?")

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from runtime_core.app.app import App
-from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.declare.declaration import Agent, RetryPolicy
 from runtime_core.errors import ToolError
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.definition import Agent, handles
+from runtime_core.runs.definition import handles
 from runtime_core.tools.tool import ToolContext
 
 app = App("fleet")

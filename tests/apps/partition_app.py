@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from runtime_core.app.app import App
+from runtime_core.declare.declaration import Agent
 from runtime_core.errors import Reject
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.definition import Agent, handles
+from runtime_core.runs.definition import handles
 
 app = App("partitions")
 

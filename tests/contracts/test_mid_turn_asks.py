@@ -13,8 +13,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies, name_of_step
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import Fenced, JournalMoved, LimitExceeded, ServerError
-from runtime_core.runs.calls import Call
 from runtime_core.runs.commit import TurnPort
+from runtime_core.runs.effects import Call
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send, suspend
 
 REPLY = "asker"

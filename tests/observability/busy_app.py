@@ -6,14 +6,14 @@ import os
 import sys
 
 from runtime_core.app.app import App
-from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.declare.declaration import Agent, RetryPolicy
 from runtime_core.engines.function import EngineContext
 from runtime_core.errors import EngineError, Reject
 from runtime_core.hooks.declared import HookEvent
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.llm.tokens import Price
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.definition import Agent, handles
+from runtime_core.runs.definition import handles
 from runtime_core.tools.tool import ToolContext
 from tests.mcp_servers.ledger import VARIABLE
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from runtime_core.declare.declaration import Agent
 from runtime_core.errors import InvalidInput
-from runtime_core.runs.definition import Agent, handles
+from runtime_core.runs.definition import handles
 from runtime_core.trajectory.store import TrajectoryStore
 from weft import AgentContext, App, ToolContext
 from weft.errors import ConfigurationError

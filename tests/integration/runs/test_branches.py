@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from runtime_core.client.client import TaskHandle
+from runtime_core.declare.declaration import Agent
 from runtime_core.host.local import LocalApp
-from runtime_core.runs.definition import Agent, handles
+from runtime_core.runs.definition import handles
 from weft import AgentContext, App, Client, SubmitOptions, ToolContext
 
 app = App("background")

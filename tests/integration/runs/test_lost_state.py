@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from runtime_core.declare.declaration import Agent
 from runtime_core.host.local import LocalApp
-from runtime_core.runs.definition import Agent, handles
+from runtime_core.runs.definition import handles
 from weft import AgentContext, App
 
 app = App("states")

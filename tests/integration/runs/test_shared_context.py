@@ -11,7 +11,7 @@ import pytest
 import runtime_core.host.app_services
 from runtime_core.client.client import Client
 from runtime_core.host.local import LocalApp
-from runtime_core.runs.sharing import SESSION_AGENT
+from runtime_core.runs.calls import SESSION_AGENT
 from runtime_core.runs.turn import TurnHandler
 from tests.apps.context_app import ROOT_RESULT, app
 from tests.fleet import Fleet

@@ -501,7 +501,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/aworld:tool_limits",
     ),
     python(
-        "runs/run.py",
+        "runs/execution.py",
         "limits_carried",
         "        self.recarried = True\n",
         "",
@@ -509,7 +509,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/aworld:tool_limits",
     ),
     python(
-        "runs/run.py",
+        "runs/execution.py",
         "own_tools",
         "        return [*self.tool_limits, [str(each) for each in own]]",
         "        return self.tool_limits",

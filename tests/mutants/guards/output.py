@@ -258,7 +258,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/runs:runaway_code",
     ),
     python(
-        "runs/run.py",
+        "runs/execution.py",
         "unawaited_output",
         "if len(self.unawaited) >= JOURNAL_LIMIT:",
         "if False:",
@@ -266,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/runs:run_output",
     ),
     python(
-        "runs/run.py",
+        "runs/execution.py",
         "journaled_output",
         "            step.digest = step_digest(step.kind, step.name, step.key, canonical(step.data))\n"
         "            self.find(step)\n            return\n",

@@ -143,7 +143,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_turns",
     ),
     python(
-        "runs/run.py",
+        "runs/execution.py",
         "journaled_before",
         "            self.note_journaled(step, value, self.rows.replayed(step, value))\n",
         "            self.rows.replayed(step, value)\n",
@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:mid_turn_asks",
     ),
     python(
-        "runs/run.py",
+        "runs/execution.py",
         "later_state",
         "if not number or int(number) < self._state_number:",
         "if not number:",
@@ -689,7 +689,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/aworld:orchestration",
     ),
     python(
-        "runs/engine_calls.py",
+        "engines/local.py",
         "engine_declared",
         "        if name not in self.declared:",
         "        if False:",

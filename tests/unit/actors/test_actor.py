@@ -20,7 +20,7 @@ from runtime_core.consumer.effects import COMPLETED, Completed, Effect, Failed
 from runtime_core.declare.declaration import Place
 from runtime_core.errors import BusError, JournalMoved, LimitExceeded
 from runtime_core.ids import step_digest
-from runtime_core.runs.calls import Call, Publish
+from runtime_core.runs.effects import Call, Publish
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import Attempt, Meta, Workplace
 from tests.unit.runs.run_world import World

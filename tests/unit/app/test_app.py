@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
-from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.declare.declaration import Agent, RetryPolicy
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.runs.definition import Agent, AgentDefinition, handles
+from runtime_core.runs.definition import AgentDefinition, handles
 from runtime_core.tools.tool import ToolContext
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from runtime_core.consumer.effects import (
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import OutputChanged
 from runtime_core.record.step import Usage, total_usage
-from runtime_core.runs.calls import Call, Question, Send, Timer
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.effects import Call, Question, Send, Timer
 from runtime_core.runs.journal import pack
 from runtime_core.runs.output import Piece
 from runtime_core.runs.ports import Attempt, Meta, Workplace

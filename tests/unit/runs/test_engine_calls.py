@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, Suspended
+from runtime_core.engines.local import EngineCompute, LocalEngine
 from runtime_core.engines.protocol import Step
 from runtime_core.engines.results import Results
+from runtime_core.engines.runtime_engine import RunConfig
 from runtime_core.errors import ConfigurationError
-from runtime_core.runs.calls import Call
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import pack
 from runtime_core.runs.ports import Meta
 from tests.apps import remote_app
@@ -175,15 +177,14 @@ async def test_a_local_map_is_one_step_with_progress_and_the_same_when_it_is_rep
         assert ("1", {"done": 4, "failed": 1, "total": 4}) in world.progressed
 
 
-class Counting:
-    """Processes that count their concurrent calls."""
-
-    workers = 5
+class Counting(EngineCompute):
+    """Five processes that count their concurrent calls."""
 
     def __init__(self) -> None:
+        super().__init__(LocalEngine(RunConfig(worker_num=5)))
         self.running = self.most = 0
 
-    async def run(self, function: object, arguments: bytes, step: Step, results: Results) -> bytes:
+    async def run(self, function: object, arguments: bytes, step: Step, results: Results, /) -> bytes:
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)  # lets all begin that may

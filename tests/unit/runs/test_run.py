@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from runtime_core.consumer.effects import Completed, Suspended
-from runtime_core.runs.calls import Call, Question, Send, Timer
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.effects import Call, Question, Send, Timer
 from tests.unit.runs.run_world import STARTED_MS, Code, Program, World, calls_of
 
 

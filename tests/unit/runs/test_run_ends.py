@@ -16,8 +16,8 @@ import pytest
 from runtime_core import errors
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Suspended
+from runtime_core.runs import execution as execution_module
 from runtime_core.runs import journal as journal_module
-from runtime_core.runs import run as run_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from runtime_core.runs.output import Piece
@@ -570,7 +570,7 @@ async def test_waiting_does_not_count_against_a_turns_time() -> None:
 
 
 async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "JOURNAL_LIMIT", 20)
+    monkeypatch.setattr(execution_module, "JOURNAL_LIMIT", 20)
 
     async def code(ctx: AgentContext, _: object) -> object:
         while True:
@@ -587,7 +587,7 @@ async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_a_journal_that_is_too_large_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert journal_module.MAX_JOURNAL_BYTES == 16 * 1024 * 1024
-    monkeypatch.setattr(run_module, "MAX_JOURNAL_BYTES", 60)
+    monkeypatch.setattr(execution_module, "MAX_JOURNAL_BYTES", 60)
 
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.tool("search", query="a text that is echoed and too long")

@@ -11,8 +11,8 @@ from runtime_core.consumer.effects import COMPLETED, Completed, Failed
 from runtime_core.errors import OutputChanged
 from runtime_core.ids import step_digest
 from runtime_core.record.step import BYTES, PIECES, Step
+from runtime_core.runs import execution as execution_module
 from runtime_core.runs import output as output_module
-from runtime_core.runs import run as run_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from tests.unit.runs.run_world import STARTED_MS, Program, World
@@ -185,7 +185,7 @@ async def test_output_at_the_place_of_another_step_parks_the_run() -> None:
 
 
 async def test_emits_that_nobody_awaits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "JOURNAL_LIMIT", 20)
+    monkeypatch.setattr(execution_module, "JOURNAL_LIMIT", 20)
 
     async def code(ctx: AgentContext, _: object) -> object:
         while True:

@@ -12,15 +12,16 @@ from runtime_core.lazy import loader
 if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
+    from runtime_core.declare.declaration import Agent
     from runtime_core.errors import Reject, Retry
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.definition import Agent, handles
+    from runtime_core.runs.definition import handles
     from runtime_core.tools.tool import ToolContext
 
 __all__ = ["Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles"]
 
 _PLACES = {
-    "Agent": "runtime_core.runs.definition",
+    "Agent": "runtime_core.declare.declaration",
     "AgentContext": "runtime_core.runs.context",
     "App": "runtime_core.app.app",
     "Client": "runtime_core.client.client",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import uuid
 import zlib
 
 from runtime_core.errors import InvalidInput
@@ -19,6 +20,8 @@ TASK_ID_RULE = "1 to 200 of A-Z a-z 0-9 . _ @ + = -, beginning with a letter or 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}")
 _TOPIC = re.compile(r"[\w\-.:=/]{1,256}")
 _MESSAGE = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
+# The namespace of `ctx.uuid()`. It may never change.
+_UUIDS = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
@@ -160,3 +163,8 @@ def event_id(task: str, *parts: str | int) -> str:
 def task_of_message(task: str, run: str, step: str) -> str:
     """Return the id of the task that a message of `ctx.send` starts: the same at each replay."""
     return fingerprint(task, run, step, digits=32)
+
+
+def uuid_of_place(place: str) -> uuid.UUID:
+    """Return the UUID of a place in a run's program: the same at each replay."""
+    return uuid.uuid5(_UUIDS, place)

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
-    from runtime_core.declare.declaration import RetryPolicy
+    from runtime_core.declare.declaration import Agent, RetryPolicy
     from runtime_core.engines.function import EngineContext
     from runtime_core.engines.protocol import Resources
     from runtime_core.errors import Reject, Rejected, Retry, WeftError
     from runtime_core.hooks.declared import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.ingress.schedules import Schedule
     from runtime_core.llm.agent import Approve, LLMAgent
-    from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.definition import Agent, handles
+    from runtime_core.runs.definition import handles
+    from runtime_core.runs.effects import Approval
     from runtime_core.runs.shared_context import Context
     from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
@@ -74,11 +74,11 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Agent": "runtime_core.runs.definition",
+    "Agent": "runtime_core.declare.declaration",
     "AgentContext": "runtime_core.runs.context",
     "Allow": "runtime_core.hooks.declared",
     "App": "runtime_core.app.app",
-    "Approval": "runtime_core.runs.calls",
+    "Approval": "runtime_core.runs.effects",
     "Approve": "runtime_core.llm.agent",
     "Ask": "runtime_core.hooks.declared",
     "Change": "runtime_core.hooks.declared",

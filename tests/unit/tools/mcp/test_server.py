@@ -18,9 +18,9 @@ from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
 from runtime_core.llm.toolset import ToolsMissing, toolset_of
-from runtime_core.runs.calls import Call
 from runtime_core.runs.commit import parts
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.effects import Call
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.mcp.connection import ArgumentsCheck, BadSchema, listing_of
 from runtime_core.tools.mcp.server import MCPServer, need_sdk

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from runtime_core.actors import errors as failures
 from runtime_core.actors.errors import UNDELIVERABLE, Failures
 from runtime_core.actors.identity import Address, Topic, agent_name, instance_key, key_of, pool_of, split, type_of
-from runtime_core.actors.instances import Instance, Instances
+from runtime_core.actors.instances import Instance, Instances, Stepping, done
 from runtime_core.actors.message import (
     MessageEnvelope,
     decode_envelope,
@@ -28,7 +28,6 @@ from runtime_core.actors.message import (
     message_of,
 )
 from runtime_core.actors.serialization import SerializationRegistry
-from runtime_core.actors.stepping import Stepping, done
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
@@ -38,13 +37,14 @@ from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError
 from runtime_core.ids import child_run, fingerprint, step_digest
-from runtime_core.runs.calls import Call, Outgoing, PublishStep, SendStep
+from runtime_core.runs.calls import Outgoing, PublishStep, SendStep
 from runtime_core.runs.definition import AgentDefinition, Coro
+from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import payload_of, recorded_error, status_of
-from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
-from runtime_core.runs.run import Run
+from runtime_core.runs.ports import Attempt, Meta, RunPort, Workplace
+from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.sharing import unwrapped
+from runtime_core.runs.shared_context import unwrapped
 from runtime_core.runs.step import Step
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class ActorRun(Run):
 
     def __init__(
         self,
-        definition: Definition,
+        definition: RunDefinition,
         attempt: Attempt,
         stored: RunFields,
         port: RunPort,

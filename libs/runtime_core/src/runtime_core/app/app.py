@@ -7,20 +7,22 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Functions
-from runtime_core.declare.declaration import NAME, Place, label, note_agent, place_of, shown
+from runtime_core.declare.declaration import NAME, Agent, Place, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.engines.local import engine_name
 from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import Callback, Hook
-from runtime_core.runs.definition import Agent, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
-from runtime_core.runs.ports import NO_VERSION
+from runtime_core.runs.calls import SESSION_AGENT, SessionRequest
+from runtime_core.runs.definition import NO_VERSION, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
+from runtime_core.runs.shared_context import Context
 from runtime_core.tools.tool import StepTool, Tool, ToolSettings, is_pattern
 
 if TYPE_CHECKING:
     from runtime_core.llm.agent import LLMAgent, ModelAgent
     from runtime_core.llm.tokens import Price
+    from runtime_core.runs.context import AgentContext
     from runtime_core.runs.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
     from runtime_core.tools.mcp.server import MCPServer, MCPSettings
     from runtime_core.trajectory.items import RewardFunction
@@ -353,7 +355,6 @@ class App:
 
     def add_sessions(self, *, pool: str = "") -> None:
         """Declare the agent that stores the contexts of sessions for `ctx.session()`; once per namespace."""
-        from runtime_core.runs.sharing import SESSION_AGENT, keep_session
 
         self.functions.agents.add(FunctionAgent(SESSION_AGENT, keep_session, place_of(keep_session, 2), pool=pool))
 
@@ -468,3 +469,18 @@ def _suggestion(named: object, known: Mapping[str, Tool]) -> str:
     near = difflib.get_close_matches(str(named), known, n=3) if isinstance(named, str) else []
     names = ", ".join(near or sorted(known)[:10])
     return f"did you mean {names}?" if near else f"known are {names}"
+
+
+CONFLICTS_KEPT = 100
+"""How many of a session's newest conflicts its context keeps."""
+
+
+async def keep_session(ctx: AgentContext, request: SessionRequest) -> str:
+    """Return the session's context (JSON of `Context.snapshot`). Requests are serial, so no merge is lost."""
+    stored = ctx.state.get("snapshot")
+    context = Context.restore(stored.encode()) if stored else Context(ctx.key, id=f"session {ctx.key}")
+    if request.merge:
+        context.merge_changes(request.merge.encode(), fold=True)
+        del context.conflicts[:-CONFLICTS_KEPT]
+        ctx.state["snapshot"] = context.snapshot().decode()
+    return context.snapshot().decode()

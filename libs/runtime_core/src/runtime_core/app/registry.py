@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from runtime_core.codec import quoted
 from runtime_core.declare.declaration import Place, shown
 from runtime_core.engines.function import EngineFunction
+from runtime_core.engines.local import OwnEngines
 from runtime_core.errors import ConfigurationError
 from runtime_core.hooks.declared import HookTable
 from runtime_core.llm.models import OpenModels
 from runtime_core.runs.definition import AgentDefinition
-from runtime_core.runs.engine_calls import OwnEngines
 from runtime_core.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Functions:
 
 
 class AppHookTable(HookTable):
-    """An app's hooks as its runs use them; `runs.ports.AppHooks` documents the methods.
+    """An app's hooks as its runs use them; `runs.definition.AppHooks` documents the methods.
 
     The imports are inside the methods: a process that only declares an app need not load them.
     """

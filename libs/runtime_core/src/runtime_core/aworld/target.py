@@ -27,7 +27,7 @@ from runtime_core.aworld.runner import Runner, TaskRunner, neither
 from runtime_core.aworld.task import TASK_AGENT, Task, mcp_settings
 from runtime_core.aworld.topology import code_in_swarm
 from runtime_core.client.client import Client, TaskHandle
-from runtime_core.declare.declaration import RetryPolicy, label, place_of, underlying
+from runtime_core.declare.declaration import Agent, RetryPolicy, label, place_of, underlying
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
@@ -35,7 +35,6 @@ from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, Weft
 from runtime_core.ids import fingerprint
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.runs.definition import Agent
 from runtime_core.runs.policy import PolicyDefinition, has_policy
 from runtime_core.telemetry import trace_context
 from runtime_core.telemetry.trace_context import SAMPLED

@@ -50,8 +50,8 @@ from runtime_core.wire.envelope import rfc3339
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskFailed, TaskResponse
 
 if TYPE_CHECKING:
+    from runtime_core.declare.declaration import Agent
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.definition import Agent
     from runtime_core.trajectory.store import TrajectoryStore
 
 Input = TypeVar("Input")

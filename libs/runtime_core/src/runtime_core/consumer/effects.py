@@ -42,7 +42,7 @@ class CommittedTurn(Protocol):
 
 
 class Effect(Protocol):
-    """A step that a turn requests from its commit. `runs/calls.py` defines one class for each kind."""
+    """A step that a turn requests from its commit. `runs/effects.py` defines one class for each kind."""
 
     step: str
     """The step's path id in the run, as in `2` or `3.0.1`."""

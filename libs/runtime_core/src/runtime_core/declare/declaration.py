@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType, SimpleNamespace
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from runtime_core.errors import ConfigurationError, InvalidInput
@@ -31,6 +32,16 @@ NO_DEFAULT = inspect.Parameter.empty
 
 _AGENT_NAMES: WeakKeyDictionary[object, tuple[str, ...]] = WeakKeyDictionary()
 """The functions and classes that this process has declared as agents, with their names."""
+
+
+class Agent:
+    """The base class of agents with durable state.
+
+    Each run creates an object without arguments and drops it afterwards. Keep durable values in `ctx.state`, which
+    holds JSON for the agent's key. The class attribute `state`, a dict, is the initial state of a new key.
+    """
+
+    state: ClassVar[dict[str, object]] = {}
 
 
 @dataclass(frozen=True, slots=True)

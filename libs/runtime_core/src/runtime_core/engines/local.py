@@ -8,17 +8,24 @@ import functools
 import importlib
 import inspect
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from runtime_core.engines.runtime_engine import EngineCall, Failure, RunConfig, RuntimeEngine
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.declare.schema import encode
+from runtime_core.engines.results import has_references
+from runtime_core.engines.runtime_engine import CallFailed, EngineCall, Failure, RunConfig, RuntimeEngine
+from runtime_core.errors import ConfigurationError, InvalidInput, Outcome
+from runtime_core.wire.commands import ENGINES
 
 if TYPE_CHECKING:
+    from runtime_core.engines.function import EngineFunction
     from runtime_core.engines.pool import WorkerPool
+    from runtime_core.engines.protocol import Step
+    from runtime_core.engines.results import Results
 
 
 Body = Callable[[], Any]
@@ -180,3 +187,76 @@ def engine_named(name: str, config: RunConfig | None = None) -> RuntimeEngine:
             f"engine {name!r} does not exist: use 'local', 'ray', 'spark', or your own engine as 'package.module:Class'"
         )
     return engine_class(name)(config)
+
+
+class EngineCompute:
+    """Runs engine functions on an engine of this process, each call under its function's limit."""
+
+    def __init__(self, engine: RuntimeEngine) -> None:
+        self.engine = engine
+
+    @property
+    def workers(self) -> int:
+        """How many calls run at once."""
+        return self.engine.config.workers
+
+    async def run(self, function: EngineFunction, arguments: bytes, step: Step, results: Results, /) -> bytes:
+        """Call it with a JSON object. Return JSON. A cancel stops the call, as the engine does.
+
+        Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be pickled), CallFailed, and the
+        function's Retry and Reject.
+        """
+        bind = functools.partial(function.bound, arguments, step, store=results.blob_url)
+        # Reading a blob waits for a disk or a network.
+        bound = await asyncio.to_thread(bind) if has_references(arguments) else bind()
+        call = EngineCall(bound, name=function.name, timeout_seconds=function.timeout_seconds)
+        try:
+            [result] = await self.engine.execute([call])
+        except CallFailed as failed:
+            if isinstance(failed.__cause__, Outcome):
+                raise failed.__cause__ from None
+            raise
+        data = encode(result, "result", limit=sys.maxsize)
+        return data if len(data) <= results.limit else await asyncio.to_thread(results.kept, data, step.task)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.engine.close()
+
+
+class ProcessCompute(EngineCompute):
+    """Runs engine functions in up to `processes` worker processes. A cancel kills the process of its call."""
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(LocalEngine(RunConfig(mode="processes", worker_num=processes)))
+
+
+class OwnEngines:
+    """The engines that an app has declared, by `package.module:Class`. Each starts at its first call in a process."""
+
+    def __init__(self) -> None:
+        self.declared: dict[str, tuple[type[RuntimeEngine], RunConfig]] = {}
+        self._open: dict[str, tuple[asyncio.AbstractEventLoop, EngineCompute]] = {}
+
+    def compute(self, name: str) -> EngineCompute:
+        """Return where an engine's functions run. Raises InvalidInput (`engine`) for an engine that is not declared."""
+        self.check(name)
+        loop, known = asyncio.get_running_loop(), self._open.get(name)
+        if known is None or known[0] is not loop:  # an engine belongs to one event loop
+            engine, config = self.declared[name]
+            known = self._open[name] = (loop, EngineCompute(engine(config)))
+        return known[1]
+
+    def check(self, name: str, field: str = "engine") -> None:
+        """Raise InvalidInput unless the engine is declared."""
+        if name not in self.declared:
+            known = ", ".join((*ENGINES, *self.declared))
+            raise InvalidInput(field, f"{name!r} is not an engine; there are {known}; app.add_engine declares your own")
+
+    async def close(self) -> None:
+        """Close the engines that this event loop has used."""
+        loop = asyncio.get_running_loop()
+        for name, (opened, compute) in list(self._open.items()):
+            if opened is loop:
+                del self._open[name]
+                await compute.close()

@@ -24,11 +24,13 @@ from runtime_core.hooks.declared import Selection, settle
 from runtime_core.hooks.pipeline import Moment, Pipeline, Subject
 from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.branches import Compound
-from runtime_core.runs.calls import Approval, ApprovalQuestion, Emit, approval_of, call, question, read_result
+from runtime_core.runs.calls import ApprovalQuestion, Emit, approval_of, call, question, read_result
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, Coro
+from runtime_core.runs.effects import Approval
 from runtime_core.runs.journal import from_json
-from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep, Reserve
+from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep
+from runtime_core.runs.ports import Reserve
 
 if TYPE_CHECKING:
     from runtime_core.declare.schema import Reader

@@ -21,10 +21,10 @@ from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandl
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler
+from runtime_core.engines.local import ProcessCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
 from runtime_core.host.host import Host, open_partitions, service_host
-from runtime_core.runs.engine_calls import ProcessCompute
 from runtime_core.runs.output import Outflow, OutputLimits
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics

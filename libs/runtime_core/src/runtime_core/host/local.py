@@ -30,12 +30,12 @@ from runtime_core.bus.private_server import drop_database, new_database, why_los
 from runtime_core.client.client import Client
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import LoopWatch
+from runtime_core.engines.local import ProcessCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
 from runtime_core.host.app_services import add_agents, add_tools, agent_pools, announce_app, pool_streams, tool_pools
 from runtime_core.host.host import Host
 from runtime_core.host.manager import add_housekeeping
-from runtime_core.runs.engine_calls import ProcessCompute
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import Redactor, use
 

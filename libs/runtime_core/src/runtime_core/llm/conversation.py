@@ -69,8 +69,8 @@ from runtime_core.tools.tool import StepTool
 if TYPE_CHECKING:
     from runtime_core.llm.input import AgentInput
     from runtime_core.llm.models import OpenModels
-    from runtime_core.runs.calls import Approval
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.effects import Approval
     from runtime_core.runs.guest import Guest
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from runtime_core.llm.client import CallState, with_key
 from runtime_core.llm.failures import Endpoint, ModelFailed
 from runtime_core.llm.request import corrected_tokens, label_of, messages_json, messages_of, overhead_tokens
 from runtime_core.llm.tokens import KeepAll, Message, Window, cuts, estimate_tokens, is_store, price_of
-from runtime_core.runs.model_step import Reserve
+from runtime_core.runs.ports import Reserve
 
 if TYPE_CHECKING:
     from runtime_core.llm.models import OpenModels

@@ -18,13 +18,13 @@ from runtime_core.consumer.effects import COMPLETED, Effect, Failed, JournaledSt
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.ids import any_digest, attempt_in_digest, digest_in_attempt, step_digest
 from runtime_core.record.step import as_call
-from runtime_core.runs.calls import Call, Emit, RequestStep
-from runtime_core.runs.journal import from_json, pack
-from runtime_core.runs.output import Piece
-from runtime_core.runs.ports import Attempt, Definition, Functions, Meta, Workplace
-from runtime_core.runs.run import Run
+from runtime_core.runs.calls import RequestStep
+from runtime_core.runs.effects import Call
+from runtime_core.runs.journal import StepOfRun, canonical, from_json, pack
+from runtime_core.runs.output import Piece, PieceStep
+from runtime_core.runs.ports import Attempt, Functions, Meta, Workplace
+from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.step import Step, canonical
 
 _SAID = ("send", "publish", "message", "usage", "release")
 """Kinds of steps without a result, which a record need not have."""
@@ -108,7 +108,7 @@ class ReplayRun(Run):
     def __init__(
         self,
         recorded: RecordedRun,
-        definition: Definition,
+        definition: RunDefinition,
         functions: Functions,
         *,
         task_id: str,
@@ -142,7 +142,7 @@ class ReplayRun(Run):
         """How many pieces of output the code may emit: as many as recorded, and other code some more."""
         self._by_question: Mapping[str, deque[RecordedStep]] | None = None if by_place else _questions(recorded)
 
-    def find(self, step: Step[Any]) -> bytes | None:  # Any: steps of all result types
+    def find(self, step: StepOfRun) -> bytes | None:
         first = step.id in self.unawaited
         self.unawaited.pop(step.id, None)
         if step.id == self.until:
@@ -162,16 +162,18 @@ class ReplayRun(Run):
             self._note_said(step)
         return value
 
-    def patched(self, branch: Branch, name: str) -> bool:
-        if self._by_question is not None:
-            return any(step.kind == "patch" and step.name == name for step in self.recorded.steps.values())
-        return super().patched(branch, name)
+    def patch(self, branch: Branch, name: str) -> str | None:
+        """As `Run.patch`. Empty: the branch takes the patch, and there is no mark to look for."""
+        if self._by_question is None:
+            return super().patch(branch, name)
+        taken = any(step.kind == "patch" and step.name == name for step in self.recorded.steps.values())
+        return "" if taken else None
 
     def passed(self, branch: Branch) -> bool:
         """As `Run.passed`. A run that has ended has passed every place."""
         return bool(self.recorded.status) or super().passed(branch)
 
-    def emit(self, step: Emit, branch: Branch) -> None:
+    def emit(self, step: PieceStep, branch: Branch) -> None:
         there = self.recorded.steps.get(step.id)
         if step.id == self.until or not self._pieces_left:
             raise self._stop(step)
@@ -197,7 +199,7 @@ class ReplayRun(Run):
             branch = branch.parent
         return branch is not None
 
-    def _answer(self, step: Step[Any], questions: Mapping[str, deque[RecordedStep]]) -> None:  # Any: see find
+    def _answer(self, step: StepOfRun, questions: Mapping[str, deque[RecordedStep]]) -> None:
         for digest in (step.digest, any_digest(step.kind, step.name)):
             if waiting := questions.get(digest):
                 self.journal.add(step.id, waiting.popleft().wildcard)
@@ -205,7 +207,7 @@ class ReplayRun(Run):
         if step.kind in _SAID:
             self.journal.add(step.id, pack(step.digest, COMPLETED, self.recorded.started_ms, b"null"))
 
-    def _stop(self, step: Step[Any]) -> asyncio.CancelledError:  # Any: see find
+    def _stop(self, step: StepOfRun) -> asyncio.CancelledError:
         if self.stopped_at is None and self.diverged_at is None:
             self.stopped_at = step.id
             if step.id != self.until:
@@ -213,14 +215,14 @@ class ReplayRun(Run):
         why = f"step {step.id} of run {self.run_id} ({_asked(step)}) has no recorded result, or the replay ends there"
         return self.flow.end(Failed("ReplayStopped", why, retryable=False), why)
 
-    def _diverge(self, step: Step[Any], there: RecordedStep) -> asyncio.CancelledError:  # Any: see find
+    def _diverge(self, step: StepOfRun, there: RecordedStep) -> asyncio.CancelledError:
         recorded = as_call(there.kind, there.name, there.key, there.request)
         diverged = DivergedStep(self.run_id, step.id, recorded, _asked(step), _line())
         if self.stopped_at is None and self.diverged_at is None:
             self.diverged_at = diverged
         return self.flow.end(Failed("Divergence", str(diverged), retryable=False), str(diverged))
 
-    def _note_said(self, step: Step[Any]) -> None:  # Any: see find
+    def _note_said(self, step: StepOfRun) -> None:
         if step.kind == "message":
             data = from_json(step.data)
             if Message.is_message(data):
@@ -237,14 +239,14 @@ def _questions(recorded: RecordedRun) -> dict[str, deque[RecordedStep]]:
     return found
 
 
-def _fits(step: Step[Any], there: RecordedStep) -> bool:  # Any: steps of all result types
+def _fits(step: StepOfRun, there: RecordedStep) -> bool:
     asked = step.digest
     if (attempt := attempt_in_digest(there.digest)) > 1:
         asked = digest_in_attempt(asked, attempt)
     return not there.kind or there.digest in (asked, any_digest(step.kind, step.name))
 
 
-def _asked(step: Step[Any]) -> str:  # Any: steps of all result types
+def _asked(step: StepOfRun) -> str:
     return as_call(step.kind, step.name, step.key, step.data)
 
 

@@ -5,14 +5,15 @@
 Reading order:
 
 1. `definition`, `policy`: the forms of agent that a program declares
-2. `ports`: what a run needs from others
-3. `context`: what the agent's code sees, and the methods that make steps
-4. `step`: what all kinds of steps have, and the steps that this process performs itself. The other kinds: `calls`
+2. `context`: what the agent's code sees, and the methods that make steps
+3. `step`: what all kinds of steps have, and the steps that this process performs itself. The other kinds: `calls`
    (others perform them, or nobody waits for them), `model_step` and `engine_calls`; `branches` runs several at once
-5. `scheduler`: which branches run and which wait, how steps are numbered, and how all of it is stopped
-6. `run`: the turn, and the rule that wakes the run again; `journal` and `sharing` hold its data,
-   and `shared_context` is what its branches fork and merge
-7. `turn` and `commit`: the broker's side of a turn
+4. `execution`: the data of one execution, as its steps see it. It holds the `journal`, the `scheduler` of its branches,
+   its `output`, and the context that its code shares (`shared_context`). `ports` is what it needs from others
+5. `run`: runs an execution turn by turn, and the rule that wakes it again
+6. `turn` and `commit`: the broker's side of a turn; `effects` is what a turn requests from its commit
+
+Imports point down this order: turn, run, context, steps, execution, journal.
 
 `guest` and `guest_loop` run code that starts its own asyncio tasks.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Coroutine, Generator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -13,14 +12,12 @@ from runtime_core.errors import JobCancelled, Outcome
 from runtime_core.ids import step_digest
 from runtime_core.record.step import KEY_RETURNS
 from runtime_core.runs.calls import Outgoing, RequestStep, room, sleep
+from runtime_core.runs.effects import Acquire, Release
 from runtime_core.runs.scheduler import Branch, OwnFlowOnly, Wait
-from runtime_core.runs.sharing import context_of, join
 from runtime_core.runs.step import LocalStep, Step, result_of
 
 if TYPE_CHECKING:
-    from runtime_core.bus.connection import Argument
-    from runtime_core.consumer.effects import CommittedTurn
-    from runtime_core.runs.run import Run
+    from runtime_core.runs.execution import Execution
 
 T = TypeVar("T")
 AtEnd = Literal["join", "cancel"]
@@ -40,7 +37,7 @@ class Gather(OwnFlowOnly):
 
     def __init__(
         self,
-        run: Run,
+        run: Execution,
         branch: Branch,
         parts: Sequence[Awaitable[Any]],  # Any: each part has its own result type
         return_exceptions: bool,
@@ -158,7 +155,7 @@ class Gather(OwnFlowOnly):
         if helper is not None:
             branch.joined(helper)
             if helper.context is not None:
-                join(self.run, branch, helper)
+                self.run.join(branch, helper)
         return task.result()
 
 
@@ -170,7 +167,7 @@ class Compound(Generic[T]):
 
     __slots__ = ("_label", "_work")
 
-    def __init__(self, run: Run, branch: Branch, label: str, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, run: Execution, branch: Branch, label: str, work: Coroutine[Any, Any, T]) -> None:
         self._label = label
         self._work = Gather(run, branch, [work], False)
 
@@ -203,7 +200,9 @@ class Job(OwnFlowOnly):
 
     __slots__ = ("_branch", "_task", "_wait", "at_end", "cancelled", "given", "id", "run", "seen")
 
-    def __init__(self, run: Run, branch: Branch, part: Awaitable[Any], at_end: AtEnd) -> None:  # Any: its own result
+    def __init__(
+        self, run: Execution, branch: Branch, part: Awaitable[Any], at_end: AtEnd
+    ) -> None:  # Any: its own result
         self.run = run
         self.at_end = at_end
         self.cancelled = False
@@ -221,7 +220,7 @@ class Job(OwnFlowOnly):
         self._branch = Branch(f"{self.id}.", branch.now_ms, branch)
         self._branch.beside = True
         # Fork now, not at its first use: the parent branch continues and changes its own context.
-        self._branch.context = context_of(run, branch).fork(name=f"~{self._branch.prefix}")
+        self._branch.context = run.context_of(branch).fork(name=f"~{self._branch.prefix}")
         self._wait = Wait()
         self._task: asyncio.Task[Any] | None = None  # Any: as `part`
         if run.journal.values.get(self._cancel_id, b"")[-4:] == b"true":
@@ -265,7 +264,7 @@ class Job(OwnFlowOnly):
     def merge(self, branch: Branch) -> None:
         """Merge the job's context into that of a branch. A repeat changes nothing."""
         if not self.cancelled:
-            join(self.run, branch, self._branch)
+            self.run.join(branch, self._branch)
 
     def cancel(self) -> Cancellation:
         """Stop the job, also without `await`. Awaited, return True, or False if it had ended.
@@ -338,7 +337,9 @@ class _Signal(Wait):
         return False
 
 
-async def limited(run: Run, branch: Branch, part: Awaitable[Any], limit_ms: int) -> Any:  # Any: the part's own result
+async def limited(
+    run: Execution, branch: Branch, part: Awaitable[Any], limit_ms: int
+) -> Any:  # Any: the part's own result
     """Wait for the part, or raise TimeoutError at the limit: see `ctx.wait_for`."""
 
     async def due() -> None:
@@ -367,36 +368,11 @@ def _steps_of(part: Awaitable[Any]) -> Sequence[str]:  # Any: as Job's
     return (part.id,) if isinstance(part, Step) else ()
 
 
-def _forget(run: Run, part: Awaitable[Any]) -> None:  # Any: as Job's
+def _forget(run: Execution, part: Awaitable[Any]) -> None:  # Any: as Job's
     if isinstance(part, Step | Gather):
         run.unawaited.pop(part.id, None)
     if hasattr(part, "close"):  # a coroutine, or a gather of some, that will never be awaited
         part.close()
-
-
-@dataclass(slots=True)
-class Release:
-    """The run gives up its key with the commit of this turn."""
-
-    step: str
-    digest: str
-    state: bytes
-    """The state that the run leaves (JSON); empty: unchanged."""
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        return ("r", self.step, self.digest, self.state)
-
-
-@dataclass(slots=True)
-class Acquire:
-    """A step that the broker answers with the instance's state once the run holds its key again."""
-
-    step: str
-    digest: str
-    wait: str = "!"
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        return ("k", self.step, self.digest, self.wait)
 
 
 class ReleaseStep(Outgoing[None]):
@@ -404,7 +380,7 @@ class ReleaseStep(Outgoing[None]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch) -> None:
+    def __init__(self, run: Execution, branch: Branch) -> None:
         super().__init__(run, branch, "release", "key", "", b"")
 
     def go(self) -> None:
@@ -421,7 +397,7 @@ class AcquireStep(RequestStep[bytes]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, release: str) -> None:
+    def __init__(self, run: Execution, release: str) -> None:
         # Not Step's: it takes a step, and its digest depends on `ctx.attempt`.
         self.run, self.kind, self.name, self.key, self.data = run, "acquire", "key", "", b""
         self.digest = step_digest("acquire", "key", "", b"")
@@ -438,7 +414,7 @@ class Released:
 
     __slots__ = ("_release", "_run")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Execution) -> None:
         self._run = run
         self._release = ""
         """The id of the step that gave up the key."""

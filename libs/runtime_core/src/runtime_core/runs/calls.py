@@ -6,220 +6,36 @@ For each kind: first what it requests from the commit, with its part of it, then
 from __future__ import annotations
 
 import re
-import secrets
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import timedelta
-from types import EllipsisType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from runtime_core import codec
-from runtime_core.bus.topics import published, sent
-from runtime_core.consumer.effects import COMPLETED, WAKE, JournaledStep, StepRequest
-from runtime_core.errors import InvalidInput, InvalidResult, LimitExceeded
-from runtime_core.ids import fingerprint, instance_address, partition_of, step_digest, task_of_message
+from runtime_core.consumer.effects import JournaledStep, StepRequest
+from runtime_core.declare.schema import encode
+from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, InvalidResult, LimitExceeded
+from runtime_core.ids import checked_key, step_digest, task_of_message, uuid_of_place
 from runtime_core.record.step import Usage
+from runtime_core.runs.context_values import Conflict
+from runtime_core.runs.effects import Approval, Call, Publish, Question, Receive, Send, Spend, Timer
 from runtime_core.runs.journal import from_json, packed_now
 from runtime_core.runs.scheduler import Wait
-from runtime_core.runs.sharing import snapshot_of, with_member, with_snapshot, without_snapshot
-from runtime_core.runs.step import Step, T, result_of
-from runtime_core.telemetry.trace_context import restated
+from runtime_core.runs.shared_context import Context
+from runtime_core.runs.step import Step, T, name_and_pool, result_of
 from runtime_core.wire.commands import MAX_SECONDS
-from runtime_core.wire.envelope import rfc3339
 
 if TYPE_CHECKING:
-    from runtime_core.bus.connection import Argument
-    from runtime_core.consumer.effects import CommittedTurn
     from runtime_core.declare.schema import Reader
-    from runtime_core.runs.run import Run
+    from runtime_core.runs.execution import Execution
     from runtime_core.runs.scheduler import Branch
 
+SESSION_AGENT = "weft.session"
 _PATCH = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 VERDICT = "verdict"
 """What an approval expects, in its event on the wire."""
 VERDICTS = ("approve", "deny", "edit")
-
-
-class Call(msgspec.Struct):
-    """A call of a tool, an agent or an engine. The run waits for its result."""
-
-    kind: str
-    """`tool`, `agent`, `ray` or `spark`: the work stream's name."""
-    step: str
-    name: str
-    data: bytes
-    """JSON: the arguments of a tool or engine function (an object), or the input of an agent."""
-    digest: str
-    wait: str = WAKE
-    key: str = ""
-    """The instance key of an agent; empty: each run has its own instance."""
-    pool: str = ""
-    snapshot: bytes = b""
-    """The context of the calling branch (JSON); empty if the code has not used it."""
-    timeout_ms: int = 0
-    """The time limit of a request to another partition; 0: the namespace's default."""
-    limits: Sequence[Sequence[str]] = ()
-    """The tools that the task and the calling agent allow, if the agent has a list of its own."""
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        delivery = turn.delivery
-        context = restated(delivery.context, delivery.trace) if delivery.trace else delivery.context
-        if self.snapshot:
-            context = with_snapshot(context, self.snapshot)
-        elif context and self.kind != "agent":
-            # Only agents get the snapshot of the calling run's context.
-            context = without_snapshot(context)
-        if self.limits:
-            context = with_member(context, "tools", self.limits)
-        return (
-            "c", self._target(turn), self.step, self.name, self.key, self.digest, self.wait, self.data, context,
-        )  # fmt: skip
-
-    def _target(self, turn: CommittedTurn) -> str:
-        """Return the call's work stream, or the task that calls the instance in another partition."""
-        there = _elsewhere(self.name, self.key, turn) if self.kind == "agent" else None
-        if there is None:
-            return turn.stream_of(self.kind, self.name, self.pool)
-        task = fingerprint(turn.delivery.task, turn.delivery.run, self.step, digits=32)
-        return f"@{there}:{task}:{self.timeout_ms}" if self.timeout_ms else f"@{there}:{task}"
-
-
-@dataclass(slots=True)
-class Timer:
-    """A step that the broker itself answers when it is due."""
-
-    step: str
-    digest: str
-    after_ms: int
-    wait: str = WAKE
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        return ("t", self.step, self.digest, self.wait, self.after_ms, COMPLETED, b"null")
-
-
-@dataclass(slots=True)
-class Question:
-    """A step that a human or another program answers with `weft.task.signal`."""
-
-    step: str
-    digest: str
-    prompt: str
-    data: bytes
-    """JSON that is shown with the question."""
-    wait: str = WAKE
-    timeout_ms: int | None = None
-    default: bytes | None = None
-    """The answer (JSON) at the deadline; None: the deadline is an error."""
-    expects: str = ""
-    """`verdict`: the broker accepts only a verdict. Empty: it accepts any JSON."""
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        # `expects` comes first: `signal.lua` looks for it there.
-        request: dict[str, object] = {"expects": self.expects} if self.expects else {}
-        request |= {
-            "task_id": turn.delivery.task,
-            # With random digits, so that nobody can guess it. The broker keeps the committed one.
-            "request_id": f"{turn.delivery.run}:{self.step}-{secrets.token_hex(8)}",
-            "prompt": self.prompt,
-            "data": msgspec.Raw(self.data or b"null"),
-        }
-        if self.timeout_ms is not None:
-            request["deadline"] = rfc3339(time.time() * 1000 + self.timeout_ms)
-        if self.default is not None:
-            request["default"] = msgspec.Raw(self.default)
-        return (
-            "q", self.step, self.digest, self.wait, msgspec.json.encode(request),
-            "" if self.timeout_ms is None else self.timeout_ms,
-            b"" if self.default is None else self.default,
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Receive:
-    """A step that waits for a message to the task, which `TaskHandle.send` or `weft task send` sends."""
-
-    step: str
-    digest: str
-    name: str
-    wait: str = WAKE
-    timeout_ms: int | None = None
-    default: bytes | None = None
-    """The result (JSON) at the deadline; None: the deadline is an error."""
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        return (
-            "m", self.step, self.digest, self.wait, self.name, "" if self.timeout_ms is None else self.timeout_ms,
-            b"" if self.default is None else self.default,
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Send:
-    """A message to an agent. Nobody waits for it: the commit starts a separate task."""
-
-    step: str
-    agent: str
-    key: str
-    data: bytes
-    digest: str = ""
-    """The commit journals the step with it, so that a replay does not send again."""
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        delivery = turn.delivery
-        there = _elsewhere(self.agent, self.key, turn)
-        if there is not None:
-            agent = f"@{there}:{self.agent}"
-        else:
-            # `@` means another partition, and no declared name begins with it: mark the name as unknown.
-            agent = f"?{self.agent}" if self.agent.startswith("@") else self.agent
-        context = restated(sent(without_snapshot(delivery.context)), delivery.trace)
-        task = task_of_message(delivery.task, delivery.run, self.step)
-        return ("s", task, agent, self.key, self.data, context, self.step, self.digest)
-
-
-@dataclass(slots=True)
-class Publish:
-    """A message to every agent that subscribes to a topic, each in a separate task."""
-
-    step: str
-    topic: str
-    key: str
-    """The topic's source: the instance key of each receiving agent. Empty: a new instance."""
-    data: bytes
-    digest: str = ""
-    """As in `Send`."""
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        delivery = turn.delivery
-        # With several partitions, the relay finds the agents' partitions.
-        topic = self.topic if turn.partitions == 1 else f"@{self.topic}"
-        sender = delivery.instance
-        context = published(without_snapshot(delivery.context), self.topic, sender, delivery.trace)
-        task = task_of_message(delivery.task, delivery.run, self.step)
-        return ("p", task, topic, self.key, self.data, context, sender, self.step, self.digest)
-
-
-@dataclass(slots=True)
-class Spend:
-    """A step's usage. The commit adds it to the task's usage and journals the step, so that it counts once."""
-
-    step: str
-    digest: str
-    usage: Usage
-
-    def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        return ("u", self.step, self.digest, self.usage.to_json())
-
-
-def _elsewhere(agent: str, key: str, turn: CommittedTurn) -> int | None:
-    """Return the partition of an agent's instance; None if it is the turn's own."""
-    if not key or turn.partitions == 1:
-        return None
-    there = partition_of(instance_address(agent, key), turn.partitions)
-    return None if there == turn.delivery.partition else there
 
 
 class RequestStep(Step[T]):
@@ -246,7 +62,7 @@ class RequestStep(Step[T]):
         """Send the calling branch's context with a new call of an agent, if the code has used it."""
         request = self.request
         if isinstance(request, Call) and request.kind == "agent" and self.id not in self.run.journal.pending:
-            request.snapshot = snapshot_of(self.run, branch)
+            request.snapshot = self.run.snapshot_of(branch)
 
 
 class TypedCall(RequestStep[T]):
@@ -273,7 +89,7 @@ def read_result(reader: Reader, kind: str, name: str, payload: bytes) -> Any:  #
 
 
 def call(
-    run: Run,
+    run: Execution,
     branch: Branch,
     kind: str,
     name: str,
@@ -300,7 +116,72 @@ def call(
     return step
 
 
-def sleep(run: Run, branch: Branch, after_ms: int) -> RequestStep[None]:
+def call_agent(run: Execution, branch: Branch, agent: object, input: object, *, key: str) -> RequestStep[Any]:
+    """Return a call of an agent, given its function, class or name: see `ctx.agent`."""
+    known = run.functions.agent(agent)
+    name, pool = name_and_pool(run, "agent", known, agent)
+    data = encode(input, "input") if known is None else known.encode_input(input)
+    reader = None if known is None or isinstance(agent, str) else known.result_reader
+    key = checked_key("key of ctx.agent", key)
+    return call(run, branch, "agent", name, data=data, key=key, pool=pool, reader=reader)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A request to the agent that keeps sessions."""
+
+    merge: str = ""
+    """Changes to merge (JSON of `Context.export_changes`); empty: only read."""
+
+
+class Session:
+    """The context that all tasks of a session share. The agent `weft.session` keeps it, one instance per session.
+
+    `app.add_sessions()` declares that agent. `async with` forks the context. If the block ends without an error, it
+    merges the fork's changes, after the changes that other tasks have merged meanwhile:
+
+        async with ctx.session() as session:
+            session.put("topic", topic)
+    """
+
+    def __init__(self, run: Execution) -> None:
+        self._id = run.meta.get("session_id", "")
+        if not self._id:
+            raise InvalidInput("session_id", "this task has no session: submit it with a session_id")
+        self._run = run
+        self._fork: Context | None = None
+        self.conflicts: list[Conflict] = []
+        """Conflicts with changes of other tasks; filled at the end of the block."""
+
+    async def __aenter__(self) -> Context:
+        context = await self._ask(SessionRequest())
+        run = self._run
+        name = uuid_of_place(run.place(run.flow.branch_here("ctx.session"), "uuid"))
+        self._fork = context.fork(task_id=run.task_id, agent=run.definition.name, name=str(name))
+        return self._fork
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fork = self._fork
+        if kind is None and fork is not None and fork.changed:
+            context = await self._ask(SessionRequest(merge=fork.export_changes().decode()))
+            self.conflicts = [conflict for conflict in context.conflicts if conflict.branch == fork.id]
+
+    async def _ask(self, request: SessionRequest) -> Context:
+        try:
+            branch = self._run.flow.branch_here("ctx.session")
+            snapshot: str = await call_agent(self._run, branch, SESSION_AGENT, request, key=self._id)
+        except AgentError as error:
+            if error.type != "UnknownName":
+                raise
+            raise ConfigurationError(
+                "no app in this namespace keeps sessions: call app.add_sessions() in one of them"
+            ) from None
+        return Context.restore(snapshot.encode())
+
+
+def sleep(run: Execution, branch: Branch, after_ms: int) -> RequestStep[None]:
     """Return a wait of `after_ms` milliseconds from the commit that requests it."""
     step: RequestStep[None] = RequestStep(run, branch, "timer", "sleep", "", b"%d" % after_ms)
     step.request = Timer(step.id, step.digest, after_ms)
@@ -308,7 +189,7 @@ def sleep(run: Run, branch: Branch, after_ms: int) -> RequestStep[None]:
 
 
 def question(
-    run: Run,
+    run: Execution,
     branch: Branch,
     prompt: str,
     *,
@@ -325,32 +206,12 @@ def question(
 
 
 def receive(
-    run: Run, branch: Branch, name: str, *, timeout_ms: int | None, default: bytes | None
+    run: Execution, branch: Branch, name: str, *, timeout_ms: int | None, default: bytes | None
 ) -> RequestStep[Any]:  # Any: the message is whatever JSON was sent
     """Return a wait for a message."""
     step: RequestStep[Any] = RequestStep(run, branch, "receive", name, f"{timeout_ms} {default!r}", b"")
     step.request = Receive(step.id, step.digest, name, timeout_ms=timeout_ms, default=default)
     return step
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """A human's verdict."""
-
-    verdict: str
-    """`approve`, `deny` or `edit`."""
-    value: Any  # Any: JSON
-    """The edited value; for other verdicts the value that the human saw."""
-    reason: str = ""
-
-    @property
-    def approved(self) -> bool:
-        """Whether to continue, with the original or the edited value."""
-        return self.verdict != "deny"
-
-    @property
-    def denied(self) -> bool:
-        return self.verdict == "deny"
 
 
 class ApprovalQuestion(RequestStep[Approval]):
@@ -359,7 +220,7 @@ class ApprovalQuestion(RequestStep[Approval]):
     __slots__ = ()
 
     def __init__(
-        self, run: Run, branch: Branch, prompt: str, *, data: bytes, timeout_ms: int | None, default: bool | None
+        self, run: Execution, branch: Branch, prompt: str, *, data: bytes, timeout_ms: int | None, default: bool | None
     ) -> None:
         # Used as the key, as for other questions: other terms give another digest.
         super().__init__(run, branch, "human", prompt, f"{VERDICT} {timeout_ms} {default}", data)
@@ -420,7 +281,7 @@ class Outgoing(Step[T]):
         raise NotImplementedError
 
 
-def room(run: Run) -> Generator[Any, None, None]:  # Any: asyncio's protocol
+def room(run: Execution) -> Generator[Any, None, None]:  # Any: asyncio's protocol
     """Wait while too many of the run's bytes are unanswered by the broker."""
     waiting = run.port.room()
     if waiting is None:
@@ -442,7 +303,7 @@ class Emit(Outgoing[None]):
 
     __slots__ = ("_performed", "place")
 
-    def __init__(self, run: Run, branch: Branch, data: bytes, name: str = "emit") -> None:
+    def __init__(self, run: Execution, branch: Branch, data: bytes, name: str = "emit") -> None:
         # Not Step's: it takes a step and computes a digest.
         self.run = run
         self.kind, self.name, self.key, self.data, self.digest = "emit", name, "", data, ""
@@ -468,7 +329,7 @@ class SendStep(Outgoing[str]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, agent: str, key: str, data: bytes, digest: str = "") -> None:
+    def __init__(self, run: Execution, branch: Branch, agent: str, key: str, data: bytes, digest: str = "") -> None:
         super().__init__(run, branch, "send", agent, key, data, digest)
 
     def result(self) -> str:
@@ -485,7 +346,7 @@ class PublishStep(Outgoing[None]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, topic: str, source: str, data: bytes, digest: str = "") -> None:
+    def __init__(self, run: Execution, branch: Branch, topic: str, source: str, data: bytes, digest: str = "") -> None:
         super().__init__(run, branch, "publish", topic, source, data, digest)
 
     def go(self) -> None:
@@ -498,7 +359,7 @@ class Note(Outgoing[None]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, name: str, data: bytes) -> None:
+    def __init__(self, run: Execution, branch: Branch, name: str, data: bytes) -> None:
         super().__init__(run, branch, "message", name, "", data)
 
     def go(self) -> None:
@@ -514,7 +375,7 @@ class SpendStep(Outgoing[None]):
 
     __slots__ = ("usage",)
 
-    def __init__(self, run: Run, branch: Branch, usage: Usage) -> None:
+    def __init__(self, run: Execution, branch: Branch, usage: Usage) -> None:
         super().__init__(run, branch, "usage", next(iter(usage.models), "usage"), "", usage.to_json())
         self.usage = usage
 
@@ -528,7 +389,7 @@ class Patch(Outgoing[None]):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, name: str, mark: str) -> None:
+    def __init__(self, run: Execution, name: str, mark: str) -> None:
         self.run, self.kind, self.name, self.key, self.data = run, "patch", name, "", b""
         self.digest = step_digest("patch", name, "", b"")
         self.id = mark
@@ -539,6 +400,16 @@ class Patch(Outgoing[None]):
         self.run.port.mark(mark, self.run.journal.values)
         self.run.journaled.append(mark)
         self.run.rows.add(self)
+
+
+def patched(run: Execution, branch: Branch, name: str) -> bool:
+    """Return `ctx.patched`: whether the branch takes this patch. Its first answer counts for the whole branch."""
+    if name not in branch.patches:
+        mark = run.patch(branch, name)
+        if mark:
+            Patch(run, name, mark).perform(branch)
+        branch.patches = {**branch.patches, name: mark is not None}
+    return branch.patches[name]
 
 
 def checked_patch(name: object) -> str:

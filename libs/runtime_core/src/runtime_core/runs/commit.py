@@ -28,10 +28,10 @@ from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, WeftError
 from runtime_core.ids import ROOT_RUN
 from runtime_core.record.step import ATTEMPTS, Step, StepError
-from runtime_core.runs.calls import Call
+from runtime_core.runs.definition import NO_VERSION, DeclaredApp
+from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.output import RUN_BYTES, Batch, Outflow, OutputWriter, Piece
-from runtime_core.runs.ports import NO_VERSION, DeclaredApp
 from runtime_core.runs.scheduler import ONE_ROUND
 
 logger = logging.getLogger(__name__)

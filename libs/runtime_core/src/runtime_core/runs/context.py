@@ -16,47 +16,46 @@ from runtime_core.declare.manifest import point_named
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import checked_key, checked_message, checked_topic, idempotency_key
+from runtime_core.ids import checked_key, checked_message, checked_topic, idempotency_key, uuid_of_place
 from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.branches import CHANGED, AtEnd, Gather, Job, Released, limited
 from runtime_core.runs.calls import (
-    Approval,
     ApprovalQuestion,
     Emit,
     Note,
     PublishStep,
     RequestStep,
     SendStep,
+    Session,
     SpendStep,
     call,
+    call_agent,
     checked_default,
     checked_patch,
     checked_text,
     milliseconds,
+    patched,
     question,
     receive,
     sleep,
 )
 from runtime_core.runs.engine_calls import Engine
 from runtime_core.runs.journal import from_json
-from runtime_core.runs.model_step import ModelStep, Reserve
+from runtime_core.runs.model_step import ModelStep
 from runtime_core.runs.scheduler import Branch
-from runtime_core.runs.sharing import Session, context_of, in_use
 from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, label_of, name_and_pool, with_positions
 from runtime_core.wire.commands import ENGINES
 
 if TYPE_CHECKING:
+    from runtime_core.declare.declaration import Agent
     from runtime_core.declare.manifest import Manifest
     from runtime_core.engines.runtime_engine import RuntimeEngine
-    from runtime_core.runs.definition import Agent
-    from runtime_core.runs.ports import Functions
-    from runtime_core.runs.run import Run
+    from runtime_core.runs.effects import Approval
+    from runtime_core.runs.execution import Execution
+    from runtime_core.runs.ports import Functions, Reserve
     from runtime_core.runs.shared_context import Context
     from runtime_core.runs.step import HasStep
     from runtime_core.tools.tool import ToolContext
-
-# The namespace of `ctx.uuid()`. It may never change.
-_NAMESPACE = uuid.UUID("6f0cb1f3-5f0f-4f57-9d5a-0f6a3c1f7e42")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +78,7 @@ class AgentContext:
 
     __slots__ = ("_run",)
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Execution) -> None:
         self._run = run
 
     # ---- facts about the task ----------------------------------------------------------------------------
@@ -177,19 +176,20 @@ class AgentContext:
         Each coroutine of a `gather` has its own fork; forks are merged in the order of the parts. So get the context
         again in each coroutine, and change it only between steps, not in the function of a `ctx.step`.
         """
-        return context_of(*self._here("ctx.context"))
+        run, branch = self._here("ctx.context")
+        return run.context_of(branch)
 
     @property
     def uses_context(self) -> bool:
         """Whether the code has read or changed `ctx.context` here."""
-        return in_use(self._here("ctx.uses_context")[1])
+        return self._here("ctx.uses_context")[1].uses_context
 
     def session(self) -> Session:
         """The context that all tasks of the session share: `async with ctx.session() as session:`.
 
         Changes are merged when the block ends without an error. Raises InvalidInput if the task has no session.
         """
-        return Session(self)
+        return Session(self._run)
 
     @property
     def tool_limits(self) -> Sequence[Sequence[str]]:
@@ -280,12 +280,7 @@ class AgentContext:
         for this call. When awaited, raises AgentError if it failed, and InvalidResult if an answer has another type.
         """
         run, branch = self._here("ctx.agent")
-        known = run.functions.agent(agent)
-        name, pool = name_and_pool(run, "agent", known, agent)
-        data = encode(input, "input") if known is None else known.encode_input(input)
-        reader = None if known is None or isinstance(agent, str) else known.result_reader
-        key = checked_key("key of ctx.agent", key)
-        return call(run, branch, "agent", name, data=data, key=key, pool=pool, reader=reader)
+        return call_agent(run, branch, agent, input, key=key)
 
     def engine(self, engine: str | type[RuntimeEngine] | None = None) -> Engine:
         """Return an engine for compute steps, as in `ctx.engine("ray").call(rank, passages=found)`.
@@ -557,7 +552,7 @@ class AgentContext:
         its own. See `docs/changing-code.md`.
         """
         run, branch = self._here("ctx.patched")
-        return run.patched(branch, checked_patch(name))
+        return patched(run, branch, checked_patch(name))
 
     def now(self) -> datetime:
         """Return the time (UTC) of the latest result that this branch has seen; at first, of the run's start."""
@@ -566,14 +561,14 @@ class AgentContext:
 
     def uuid(self) -> uuid.UUID:
         """Return a UUID derived from the run and the place in the program."""
-        return uuid.uuid5(_NAMESPACE, self._place("uuid"))
+        return uuid_of_place(self._place("uuid"))
 
     def random(self) -> float:
         """Return a number in [0, 1) derived from the run and the place in the program."""
         digest = hashlib.blake2b(self._place("random").encode(), digest_size=8).digest()
         return (int.from_bytes(digest) >> 11) * 2.0**-53
 
-    def _here(self, what: str, *parts: object) -> tuple[Run, Branch]:
+    def _here(self, what: str, *parts: object) -> tuple[Execution, Branch]:
         run = self._run
         try:
             return run, run.flow.branch_here(what)
@@ -585,6 +580,4 @@ class AgentContext:
 
     def _place(self, kind: str) -> str:
         run, branch = self._here(f"ctx.{kind}")
-        step = run.take_id(branch)
-        run.check_place(step, kind)
-        return f"{run.task_id}/{run.run_id}/{step}"
+        return run.place(branch, kind)

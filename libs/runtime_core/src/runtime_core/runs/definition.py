@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
 from runtime_core.declare.declaration import (
     NO_DEFAULT,
+    Agent,
     Argument,
     Place,
     RetryPolicy,
@@ -44,21 +45,13 @@ from runtime_core.runs.run import Run
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.ports import Functions, RunHooks
+    from runtime_core.tools.tool import Tool
 
 Coro = Coroutine[object, object, object]
 # A handler must be an async method; its types are the user's.
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, object]])
 _MARK = "__weft_handles__"
-
-
-class Agent:
-    """The base class of agents with durable state.
-
-    Each run creates an object without arguments and drops it afterwards. Keep durable values in `ctx.state`, which
-    holds JSON for the agent's key. The class attribute `state`, a dict, is the initial state of a new key.
-    """
-
-    state: ClassVar[dict[str, object]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,3 +427,55 @@ def _is_context(argument: Argument) -> bool:
     if isinstance(annotation, str):
         return annotation.strip("'\" ").split(".")[-1] == "AgentContext"
     return isinstance(annotation, type) and any(base.__name__ == "AgentContext" for base in annotation.__mro__)
+
+
+class AppHooks(Protocol):
+    """The hooks of an app."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether a hook or callback runs without being named by the task."""
+        ...
+
+    def of_ends_agent(self, app: str, /) -> AgentDefinition:
+        """Return the agent that runs the hooks of tasks that ended without completion."""
+        ...
+
+    def ended_task(self, input: bytes, /) -> str:
+        """Return the id of the ended task in this input of that agent."""
+        ...
+
+    def of_run(
+        self, run: Run, /, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
+    ) -> RunHooks:
+        """Return the hooks of one run; `of_end`: it is a run of the agent for ended tasks.
+
+        `entry` returns the id of the current delivery. `failed` gets the point of each failed execution.
+        """
+        ...
+
+
+NO_VERSION = "0"
+"""The version of an app that gives none."""
+
+
+class DeclaredApp(Protocol):
+    """What turns need from an app."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def agents(self) -> Mapping[str, AgentDefinition]: ...
+
+    @property
+    def tools(self) -> Mapping[str, Tool]: ...
+
+    @property
+    def functions(self) -> Functions: ...
+
+    @property
+    def hooks(self) -> AppHooks: ...

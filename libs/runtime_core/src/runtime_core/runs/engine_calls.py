@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
@@ -17,7 +15,6 @@ import msgspec
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.consumer.settle import class_name, error_text
 from runtime_core.declare.schema import encode
-from runtime_core.engines.local import LocalEngine
 from runtime_core.engines.protocol import Error, Outcome, Value
 from runtime_core.engines.protocol import Step as EngineStep
 from runtime_core.engines.results import (
@@ -33,20 +30,18 @@ from runtime_core.engines.results import (
     with_errors,
     with_references,
 )
-from runtime_core.engines.runtime_engine import CallFailed, EngineCall, RunConfig, RuntimeEngine
 from runtime_core.errors import EngineError, InvalidInput, LocalStepError, Reject
-from runtime_core.errors import Outcome as RaisedOutcome
 from runtime_core.runs.branches import Compound
 from runtime_core.runs.calls import RequestStep, call
 from runtime_core.runs.journal import from_json
-from runtime_core.runs.ports import LocalFunction
 from runtime_core.runs.step import LocalStep, call_function, name_and_pool
 from runtime_core.telemetry import gen_ai
 from runtime_core.text import text_of_error
-from runtime_core.wire.commands import ENGINES, is_own_engine
+from runtime_core.wire.commands import is_own_engine
 
 if TYPE_CHECKING:
-    from runtime_core.runs.run import Run
+    from runtime_core.engines.function import EngineFunction
+    from runtime_core.runs.execution import Execution
     from runtime_core.runs.scheduler import Branch
 
 LOCAL = "local"
@@ -67,7 +62,7 @@ class Engine:
 
     __slots__ = ("_engine", "_run")
 
-    def __init__(self, run: Run, engine: str) -> None:
+    def __init__(self, run: Execution, engine: str) -> None:
         self._run = run
         self._engine = engine
 
@@ -146,7 +141,7 @@ class Engine:
         """Whether this process calls the engine; the gateways of clusters take their steps from streams."""
         return self._engine == LOCAL or is_own_engine(self._engine)
 
-    def _found(self, what: str, function: object) -> tuple[Branch, LocalFunction | None, str, str]:
+    def _found(self, what: str, function: object) -> tuple[Branch, EngineFunction | None, str, str]:
         """Return the current branch, the function as this app declares it, its name and its pool."""
         run = self._run
         branch = run.flow.branch_here(f"ctx.engine({self._engine!r}).{what}")
@@ -171,7 +166,7 @@ class LargeInput:
 
     def __init__(
         self,
-        run: Run,
+        run: Execution,
         branch: Branch,
         name: str,
         parts: Parts,
@@ -188,7 +183,7 @@ class LargeInput:
 
 
 async def _sent(
-    run: Run,
+    run: Execution,
     name: str,
     parts: Parts,
     send: Callable[[Branch, dict[str, Any]], Awaitable[Any]],  # Any: as in LargeInput
@@ -254,7 +249,14 @@ class LocalCall(LocalStep):
     __slots__ = ("_engine", "_traceparent", "backend", "function")
 
     def __init__(
-        self, run: Run, branch: Branch, function: LocalFunction, data: bytes, key: str = "", *, engine: str = LOCAL
+        self,
+        run: Execution,
+        branch: Branch,
+        function: EngineFunction,
+        data: bytes,
+        key: str = "",
+        *,
+        engine: str = LOCAL,
     ) -> None:
         super().__init__(run, branch, "engine", function.name, self._traced, data, key)
         self.function = function
@@ -303,7 +305,9 @@ class LocalMap(LocalCall):
 
     __slots__ = ()
 
-    def __init__(self, run: Run, branch: Branch, function: LocalFunction, data: bytes, *, engine: str = LOCAL) -> None:
+    def __init__(
+        self, run: Execution, branch: Branch, function: EngineFunction, data: bytes, *, engine: str = LOCAL
+    ) -> None:
         super().__init__(run, branch, function, data, MAP, engine=engine)
 
     async def compute(self) -> object:
@@ -363,7 +367,7 @@ class _Progress:
         self._step.run.port.progress(self._step.id, msgspec.json.encode(counts))
 
 
-def _called(function: LocalFunction, arguments: bytes, step: EngineStep, results: Results) -> bytes:
+def _called(function: EngineFunction, arguments: bytes, step: EngineStep, results: Results) -> bytes:
     return results.encoded(function.bound(arguments, step, store=results.blob_url)(), step.task)
 
 
@@ -371,76 +375,3 @@ def _failed(error: BaseException) -> Error:
     if isinstance(error, EngineError):
         return Error("function", error_text(error.type), error_text(error.message))
     return Error("function", class_name(error), error_text(text_of_error(error)))
-
-
-class EngineCompute:
-    """Runs engine functions on an engine of this process, each call under its function's limit."""
-
-    def __init__(self, engine: RuntimeEngine) -> None:
-        self.engine = engine
-
-    @property
-    def workers(self) -> int:
-        """How many calls run at once."""
-        return self.engine.config.workers
-
-    async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
-        """Call it with a JSON object. Return JSON. A cancel stops the call, as the engine does.
-
-        Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be pickled), CallFailed, and the
-        function's Retry and Reject.
-        """
-        bind = functools.partial(function.bound, arguments, step, store=results.blob_url)
-        # Reading a blob waits for a disk or a network.
-        bound = await asyncio.to_thread(bind) if has_references(arguments) else bind()
-        call = EngineCall(bound, name=function.name, timeout_seconds=function.timeout_seconds)
-        try:
-            [result] = await self.engine.execute([call])
-        except CallFailed as failed:
-            if isinstance(failed.__cause__, RaisedOutcome):
-                raise failed.__cause__ from None
-            raise
-        data = encode(result, "result", limit=sys.maxsize)
-        return data if len(data) <= results.limit else await asyncio.to_thread(results.kept, data, step.task)
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self.engine.close()
-
-
-class ProcessCompute(EngineCompute):
-    """Runs engine functions in up to `processes` worker processes. A cancel kills the process of its call."""
-
-    def __init__(self, processes: int) -> None:
-        super().__init__(LocalEngine(RunConfig(mode="processes", worker_num=processes)))
-
-
-class OwnEngines:
-    """The engines that an app has declared, by `package.module:Class`. Each starts at its first call in a process."""
-
-    def __init__(self) -> None:
-        self.declared: dict[str, tuple[type[RuntimeEngine], RunConfig]] = {}
-        self._open: dict[str, tuple[asyncio.AbstractEventLoop, EngineCompute]] = {}
-
-    def compute(self, name: str) -> EngineCompute:
-        """Return where an engine's functions run. Raises InvalidInput (`engine`) for an engine that is not declared."""
-        self.check(name)
-        loop, known = asyncio.get_running_loop(), self._open.get(name)
-        if known is None or known[0] is not loop:  # an engine belongs to one event loop
-            engine, config = self.declared[name]
-            known = self._open[name] = (loop, EngineCompute(engine(config)))
-        return known[1]
-
-    def check(self, name: str, field: str = "engine") -> None:
-        """Raise InvalidInput unless the engine is declared."""
-        if name not in self.declared:
-            known = ", ".join((*ENGINES, *self.declared))
-            raise InvalidInput(field, f"{name!r} is not an engine; there are {known}; app.add_engine declares your own")
-
-    async def close(self) -> None:
-        """Close the engines that this event loop has used."""
-        loop = asyncio.get_running_loop()
-        for name, (opened, compute) in list(self._open.items()):
-            if opened is loop:
-                del self._open[name]
-                await compute.close()

@@ -30,7 +30,6 @@ from runtime_core.runs.calls import RequestStep, call, sleep
 from runtime_core.runs.guest_loop import GuestLoop
 from runtime_core.runs.journal import time_of
 from runtime_core.runs.scheduler import Branch, NextEnd, Wait
-from runtime_core.runs.sharing import join
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -292,7 +291,7 @@ class Guest:
         assert branch is not None
         self._branch.saw(operation.ended_ms)
         if branch.context is not None:
-            join(self._run, self._branch, branch)
+            self._run.join(self._branch, branch)
         seconds = self._branch.now_ms / 1000
         if operation.timer is not None:
             seconds = max(seconds, operation.timer.when())

@@ -8,10 +8,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
+from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
 from runtime_core.declare.schema import encode
 from runtime_core.errors import WeftError
@@ -19,9 +20,6 @@ from runtime_core.record.step import DIGEST, NOTHING, Usage
 from runtime_core.record.step import Step as Row
 from runtime_core.record.step import StepError as RowError
 from runtime_core.trajectory.model_call import usage_and_attributes
-
-if TYPE_CHECKING:
-    from runtime_core.runs.step import Step
 
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""
@@ -71,6 +69,29 @@ def from_json(payload: bytes) -> object:
         return _decoder.decode(payload)
     except (ValueError, RecursionError) as error:
         raise WeftError(f"a recorded result is not JSON: {error}; fix the program that wrote it") from error
+
+
+class StepOfRun(Protocol):
+    """A step as the journal and the record see it."""
+
+    id: str
+    kind: str
+    name: str
+    key: str
+    data: bytes
+    """JSON of the request."""
+    digest: str
+
+    @property
+    def identified(self) -> bool:
+        """Whether the digest comes from an identity instead of the name and data."""
+        ...
+
+
+def canonical(data: bytes) -> bytes:
+    """Return the JSON with sorted keys, so that its digest does not depend on the order of a dict's keys."""
+    # Without a comma no object has two members, so there is only one order.
+    return codec.canonical_of(data) if b"," in data else data
 
 
 class _RecordedError(msgspec.Struct):
@@ -311,7 +332,7 @@ class Rows:
 
     def add(
         self,
-        step: Step[Any],  # Any: steps of all result types
+        step: StepOfRun,
         *,
         started: float = 0.0,
         ended: float = 0.0,
@@ -345,13 +366,13 @@ class Rows:
             )
         )
 
-    def replayed(self, step: Step[Any], value: bytes) -> bytes:  # Any: steps of all result types
+    def replayed(self, step: StepOfRun, value: bytes) -> bytes:
         """Add the row of an unrecorded step, and return its usage (JSON)."""
         usage = self.unrecorded.pop(step.id)
         self.journaled(step, value, usage)
         return usage
 
-    def journaled(self, step: Step[Any], value: bytes, used: bytes = b"") -> None:  # Any: steps of all result types
+    def journaled(self, step: StepOfRun, value: bytes, used: bytes = b"") -> None:
         """Add the row of a step that another process performed, from its journal value and its usage (JSON)."""
         ended = float(time_of(value))
         if step.kind == "emit":

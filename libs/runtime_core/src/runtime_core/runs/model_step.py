@@ -14,16 +14,14 @@ from runtime_core.errors import InvalidInput, LimitExceeded, Reserved
 from runtime_core.ids import idempotency_key, step_digest
 from runtime_core.record.step import StepError as RowError
 from runtime_core.record.step import Usage, total_usage
-from runtime_core.runs.step import LocalStep, call_function, canonical
+from runtime_core.runs.journal import canonical
+from runtime_core.runs.step import LocalStep, call_function
 
 if TYPE_CHECKING:
     from runtime_core.bus.commits import CallBegun
-    from runtime_core.runs.run import Run
+    from runtime_core.runs.execution import Execution
+    from runtime_core.runs.ports import Reserve
     from runtime_core.runs.scheduler import Branch
-
-Reserve = Mapping[str, tuple[float, float]]
-"""The part of the task's limits that a call needs: `tokens`, `cost` → the least that makes it worthwhile, and the most
-that it may use."""
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """The most bytes of a request as JSON. It goes to the model and the record, not into the journal."""
@@ -117,7 +115,7 @@ class ModelStep(LocalStep):
 
     def __init__(
         self,
-        run: Run,
+        run: Execution,
         branch: Branch,
         name: str,
         request: object,

@@ -13,18 +13,18 @@ import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from runtime_core.bus.deliveries import BranchOutput, StoredOutput
 from runtime_core.errors import OutputChanged
 from runtime_core.record.step import BYTES, PIECES
+from runtime_core.runs.journal import StepOfRun
 
 if TYPE_CHECKING:
     from runtime_core.config.settings import Settings
     from runtime_core.record.step import Step as Row
-    from runtime_core.runs.calls import Emit
     from runtime_core.runs.journal import Rows
     from runtime_core.runs.scheduler import Branch
 
@@ -60,6 +60,13 @@ class OutputLimits:
     @classmethod
     def of_settings(cls, settings: Settings) -> OutputLimits:
         return cls(settings.output_run_bytes, settings.output_process_bytes)
+
+
+class PieceStep(StepOfRun, Protocol):
+    """A step that emits a piece of output."""
+
+    place: int
+    """Among the steps of its branch."""
 
 
 class Piece(NamedTuple):
@@ -135,7 +142,7 @@ class RunOutput:
         self._branches = {} if stored is None else {name: _Branch(was) for name, was in stored.branches.items()}
         self._recorded_bytes = 0
 
-    def add(self, branch: Branch, step: Emit, rows: Rows) -> Piece | None:
+    def add(self, branch: Branch, step: PieceStep, rows: Rows) -> Piece | None:
         """Count a piece, and add it to the rows unless it is recorded. Return it unless the broker has it.
 
         Raises OutputChanged if the pieces so far are not those that the broker has.
@@ -154,7 +161,7 @@ class RunOutput:
             return None
         return Piece(branch.prefix, self.attempt, own.count, own.checksum, step.id, step.data, step.name == "chunk")
 
-    def _note(self, own: _Branch, step: Emit, rows: Rows) -> None:
+    def _note(self, own: _Branch, step: PieceStep, rows: Rows) -> None:
         data, streak = step.data, own.streak
         fits = self._recorded_bytes + len(data) <= RECORDED_BYTES
         if streak is None or step.place != streak.last + 1:

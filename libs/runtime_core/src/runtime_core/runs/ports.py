@@ -1,10 +1,10 @@
-"""The interfaces that a run needs: the broker in the middle of a turn, its definition, the app's registered names."""
+"""What an execution needs from others: the broker in the middle of a turn, its definition, the app's declarations."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from runtime_core.engines.results import Results
 
@@ -14,17 +14,12 @@ if TYPE_CHECKING:
     from runtime_core.bus.commits import CallBegun
     from runtime_core.bus.replies import Answer
     from runtime_core.consumer.effects import Effect, JournaledStep
-    from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.declare.manifest import HookPoint, Manifest
     from runtime_core.declare.schema import Reader
-    from runtime_core.engines.protocol import Step as EngineStep
-    from runtime_core.runs.calls import Approval, Call
-    from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.definition import AgentDefinition
-    from runtime_core.runs.engine_calls import OwnEngines
-    from runtime_core.runs.model_step import Reserve
+    from runtime_core.engines.function import EngineFunction
+    from runtime_core.engines.local import EngineCompute, OwnEngines
+    from runtime_core.runs.effects import Approval, Call
     from runtime_core.runs.output import Piece
-    from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
     from runtime_core.tools.mcp.server import MCPServer
     from runtime_core.tools.tool import Tool
@@ -150,13 +145,9 @@ class Definition(Protocol):
         """Return JSON of the result. Raises InvalidInput."""
         ...
 
-    def start(self, ctx: AgentContext, value: Any, /) -> Coroutine[Any, Any, object]:  # Any: see above
-        """Return the coroutine of one execution from the top."""
-        ...
-
 
 class Registered(Protocol):
-    """A tool, agent or engine function that an app has registered."""
+    """A tool, agent or engine function of this app."""
 
     @property
     def name(self) -> str: ...
@@ -170,53 +161,11 @@ class Registered(Protocol):
         ...
 
 
-class RegisteredTool(Registered, Protocol):
-    """A tool of this app."""
-
-    def named(self, values: Sequence[object], /) -> dict[str, object]:
-        """Return values given by position under the names of its arguments. Raises InvalidInput."""
-        ...
-
-
 class RegisteredAgent(Registered, Protocol):
     """An agent of this app, which encodes its input."""
 
     def encode_input(self, value: object, /) -> bytes:
         """Return JSON of an input. Raises InvalidInput."""
-        ...
-
-
-class LocalFunction(Registered, Protocol):
-    """An engine function that can run in this process."""
-
-    @property
-    def timeout_seconds(self) -> float:
-        """The limit of one call, if the engine can stop it."""
-        ...
-
-    def refusal(self, engine: str, /) -> str:
-        """Return in one line why this engine cannot run it; empty if it can."""
-        ...
-
-    def item_argument(self, over: str, common: Collection[str], /) -> str:
-        """Return the argument that takes the item of a map. Raises InvalidInput."""
-        ...
-
-    def bound(self, arguments: bytes, step: EngineStep, /, *, store: str | None = None) -> Callable[[], object]:
-        """Return the function with the arguments in a JSON object, ready to call in any thread."""
-        ...
-
-
-class Compute(Protocol):
-    """Runs engine functions outside the threads of this process."""
-
-    @property
-    def workers(self) -> int:
-        """How many calls run at once."""
-        ...
-
-    async def run(self, function: LocalFunction, arguments: bytes, step: EngineStep, results: Results, /) -> bytes:
-        """Call it with a JSON object of arguments. Return JSON. A cancel stops the call."""
         ...
 
 
@@ -226,11 +175,11 @@ class Functions(Protocol):
     None: this app does not have it. A name may still belong to another app, so it is sent as it is.
     """
 
-    def tool(self, named: object, /) -> RegisteredTool | None: ...
+    def tool(self, named: object, /) -> Tool | None: ...
 
     def agent(self, named: object, /) -> RegisteredAgent | None: ...
 
-    def engine_function(self, named: object, /) -> LocalFunction | None: ...
+    def engine_function(self, named: object, /) -> EngineFunction | None: ...
 
     def mcp_server_of(self, tool: str, /) -> MCPServer | None:
         """Return the declared MCP server with this tool; None if there is none, or the app has its own."""
@@ -253,6 +202,11 @@ class Functions(Protocol):
     def subscribers(self) -> Sequence[Any]:  # Any: `DeclaredSubscriber` of event-driven runs
         """Functions that handle messages in all event-driven runs."""
         ...
+
+
+Reserve = Mapping[str, tuple[float, float]]
+"""The part of the task's limits that a call needs: `tokens`, `cost` → the least that makes it worthwhile, and the most
+that it may use."""
 
 
 class RunHooks(Protocol):
@@ -296,56 +250,35 @@ class RunHooks(Protocol):
         ...
 
 
-class AppHooks(Protocol):
-    """The hooks of an app."""
+class BackgroundJob(Protocol):
+    """A job of `ctx.background`, as its run sees it."""
+
+    id: str
+    at_end: Literal["join", "cancel"]
+    """What the end of the agent's function does: wait for the job, or stop it."""
+    cancelled: bool
+    seen: bool
+    """Whether the code has its result or its error."""
+    given: Sequence[str]
+    """The steps that were created outside the job and that it awaits."""
 
     @property
-    def everywhere(self) -> bool:
-        """Whether a hook or callback runs without being named by the task."""
+    def over(self) -> bool:
+        """Whether it has ended or was cancelled."""
         ...
 
-    def of_ends_agent(self, app: str, /) -> AgentDefinition:
-        """Return the agent that runs the hooks of tasks that ended without completion."""
+    @property
+    def error(self) -> BaseException | None:
+        """Its error; None if it has none, or is still running."""
         ...
 
-    def ended_task(self, input: bytes, /) -> str:
-        """Return the id of the ended task in this input of that agent."""
+    def merge(self, branch: Branch) -> None:
+        """Merge the job's context into that of a branch. A repeat changes nothing."""
         ...
 
-    def of_run(
-        self, run: Run, /, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
-    ) -> RunHooks:
-        """Return the hooks of one run; `of_end`: it is a run of the agent for ended tasks.
-
-        `entry` returns the id of the current delivery. `failed` gets the point of each failed execution.
-        """
+    def stop(self) -> None:
+        """Stop it without a step in the journal."""
         ...
-
-
-NO_VERSION = "0"
-"""The version of an app that gives none."""
-
-
-class DeclaredApp(Protocol):
-    """What turns need from an app."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def agents(self) -> Mapping[str, AgentDefinition]: ...
-
-    @property
-    def tools(self) -> Mapping[str, Tool]: ...
-
-    @property
-    def functions(self) -> Functions: ...
-
-    @property
-    def hooks(self) -> AppHooks: ...
 
 
 class Meta(TypedDict, total=False):
@@ -387,7 +320,7 @@ class Workplace:
     """The functions and resources of a process for its runs."""
 
     functions: Functions
-    compute: Compute | None = None
+    compute: EngineCompute | None = None
     """Runs the functions of `ctx.engine("local")`; None: in threads."""
     results: Results = field(default_factory=Results)
     """Where that engine stores large results."""

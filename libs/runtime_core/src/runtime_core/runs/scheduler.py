@@ -8,14 +8,15 @@ import types
 from collections.abc import Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.settle import failure_of
 from runtime_core.errors import LoopInterrupt, WeftError
+from runtime_core.runs.journal import StepOfRun
 
 if TYPE_CHECKING:
-    from runtime_core.runs.calls import RequestStep
+    from runtime_core.consumer.effects import StepRequest
     from runtime_core.runs.shared_context import Context
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Branch:
         self.parent = parent
         """The branch that waits for this one; None: this is the run's first."""
         self.context: Context | None = None
-        """The branch's context, created at its first use; see `sharing.py`."""
+        """The branch's context, created at its first use; see `Execution.context_of`."""
         self.attempt_read: int = 1 if parent is None else parent.attempt_read
         """What `ctx.attempt` has returned here. The digests of the following steps hold it if it is not 1."""
         self.patches: Mapping[str, bool] = NO_PATCHES if parent is None else parent.patches
@@ -52,6 +53,16 @@ class Branch:
         self.stopped = False
         """Whether this branch alone was stopped; it takes no more steps while the run continues."""
 
+    @property
+    def uses_context(self) -> bool:
+        """Whether the code has used the context of this branch or of one above."""
+        above: Branch | None = self
+        while above is not None:
+            if above.context is not None:
+                return True
+            above = above.parent
+        return False
+
     def move(self, prefix: str) -> None:
         """Number the next steps from 1 under another prefix."""
         self.prefix, self.count = prefix, 0
@@ -65,6 +76,14 @@ class Branch:
         self.attempt_read = max(self.attempt_read, ended.attempt_read)
 
 
+class Requested(StepOfRun, Protocol):
+    """A step that others perform."""
+
+    order: int
+    """Its place among all steps of this execution."""
+    request: StepRequest
+
+
 class Wait:
     """What one branch waits for: results of steps, and ends of helpers.
 
@@ -74,7 +93,7 @@ class Wait:
     __slots__ = ("future", "helpers", "missing", "owner", "woken")
 
     def __init__(self) -> None:
-        self.missing: dict[str, RequestStep[Any]] = {}  # Any: steps of all result types
+        self.missing: dict[str, Requested] = {}
         self.helpers = 0
         self.owner: asyncio.Task[Any] | None = None  # Any: tasks of all result types
         self.future: asyncio.Future[None] | None = None

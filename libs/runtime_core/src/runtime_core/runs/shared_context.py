@@ -427,3 +427,60 @@ def _read(kind: str, shape: type[Body], data: bytes) -> Body:
 
 def _digest(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+_RESULT = b'{"weft.context.branch":'
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_MEMBER = "context"
+_MARK = b'"context":'
+
+
+class _Result(msgspec.Struct):
+    branch: msgspec.Raw = msgspec.field(name="weft.context.branch")
+    value: msgspec.Raw
+
+
+_result = msgspec.json.Decoder(_Result).decode
+
+
+def with_snapshot(x: bytes, snapshot: bytes) -> bytes:
+    """Return the event's context with a snapshot in it."""
+    members = _members(x) if x else {}
+    members[_MEMBER] = msgspec.Raw(snapshot)
+    return msgspec.json.encode(members)
+
+
+def without_snapshot(x: bytes) -> bytes:
+    """Return the event's context without a snapshot."""
+    if _MARK not in x:
+        return x
+    members = _members(x)
+    members.pop(_MEMBER, None)
+    return msgspec.json.encode(members) if members else b""
+
+
+def with_member(x: bytes, name: str, value: object) -> bytes:
+    """Return the event's context with this member (JSON)."""
+    members = _members(x) if x else {}
+    members[name] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode(members)
+
+
+def snapshot_in(x: bytes) -> bytes:
+    """Return the snapshot in the event's context; empty if there is none."""
+    if _MARK not in x:
+        return b""
+    return bytes(_members(x).get(_MEMBER, b""))
+
+
+def wrapped(output: bytes, branch: bytes) -> bytes:
+    """Return a result together with the changes of the context."""
+    return b'%b%b,"value":%b}' % (_RESULT, branch, output)
+
+
+def unwrapped(payload: bytes) -> tuple[bytes, bytes]:
+    """Return the result and the changes of the context; most results have none."""
+    if not payload.startswith(_RESULT):
+        return payload, b""
+    found = _result(payload)
+    return bytes(found.value), bytes(found.branch)

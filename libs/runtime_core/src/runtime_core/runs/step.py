@@ -32,6 +32,7 @@ from runtime_core.ids import digest_in_attempt, step_digest
 from runtime_core.record.step import StepError as RowError
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
+    canonical,
     from_json,
     payload_of,
     recorded_error,
@@ -39,14 +40,15 @@ from runtime_core.runs.journal import (
     time_of,
     unpacked,
 )
-from runtime_core.runs.ports import Registered, RegisteredTool
 from runtime_core.runs.scheduler import OwnFlowOnly
-from runtime_core.runs.sharing import merge_changes, unwrapped
+from runtime_core.runs.shared_context import unwrapped
 from runtime_core.text import text_of_error
 
 if TYPE_CHECKING:
-    from runtime_core.runs.run import Run
+    from runtime_core.runs.execution import Execution
+    from runtime_core.runs.ports import Registered
     from runtime_core.runs.scheduler import Branch
+    from runtime_core.tools.tool import Tool
 
 T = TypeVar("T")
 _ERRORS: dict[str, type[StepError]] = {
@@ -64,12 +66,6 @@ _CONTAINERS = (b"{", b"[")
 """The first byte of JSON that may have keys in any order."""
 
 
-def canonical(data: bytes) -> bytes:
-    """Return the JSON with sorted keys, so that its digest does not depend on the order of a dict's keys."""
-    # Without a comma no object has two members, so there is only one order.
-    return codec.canonical_of(data) if b"," in data else data
-
-
 class Step(OwnFlowOnly, Generic[T]):
     """A durable step of a run. Await it, once or several times, for its result.
 
@@ -82,7 +78,9 @@ class Step(OwnFlowOnly, Generic[T]):
 
     __slots__ = ("data", "digest", "id", "key", "kind", "name", "order", "run")
 
-    def __init__(self, run: Run, branch: Branch, kind: str, name: str, key: str, data: bytes, digest: str = "") -> None:
+    def __init__(
+        self, run: Execution, branch: Branch, kind: str, name: str, key: str, data: bytes, digest: str = ""
+    ) -> None:
         """`digest` replaces the digest of kind, name, key and data."""
         self.run = run
         self.kind = kind
@@ -122,7 +120,7 @@ def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
     if step.kind == "agent":
         payload, changes = unwrapped(payload)
         if changes:
-            merge_changes(step.run, branch, changes)
+            step.run.context_of(branch).merge_changes(changes)
     return step.read(payload)
 
 
@@ -140,7 +138,7 @@ class CallTarget:
     pool: str = ""
 
 
-def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) -> tuple[str, str]:
+def name_and_pool(run: Execution, kind: str, known: Registered | None, named: object) -> tuple[str, str]:
     """Return the name and pool of a call. A name that this app does not know goes to the default pool.
 
     Ends the run with a WeftError for a function that is not registered.
@@ -158,7 +156,7 @@ def name_and_pool(run: Run, kind: str, known: Registered | None, named: object) 
 
 
 def with_positions(
-    values: Sequence[object], arguments: Mapping[str, object], name: str, known: RegisteredTool | None
+    values: Sequence[object], arguments: Mapping[str, object], name: str, known: Tool | None
 ) -> dict[str, object]:
     """Return arguments by name, some of them given by position. Raises InvalidInput."""
     if known is None:
@@ -190,7 +188,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
 
     def __init__(
         self,
-        run: Run,
+        run: Execution,
         branch: Branch,
         kind: str,
         name: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import OrderedDict
 from itertools import product
@@ -19,6 +20,7 @@ from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
+from runtime_core.engines.local import EngineCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
 from runtime_core.record.step import ENCODER, StepError, total_usage
@@ -32,10 +34,11 @@ from runtime_core.runs.commit import (
     parts_of,
     row_of_run,
 )
-from runtime_core.runs.definition import AgentDefinition
+from runtime_core.runs.definition import AgentDefinition, DeclaredApp
+from runtime_core.runs.execution import NO_META
 from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
-from runtime_core.runs.ports import Attempt, Compute, DeclaredApp, Meta, RecordedCalls, Workplace
-from runtime_core.runs.run import NO_META, Run
+from runtime_core.runs.ports import Attempt, Meta, RecordedCalls, Workplace
+from runtime_core.runs.run import Run
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.metrics import Metrics, count_model_calls
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
@@ -79,7 +82,8 @@ class _Warm:
         """The context of the events that it causes (JSON)."""
         self.connection = connection
         """The number of the connection over which it was read. A server that is back may have lost its last writes."""
-        self.parent = Parent()
+        self.parent: Parent | None = None
+        """Holds the parent of its spans; None until a turn is traced."""
         self.received: list[str] = []
         """The steps whose results it got for this turn."""
 
@@ -96,7 +100,7 @@ class TurnHandler:
         partitions: int = 1,
         warm_runs: int = WARM_RUNS,
         replies: Replies | None = None,
-        compute: Compute | None = None,
+        compute: EngineCompute | None = None,
         results: Results | None = None,
         outflow: Outflow | None = None,
         recorded: RecordedCalls | None = None,
@@ -145,7 +149,7 @@ class TurnHandler:
                 # The run or its task has ended: settling acknowledges the entry and frees the instance.
                 await self._bus.retry(delivery, 0, b"")
                 outcome = "cancelled"
-            elif tracing():
+            elif "opentelemetry.trace" in sys.modules and tracing():  # nothing is traced without OpenTelemetry's API
                 outcome = await self._traced(delivery, definition, warm)
             elif delivery.context and (caller := trace_context.stated(delivery.context)[0]):
                 # The agent's code may configure its own SDK of OpenTelemetry: its spans belong under the caller's.
@@ -244,7 +248,8 @@ class TurnHandler:
         ) as delivery.span:
             outcome = await self._run_turn(delivery, definition, warm)
             # Not if this raises: then the turn runs again and sends a span with the same id.
-            warm.parent.span.release()
+            if warm.parent is not None:
+                warm.parent.span.release()
             return outcome
 
     async def _advance_traced(self, delivery: Delivery, warm: _Warm) -> TurnResult:
@@ -252,14 +257,15 @@ class TurnHandler:
         session = str(_META.decode(delivery.context).get("session_id") or "") if delivery.context else ""
         # A turn that is repeated after a crash gets the same span id, so its earlier calls stay under it.
         span = trace_context.span_of_entry(self._bus.keys.stream(delivery.stream), delivery.entry.decode())
+        parent = warm.parent = warm.parent or Parent()
         with (
-            under(warm.parent),
-            gen_ai.agent_span(delivery.name, session=session, ids=Ids(0, span, 0), held=True) as warm.parent.span,
+            under(parent),
+            gen_ai.agent_span(delivery.name, session=session, ids=Ids(0, span, 0), held=True) as parent.span,
         ):
-            delivery.trace = warm.parent.span.traceparent
+            delivery.trace = parent.span.traceparent
             result = await warm.run.advance()
             if isinstance(result, Failed):
-                warm.parent.span.failed(result.type, result.message)
+                parent.span.failed(result.type, result.message)
                 delivery.span.failed(result.type, result.message)
             return result
 

@@ -47,9 +47,9 @@ from opentelemetry.trace import Span, TracerProvider
 
 from runtime_core.actors.autogen.serialization import FaithfulRegistry
 from runtime_core.actors.errors import SerializationError
+from runtime_core.actors.instances import Stepping
 from runtime_core.actors.runtime import Runtime
 from runtime_core.actors.serialization import SerializationRegistry
-from runtime_core.actors.stepping import Stepping
 from runtime_core.actors.vocabulary import Vocabulary, topic_reader
 from runtime_core.errors import ConfigurationError
 

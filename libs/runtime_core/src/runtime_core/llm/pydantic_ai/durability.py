@@ -56,8 +56,8 @@ from runtime_core.llm.client import CURRENT_CALL, CallState, LazyModel, show, sh
 from runtime_core.llm.failures import ConversationFailed, Endpoint
 from runtime_core.llm.model_call import ModelRequest
 from runtime_core.llm.request import label_of, messages_of, request_json, with_tools
-from runtime_core.runs.calls import Approval
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.effects import Approval
 from runtime_core.runs.guest import Guest, current_guest, host
 from runtime_core.telemetry.spans import within
 
