@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtime_core.aworld.events.replay import replay
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.manifest import HookPoint
@@ -24,7 +25,6 @@ from runtime_core.hooks.declared import (
 )
 from runtime_core.host.local import LocalApp
 from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.replay.replay import replay
 from tests.fleet import until
 from weft import AgentContext, App, Client, SubmitOptions, TaskHandle
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from runtime_core.aworld.events.replay import replay
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.llm.tokens import KeepRecent, Price, Summarise
-from runtime_core.replay.replay import replay
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns
 from weft import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent, SubmitOptions

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from runtime_core.client.replay import replay_code
 from runtime_core.host.local import LocalApp
-from runtime_core.replay.replay import replay_code
 from runtime_core.runs.engine_calls import INPUTS_STEP
 from tests.apps import engines_app
 from tests.contracts.engine import functions

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from runtime_core.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.replay.replay import Check, Difference, check, replay
+    from runtime_core.aworld.events.replay import replay
+    from runtime_core.client.replay import Check, Difference, check
     from runtime_core.trajectory.export import (
         export_items_jsonl,
         export_items_parquet,
@@ -35,17 +36,17 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Check": "runtime_core.replay.replay",
-    "Difference": "runtime_core.replay.replay",
+    "Check": "runtime_core.client.replay",
+    "Difference": "runtime_core.client.replay",
     "TaskTrajectory": "runtime_core.trajectory.reading",
     "TrajectoryStore": "runtime_core.trajectory.store",
-    "check": "runtime_core.replay.replay",
+    "check": "runtime_core.client.replay",
     "export_items_jsonl": "runtime_core.trajectory.export",
     "export_items_parquet": "runtime_core.trajectory.export",
     "export_jsonl": "runtime_core.trajectory.export",
     "export_parquet": "runtime_core.trajectory.export",
     "render": "runtime_core.trajectory.tree",
-    "replay": "runtime_core.replay.replay",
+    "replay": "runtime_core.aworld.events.replay",
     "trajectory_items": "runtime_core.trajectory.export",
 }
 

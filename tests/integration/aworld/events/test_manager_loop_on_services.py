@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from runtime_core.aworld.events.message import Recorded
+from runtime_core.aworld.events.replay import replay
 from runtime_core.client.client import Client
-from runtime_core.replay.replay import replay
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.apps.events_app import app
 from tests.fleet import Fleet, until

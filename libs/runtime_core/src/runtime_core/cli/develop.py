@@ -215,7 +215,7 @@ async def check_recorded(
     if after is None:
         raise BadParameter("--since is empty: give a span, as in 7d, or a time, as in 2026-11-01")
     loaded = load_app(named)
-    from runtime_core.replay.replay import check
+    from runtime_core.client.replay import check
 
     async with existing_trajectories(settings) as store:
         with counter("tasks checked") as show:

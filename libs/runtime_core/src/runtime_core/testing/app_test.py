@@ -11,10 +11,10 @@ from typing import Any, Self
 from runtime_core.app.app import App
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import Client
+from runtime_core.client.replay import replay_code
 from runtime_core.client.task import TaskHandle
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.host.local import LocalApp
-from runtime_core.replay.replay import replay_code
 from runtime_core.testing.crashes import KillReport, When, compare, run_and_kill
 from runtime_core.testing.fakes import FakeTool, Reply, ScriptedModel, tool_of
 from runtime_core.wire.events import ENDED

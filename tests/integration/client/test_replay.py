@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from runtime_core.client.replay import Check, check
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import InvalidInput
 from runtime_core.host.local import LocalApp
-from runtime_core.replay.replay import Check, check
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.service_forks import SOURCES
 from weft import AgentContext, App
@@ -102,7 +102,7 @@ async def test_other_arguments_are_named(tmp_path: Path) -> None:
 
     found = await checked(before, after, tmp_path)
     assert only(found) == ("1", 'ctx.tool("search", query="tea")', 'ctx.tool("search", query="tea!")')
-    assert found.differences[0].line.startswith("test_check.py:")
+    assert found.differences[0].line.startswith("test_replay.py:")
     assert str(found).endswith("1 tasks, 2 runs, 1 differ") or "1 differ" in str(found)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from runtime_core.aworld.events.handlers import NOTHING, DefaultToolHandler
 from runtime_core.aworld.events.message import TopicType
+from runtime_core.aworld.events.replay import replay
 from runtime_core.errors import InvalidInput, LocalStepError, WeftError
 from runtime_core.host.local import LocalApp
-from runtime_core.replay.replay import replay
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
 from weft import AgentContext, App

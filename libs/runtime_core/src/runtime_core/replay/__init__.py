@@ -1,1 +1,0 @@
-"""Replays recorded tasks: their code with the recorded results, or their messages."""
