@@ -16,10 +16,10 @@ from runtime_core.bus.keys import GROUPS
 from runtime_core.bus.library import FUNCTIONS, source_of
 from runtime_core.errors import Rejected
 from runtime_core.ingress import schedules
-from runtime_core.record import step as steps
 from runtime_core.wire import commands
 from runtime_core.wire import commands as submission
 from runtime_core.wire import events as facts
+from runtime_core.wire import step as steps
 from runtime_core.wire.envelope import Envelope
 from runtime_core.wire.events import STEP_RECORDED
 

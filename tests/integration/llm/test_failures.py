@@ -12,9 +12,9 @@ import pytest
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.llm.model_call import ask_model
 from runtime_core.llm.tokens import said
-from runtime_core.record.step import Step
 from runtime_core.runs import turn as turn_handler
 from runtime_core.telemetry.spans import REQUEST_MODEL
+from runtime_core.wire.step import Step
 from tests.integration.llm.asking import QUICK, WAIT, app_of, asked, asker, failure, shown
 from tests.openai_server.driver import OpenAIServer, Rule, answer, broken, cut, failing, gated, rate_limited
 from weft import AgentContext, App, Client

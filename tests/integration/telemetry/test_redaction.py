@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.record.step import ENCODER
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry import logs
 from runtime_core.telemetry.redaction import Redactor, redactor, use
+from runtime_core.wire.step import ENCODER
 from weft import AgentContext, App, Reject, RetryPolicy, ToolContext
 from weft.testing import LocalApp
 

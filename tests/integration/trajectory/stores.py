@@ -10,8 +10,8 @@ from pathlib import Path
 import asyncpg
 import msgspec
 
-from runtime_core.record.step import ENCODER, Step, TaskEnd
 from runtime_core.trajectory.store import RecordEntry
+from runtime_core.wire.step import ENCODER, Step, TaskEnd
 
 ENDED_MS = 1_793_491_200_000.0
 

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, StoreUnavailable
-from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.trajectory.export import export_jsonl
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from runtime_core.wire.step import ENCODER, Step, StepError
 from tests.integration.trajectory.stores import ENDED_MS, Database, end, entry, step
 
 
@@ -417,7 +417,7 @@ EXPORT = """
 import asyncio, json, resource, sys
 import msgspec
 from runtime_core.trajectory.export import export_jsonl, export_parquet
-from runtime_core.record.step import ENCODER, Step, TaskEnd
+from runtime_core.wire.step import ENCODER, Step, TaskEnd
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 
 def peak():

@@ -8,9 +8,9 @@ import json
 import msgspec
 import pytest
 
-from runtime_core.record.contents import LARGE_BYTES
-from runtime_core.record.step import ENCODER, Fork, Step
 from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.wire.contents import LARGE_BYTES
+from runtime_core.wire.step import ENCODER, Fork, Step
 from tests.integration.trajectory.stores import Database, end, entry, step
 from tests.servers.matrix import is_full
 

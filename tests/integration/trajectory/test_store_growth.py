@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from pydantic_ai import messages as ai
 
-from runtime_core.record.contents import UNSHORTENED_BYTES, SentLists
-from runtime_core.record.step import ENCODER, INCOMPLETE, STEPS, Step
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.redaction import Redactor
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from runtime_core.wire.contents import UNSHORTENED_BYTES, SentLists
+from runtime_core.wire.step import ENCODER, INCOMPLETE, STEPS, Step
 from tests.integration.trajectory.stores import Database
 from tests.integration.trajectory.test_store_contents import TURNS, counts, stored_bytes
 from weft import AgentContext, App

@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from runtime_core.aworld.response import StoreReader, completed
-from runtime_core.record.step import TaskEnd
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.wire.step import TaskEnd
 from weft import TaskResponse
 from weft.aworld import Task
 from weft.errors import ConfigurationError, StoreUnavailable

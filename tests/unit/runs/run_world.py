@@ -29,13 +29,13 @@ from runtime_core.consumer.effects import (
 )
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import OutputChanged
-from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.effects import Call, Question, Send, Timer
 from runtime_core.runs.journal import pack
 from runtime_core.runs.output import Piece
 from runtime_core.runs.ports import Attempt, Meta, Workplace
 from runtime_core.runs.run import Run
+from runtime_core.wire.step import Usage, total_usage
 
 STARTED_MS = 1_700_000_000_000
 Code = Callable[..., Coroutine[Any, Any, object]]  # Any: what programs of tests take and give

@@ -10,9 +10,9 @@ import pytest
 from runtime_core import errors
 from runtime_core.bus.commits import CallBegun
 from runtime_core.consumer.effects import Completed, Failed
-from runtime_core.record.step import total_usage
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall, takes_call
+from runtime_core.wire.step import total_usage
 from tests.unit.runs.run_world import World
 
 

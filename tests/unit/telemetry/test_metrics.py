@@ -21,7 +21,6 @@ from runtime_core.config.settings import Settings
 from runtime_core.host import service as endpoint_module
 from runtime_core.host.manager import StateManager
 from runtime_core.host.service import Endpoint, Response, plain
-from runtime_core.record.step import Step
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.metrics import (
     FRESH_SECONDS,
@@ -30,12 +29,13 @@ from runtime_core.telemetry.metrics import (
     PartitionMetrics,
     Sample,
     Series,
-    count_model_calls,
 )
 from runtime_core.telemetry.names import Kind
 from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
+from runtime_core.trajectory.model_call import count_model_calls
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.wire.step import Step
 from tests.observability.every_metric import every_metric
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime_core.record.step import ENCODER, STEPS, Step, StepError
 from runtime_core.telemetry import json_redaction, secret_search
 from runtime_core.telemetry.json_redaction import ESCAPES
 from runtime_core.telemetry.redaction import Redactor, patterns_of
 from runtime_core.telemetry.secret_search import MAX_CANDIDATES, RULE, candidate_pattern
+from runtime_core.wire.step import ENCODER, STEPS, Step, StepError
 from tests.unit.telemetry.former_rules import secrets_in
 
 KNOWN = "a word that is known"

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime_core.errors import InvalidInput
-from runtime_core.record.step import ENCODER, Step, StepError, TaskEnd
 from runtime_core.trajectory import export
 from runtime_core.trajectory.export import export_jsonl, export_parquet
 from runtime_core.trajectory.parquet import SCHEMA
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from runtime_core.wire.step import ENCODER, Step, StepError, TaskEnd
 
 ENDED = datetime(2026, 11, 1, 12, tzinfo=UTC)
 ENDED_MS = ENDED.timestamp() * 1_000

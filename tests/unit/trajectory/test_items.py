@@ -12,7 +12,6 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from runtime_core.record.step import ENCODER, Step, StepError, TaskEnd
 from runtime_core.trajectory import export
 from runtime_core.trajectory.export import export_items_jsonl, export_items_parquet, trajectory_items
 from runtime_core.trajectory.items import (
@@ -26,6 +25,7 @@ from runtime_core.trajectory.items import (
 from runtime_core.trajectory.parquet import ITEM_SCHEMA
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from runtime_core.wire.step import ENCODER, Step, StepError, TaskEnd
 from weft import App
 from weft.errors import ConfigurationError, InvalidInput
 

@@ -10,7 +10,6 @@ import pytest
 
 from runtime_core.client.fork import runs_of
 from runtime_core.consumer.effects import Completed
-from runtime_core.record.step import NOTHING, Step, StepError, TaskEnd
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.secret_search import HIDDEN
@@ -25,6 +24,7 @@ from runtime_core.trajectory.model_call import (
 )
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import render, to_tree
+from runtime_core.wire.step import NOTHING, Step, StepError, TaskEnd
 from tests.unit.runs.run_world import Program, World
 
 QUESTION = {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Where is Ulm?"}]}

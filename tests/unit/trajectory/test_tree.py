@@ -7,10 +7,10 @@ import json
 import msgspec
 import pytest
 
-from runtime_core.record.step import Fork, Step, StepError, TaskEnd
 from runtime_core.text import duration
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import render, to_tree
+from runtime_core.wire.step import Fork, Step, StepError, TaskEnd
 
 
 def step(

@@ -9,8 +9,8 @@ from runtime_core.lazy import loader
 if TYPE_CHECKING:
     from runtime_core.llm.failures import ModelFailed
     from runtime_core.llm.tokens import KeepAll, KeepRecent, Price, Summarise
-    from runtime_core.record.step import Usage
     from runtime_core.runs.model_step import ModelCall
+    from runtime_core.wire.step import Usage
 
 __all__ = [
     "KeepAll",
@@ -29,7 +29,7 @@ _PLACES = {
     "ModelFailed": "runtime_core.llm.failures",
     "Price": "runtime_core.llm.tokens",
     "Summarise": "runtime_core.llm.tokens",
-    "Usage": "runtime_core.record.step",
+    "Usage": "runtime_core.wire.step",
 }
 
 _EXTRAS = {"KeepAll": "llm", "KeepRecent": "llm", "ModelFailed": "llm", "Price": "llm", "Summarise": "llm"}

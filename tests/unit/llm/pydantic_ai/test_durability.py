@@ -21,9 +21,9 @@ from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, 
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.llm.pydantic_ai.definition import PydanticAgent, tool_call
 from runtime_core.llm.pydantic_ai.durability import CARRIED
-from runtime_core.record.step import Step
 from runtime_core.runs.journal import pack
 from runtime_core.tools.tool import AbandonedThreads, ToolContext
+from runtime_core.wire.step import Step
 from tests.unit.runs.run_world import World
 
 

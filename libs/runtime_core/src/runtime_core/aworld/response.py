@@ -18,10 +18,10 @@ from runtime_core.wire.events import TaskRecord, TaskResponse
 
 if TYPE_CHECKING:
     from runtime_core.maintenance.dead_letters import DeadLetters
-    from runtime_core.record.step import Step
     from runtime_core.trajectory.items import TrajectoryStrategy
     from runtime_core.trajectory.reading import TaskTrajectory
     from runtime_core.trajectory.store import TrajectoryStore
+    from runtime_core.wire.step import Step
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.partition import Partition
 from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import JournalLost, LimitExceeded, Reserved, ServerError
-from runtime_core.record.contents import UNSHORTENED_BYTES, NewLists
 from runtime_core.telemetry.redaction import redactor
+from runtime_core.wire.contents import UNSHORTENED_BYTES, NewLists
 
 JOURNAL_LIMIT = 10_000
 """The most steps of one run."""

@@ -19,7 +19,7 @@ from runtime_core.bus.keys import (
 )
 from runtime_core.bus.library import library
 from runtime_core.errors import Fenced, ServerError, is_temporary
-from runtime_core.record.contents import SentLists
+from runtime_core.wire.contents import SentLists
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import msgspec
 from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.durability import DurabilityVerbs
 from runtime_core.errors import Fenced, Rejected, ServerError
-from runtime_core.record.step import ENCODER, FORK_STEP, Fork, Step
 from runtime_core.wire.commands import Begun, Submission
+from runtime_core.wire.step import ENCODER, FORK_STEP, Fork, Step
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.hooks.around import failed_entry
 from runtime_core.hooks.declared import STEP
 from runtime_core.ids import ROOT_RUN, any_digest, attempt_in_digest, digest_in_attempt, step_digest
-from runtime_core.record.step import Step, as_call
 from runtime_core.runs.calls import RequestStep
 from runtime_core.runs.definition import DeclaredApp
 from runtime_core.runs.effects import Call
@@ -33,6 +32,7 @@ from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.events import TaskResponse
+from runtime_core.wire.step import Step, as_call
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore

@@ -24,9 +24,9 @@ from runtime_core.text import duration
 from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
 
 if TYPE_CHECKING:
-    from runtime_core.record.step import TaskEnd
     from runtime_core.trajectory.reading import TaskTrajectory
     from runtime_core.trajectory.store import TrajectoryStore
+    from runtime_core.wire.step import TaskEnd
 
 Row = dict[str, Any]
 """A task, or a part of one, as JSON. (Any: JSON.)"""
@@ -231,8 +231,8 @@ def task_in_store(recorded: TaskTrajectory) -> Row:
 
 def _usage_of(recorded: TaskTrajectory) -> Row:
     """Return the task's usage from its recorded steps."""
-    from runtime_core.record.step import Usage, total_usage
     from runtime_core.telemetry.spans import RESPONSE_MODEL
+    from runtime_core.wire.step import Usage, total_usage
 
     reports = [
         Usage(step.usage, {str(step.attributes.get(RESPONSE_MODEL, step.name)): step.usage} if by_model else {})

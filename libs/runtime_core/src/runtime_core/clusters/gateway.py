@@ -34,12 +34,12 @@ from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, St
 from runtime_core.engines.results import MAP, MapRequest, Results, map_outcome
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.record.step import StepError
 from runtime_core.telemetry import gen_ai, names
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import tracing
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE
+from runtime_core.wire.step import StepError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from runtime_core.record.step import Step, Usage
+from runtime_core.wire.step import Step, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

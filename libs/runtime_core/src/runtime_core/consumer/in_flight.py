@@ -17,9 +17,9 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import EndedPart, EndedTasks
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
-from runtime_core.record.step import ENCODER, StepError
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
+from runtime_core.wire.step import ENCODER, StepError
 
 logger = logging.getLogger(__name__)
 

@@ -39,12 +39,12 @@ from runtime_core.errors import (
     ToolError,
     WeftError,
 )
-from runtime_core.record import step as steps
-from runtime_core.record.step import ENCODER, Step, Usage
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import DUPLICATE
 from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
+from runtime_core.wire import step as steps
+from runtime_core.wire.step import ENCODER, Step, Usage
 
 logger = logging.getLogger(__name__)
 NOTHING_USED = Usage()

@@ -46,12 +46,12 @@ from runtime_core.gateway.requests import (
 )
 from runtime_core.ingress.schedules import FIELDS
 from runtime_core.maintenance.dead_letters import By, LetterFilter
-from runtime_core.record.step import ENCODER
 from runtime_core.wire.commands import checked_text
+from runtime_core.wire.step import ENCODER
 
 if TYPE_CHECKING:
-    from runtime_core.record.step import Step
     from runtime_core.trajectory.store import Filters
+    from runtime_core.wire.step import Step
 
 PAGE = 50
 PAGE_MAX = 500

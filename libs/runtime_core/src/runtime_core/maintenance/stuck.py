@@ -19,8 +19,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
 from runtime_core.maintenance.measures import Fields, unpacked, work_streams
-from runtime_core.record.step import ENCODER, Step, StepError
 from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENCODER, Step, StepError
 
 SCAN_PAGE = 1000
 PAUSE_SECONDS = 0.5

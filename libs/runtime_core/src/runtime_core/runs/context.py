@@ -17,7 +17,6 @@ from runtime_core.declare.schema import encode
 from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
 from runtime_core.ids import checked_key, checked_message, checked_topic, idempotency_key, uuid_of_place
-from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.branches import CHANGED, AtEnd, Gather, Job, Released, limited
 from runtime_core.runs.calls import (
     ApprovalQuestion,
@@ -45,6 +44,7 @@ from runtime_core.runs.model_step import ModelStep
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, label_of, name_and_pool, with_positions
 from runtime_core.wire.commands import ENGINES
+from runtime_core.wire.step import Usage, total_usage
 
 if TYPE_CHECKING:
     from runtime_core.declare.declaration import Agent

@@ -20,7 +20,7 @@ from runtime_core.wire.envelope import rfc3339
 if TYPE_CHECKING:
     from runtime_core.bus.connection import Argument
     from runtime_core.consumer.effects import CommittedTurn
-    from runtime_core.record.step import Usage
+    from runtime_core.wire.step import Usage
 
 
 class Call(msgspec.Struct):

@@ -16,10 +16,10 @@ from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
 from runtime_core.declare.schema import encode
 from runtime_core.errors import WeftError
-from runtime_core.record.step import DIGEST, NOTHING, Usage
-from runtime_core.record.step import Step as Row
-from runtime_core.record.step import StepError as RowError
 from runtime_core.trajectory.model_call import usage_and_attributes
+from runtime_core.wire.step import DIGEST, NOTHING, Usage
+from runtime_core.wire.step import Step as Row
+from runtime_core.wire.step import StepError as RowError
 
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""

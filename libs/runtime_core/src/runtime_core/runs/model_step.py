@@ -12,10 +12,10 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, LimitExceeded, Reserved
 from runtime_core.ids import idempotency_key, step_digest
-from runtime_core.record.step import StepError as RowError
-from runtime_core.record.step import Usage, total_usage
 from runtime_core.runs.journal import canonical
 from runtime_core.runs.step import LocalStep, call_function
+from runtime_core.wire.step import StepError as RowError
+from runtime_core.wire.step import Usage, total_usage
 
 if TYPE_CHECKING:
     from runtime_core.bus.commits import CallBegun

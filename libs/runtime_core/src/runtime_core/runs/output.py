@@ -19,14 +19,14 @@ import msgspec
 
 from runtime_core.bus.deliveries import BranchOutput, StoredOutput
 from runtime_core.errors import OutputChanged
-from runtime_core.record.step import BYTES, PIECES
 from runtime_core.runs.journal import StepOfRun
+from runtime_core.wire.step import BYTES, PIECES
 
 if TYPE_CHECKING:
     from runtime_core.config.settings import Settings
-    from runtime_core.record.step import Step as Row
     from runtime_core.runs.journal import Rows
     from runtime_core.runs.scheduler import Branch
+    from runtime_core.wire.step import Step as Row
 
 RUN_BYTES = 1024 * 1024
 """The most unanswered bytes of a run before `ctx.emit` waits."""

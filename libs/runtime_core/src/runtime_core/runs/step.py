@@ -29,7 +29,6 @@ from runtime_core.errors import (
     ToolError,
 )
 from runtime_core.ids import digest_in_attempt, step_digest
-from runtime_core.record.step import StepError as RowError
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
     canonical,
@@ -43,6 +42,7 @@ from runtime_core.runs.journal import (
 from runtime_core.runs.scheduler import OwnFlowOnly
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.text import text_of_error
+from runtime_core.wire.step import StepError as RowError
 
 if TYPE_CHECKING:
     from runtime_core.runs.execution import Execution

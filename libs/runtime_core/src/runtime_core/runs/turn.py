@@ -23,7 +23,6 @@ from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on
 from runtime_core.engines.local import EngineCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
-from runtime_core.record.step import ENCODER, StepError, total_usage
 from runtime_core.runs.commit import (
     HandedBack,
     ManifestCache,
@@ -40,7 +39,7 @@ from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
 from runtime_core.runs.ports import Attempt, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.telemetry import gen_ai, trace_context
-from runtime_core.telemetry.metrics import Metrics, count_model_calls
+from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import (
     DUPLICATE,
@@ -54,6 +53,8 @@ from runtime_core.telemetry.spans import (
     within,
 )
 from runtime_core.telemetry.trace_context import Ids
+from runtime_core.trajectory.model_call import count_model_calls
+from runtime_core.wire.step import ENCODER, StepError, total_usage
 
 logger = logging.getLogger(__name__)
 

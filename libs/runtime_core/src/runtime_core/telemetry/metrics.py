@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,11 +24,6 @@ from prometheus_client.utils import floatToGoString
 
 from runtime_core.telemetry import names
 from runtime_core.telemetry.names import Kind, MetricName
-from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
-
-if TYPE_CHECKING:
-    from runtime_core.record.step import Step
-
 
 FRESH_SECONDS = 15.0
 """How long a partition's values are exported after a measurement: a few measurements may fail."""
@@ -317,31 +312,3 @@ def version() -> str:
         return importlib.metadata.version("weft")
     except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
         return "unknown"
-
-
-ANSWERED = "answered"
-
-_TOKEN_TYPES = {
-    "input_tokens": "input",
-    "output_tokens": "output",
-    "cached_tokens": "cached",
-    "reasoning_tokens": "reasoning",
-}
-
-
-def count_model_calls(metrics: Metrics, rows: Iterable[Step]) -> None:
-    """Count the rows that are model calls. A deferred or failed call counts by its error type."""
-    for row in rows:
-        if row.kind != "model":
-            continue
-        provider, model = str(row.attributes.get(PROVIDER, "")), str(row.attributes.get(REQUEST_MODEL, row.name))
-        outcome = row.error.type if row.error is not None else ANSWERED
-        metrics.model_calls[provider, model, outcome].inc()
-        metrics.model_call_seconds[provider, model].observe(max(row.ended - row.started, 0.0) / 1000)
-        if isinstance(first := row.attributes.get(TIME_TO_FIRST_CHUNK), int | float):
-            metrics.model_first_chunk_seconds[provider, model].observe(first)
-        for name, kind in _TOKEN_TYPES.items():
-            if amount := row.usage.get(name):
-                metrics.model_tokens[model, kind].inc(amount)
-        if cost := row.usage.get("cost"):
-            metrics.model_cost[model].inc(cost)

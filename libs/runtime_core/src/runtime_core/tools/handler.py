@@ -18,7 +18,6 @@ from runtime_core.bus.spans import call_span
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.settle import NOTHING_USED, Calls, failed_from
 from runtime_core.errors import NotReady
-from runtime_core.record.step import StepError
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
@@ -33,6 +32,7 @@ from runtime_core.tools.tool import (
     is_allowed,
     not_allowed,
 )
+from runtime_core.wire.step import StepError
 
 logger = logging.getLogger(__name__)
 

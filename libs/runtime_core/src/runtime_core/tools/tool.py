@@ -20,7 +20,7 @@ from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
 from runtime_core.errors import LoopInterrupt
 from runtime_core.periodic import TimeLimit
-from runtime_core.record.step import Usage, total_usage
+from runtime_core.wire.step import Usage, total_usage
 
 PROGRESS_AT_ONCE = 16
 """Progress reports that a thread may queue for the loop before it waits."""

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, Unpack
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.record.step import ENCODER
 from runtime_core.trajectory.items import (
     DefaultTrajectoryStrategy,
     RewardFunction,
@@ -21,6 +20,7 @@ from runtime_core.trajectory.items import (
 )
 from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory, exported
 from runtime_core.trajectory.store import Filters, TrajectoryStore
+from runtime_core.wire.step import ENCODER
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.parquet import Shape

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runtime_core.errors import InvalidInput
-from runtime_core.record.step import Step, TaskEnd, place
 from runtime_core.trajectory.model_call import (
     answer_of,
     content_of,
@@ -24,6 +23,7 @@ from runtime_core.trajectory.model_call import (
 )
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
+from runtime_core.wire.step import Step, TaskEnd, place
 
 Score: TypeAlias = float | Mapping[str, Any] | None  # Any: the user's own JSON
 _FOLLOWING = frozenset({"tool", "agent", "engine", "ray", "spark", "human"})

@@ -7,13 +7,16 @@ has a pydantic-ai message. Other results are read in the common formats of such 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from runtime_core.codec import readable
-from runtime_core.record.step import Step, StepError
 from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
+from runtime_core.wire.step import Step, StepError
 
 _OWN_KINDS = ("model", "step", "engine")
 _encode = msgspec.json.Encoder().encode
@@ -194,3 +197,31 @@ def _member(raw: msgspec.Raw, name: str) -> object:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return value
+
+
+ANSWERED = "answered"
+
+_TOKEN_TYPES = {
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "cached_tokens": "cached",
+    "reasoning_tokens": "reasoning",
+}
+
+
+def count_model_calls(metrics: Metrics, rows: Iterable[Step]) -> None:
+    """Count the rows that are model calls. A deferred or failed call counts by its error type."""
+    for row in rows:
+        if row.kind != "model":
+            continue
+        provider, model = str(row.attributes.get(PROVIDER, "")), str(row.attributes.get(REQUEST_MODEL, row.name))
+        outcome = row.error.type if row.error is not None else ANSWERED
+        metrics.model_calls[provider, model, outcome].inc()
+        metrics.model_call_seconds[provider, model].observe(max(row.ended - row.started, 0.0) / 1000)
+        if isinstance(first := row.attributes.get(TIME_TO_FIRST_CHUNK), int | float):
+            metrics.model_first_chunk_seconds[provider, model].observe(first)
+        for name, kind in _TOKEN_TYPES.items():
+            if amount := row.usage.get(name):
+                metrics.model_tokens[model, kind].inc(amount)
+        if cost := row.usage.get("cost"):
+            metrics.model_cost[model].inc(cost)

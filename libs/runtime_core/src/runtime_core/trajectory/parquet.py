@@ -11,9 +11,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runtime_core.record.step import ENCODER
 from runtime_core.trajectory.items import TrajectoryItem
 from runtime_core.trajectory.reading import ExportedStep
+from runtime_core.wire.step import ENCODER
 
 Row = TypeVar("Row")
 

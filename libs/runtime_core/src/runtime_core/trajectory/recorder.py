@@ -18,12 +18,12 @@ from runtime_core.bus.keys import TRAJECTORY_RECORDER
 from runtime_core.bus.spans import record_spans
 from runtime_core.consumer.leader import Leader, Leaders
 from runtime_core.errors import BusUnavailable, InvalidInput
-from runtime_core.record.step import StepError, TaskEnd
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.telemetry.spans import tracing
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from runtime_core.wire.step import StepError, TaskEnd
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from sqlalchemy import (
 )
 
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.record.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Contents, text_of_json, without_nul
-from runtime_core.record.step import ENCODER, INCOMPLETE, Step, StepError, TaskEnd, place
-from runtime_core.record.step import STEPS as STEPS_DECODER
+from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Contents, text_of_json, without_nul
+from runtime_core.wire.step import ENCODER, INCOMPLETE, Step, StepError, TaskEnd, place
+from runtime_core.wire.step import STEPS as STEPS_DECODER
 
 FORMAT = 3
 """Version of the tables. Increment it for a change that an older release cannot read or write."""

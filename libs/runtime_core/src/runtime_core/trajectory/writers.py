@@ -19,7 +19,6 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import Fenced, StoreUnavailable
-from runtime_core.record.contents import missing_nodes
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.database import BUSY_TIMEOUT_SECONDS, translated
 from runtime_core.trajectory.tables import (
@@ -31,6 +30,7 @@ from runtime_core.trajectory.tables import (
     rows_of,
     rows_of_contents,
 )
+from runtime_core.wire.contents import missing_nodes
 
 NO_ENTRY = "0-0"
 """The cursor before the first entry."""

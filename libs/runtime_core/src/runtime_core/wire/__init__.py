@@ -1,1 +1,1 @@
-"""The protocol with clients: envelopes, their commands, and the events that Weft sends back."""
+"""What crosses the edges: envelopes, commands and events of clients, and the steps on the record stream."""

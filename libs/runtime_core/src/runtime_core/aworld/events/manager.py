@@ -26,7 +26,7 @@ from runtime_core.aworld.events.message import (
 from runtime_core.codec import quoted
 from runtime_core.consumer.settle import error_text
 from runtime_core.errors import InvalidInput, LimitExceeded, Outcome
-from runtime_core.record.step import place
+from runtime_core.wire.step import place
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.errors import InvalidInput
-from runtime_core.record.step import CALL_CHARACTERS, PLACE_MAX, as_call, place
+from runtime_core.wire.step import CALL_CHARACTERS, PLACE_MAX, as_call, place
 
 NUMBERS = st.lists(st.integers(0, 200), min_size=1, max_size=3).map(tuple)
 RUNS = st.lists(NUMBERS, max_size=3).map(tuple)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime_core.record.step import ENCODER, STEPS, Step
+from runtime_core.wire.step import ENCODER, STEPS, Step
 
 DIGEST_BYTES = 20
 LARGE_BYTES = 4_096

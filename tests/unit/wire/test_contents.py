@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime_core.record.contents import Contents, Node, missing_nodes
-from runtime_core.record.step import ENCODER
+from runtime_core.wire.contents import Contents, Node, missing_nodes
+from runtime_core.wire.step import ENCODER
 
 
 def contents_of(*lists: list[object]) -> tuple[Contents, list[bytes]]:

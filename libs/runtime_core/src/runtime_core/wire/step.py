@@ -70,7 +70,7 @@ class Step(msgspec.Struct, omit_defaults=True):
     """JSON, as passed in."""
     input_after: str = ""
     """On the record stream: the messages in `input` follow those of this list, which an earlier row contains; a
-    hexadecimal digest of `record/contents.py`. Empty if `input` has all messages. The store joins them."""
+    hexadecimal digest of `wire/contents.py`. Empty if `input` has all messages. The store joins them."""
     output: msgspec.Raw = NOTHING
     """JSON, as returned."""
     error: StepError | None = None

@@ -1,1 +1,0 @@
-"""Rows of the trajectory, as commits write them to the record stream."""
