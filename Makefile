@@ -46,7 +46,7 @@ unexport DOCS TOPIC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit docs dist ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit docs screenshots dist ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -155,6 +155,9 @@ audit: ## Look up known vulnerabilities of all locked packages; a package that c
 docs: $(DOCS_SITE)/.setup $(DOCS_SITE)/.mermaid ## Build the documents as a site in .cache/site, searchable offline; a wrong link fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS_SITE)/bin/python -m mkdocs build --strict --quiet
 	@echo "open .cache/site/index.html"
+
+screenshots: setup ## Take the screenshots of docs/console.md again, in an installed Chromium
+	$(RUN) docs.console_images
 
 dist: setup ## Build the wheel and the source distribution in dist/, and check them
 	rm -rf dist

@@ -22,6 +22,7 @@ PLACES = {
     "autogen_core": ("actors.autogen",),
     "asyncpg": ("trajectory",),
     "hiredis": ("bus.connection",),
+    "jinja2": ("gateway.console.site",),
     "jsonschema_rs": ("declare.manifest",),
     "httpx2": ("llm.client", "tools.mcp.transport"),
     "mcp": ("tools.mcp",),

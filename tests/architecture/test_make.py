@@ -34,6 +34,7 @@ TARGETS = [
     "mutants",
     "audit",
     "docs",
+    "screenshots",
     "dist",
     "ci",
     "clean",

@@ -69,6 +69,9 @@ def test_it_installs_two_packages(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"runtime_core", "weft"}
     assert {"runtime_core/py.typed", "weft/py.typed"} <= set(names)
     assert {f"runtime_core/bus/functions/{name}.lua" for name in FUNCTIONS} <= set(names)
+    console = ROOT / "libs/runtime_core/src/runtime_core/gateway/console"
+    files = [path for folder in ("templates", "static") for path in (console / folder).iterdir()]
+    assert {f"runtime_core/gateway/console/{path.parent.name}/{path.name}" for path in files} <= set(names)
 
 
 def test_it_says_its_license(wheel: Path) -> None:

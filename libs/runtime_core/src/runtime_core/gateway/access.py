@@ -163,6 +163,17 @@ class Access:
                 raise
             raise Problem(CONFLICT, error.message, error.field) from None
 
+    async def send(self, caller: Caller, task_id: str, name: str, value: object) -> None:
+        """Send a message to a running task. Raises Problem if it has ended or cannot keep another one."""
+        handle = await self.known(caller, task_id)
+        caller.check_references("value", codec.encode(value), self._blobs)
+        try:
+            await handle.send(name, value)
+        except InvalidInput as error:
+            if error.field != "task_id":
+                raise
+            raise Problem(CONFLICT, error.message, error.field) from None
+
     async def fork(
         self,
         caller: Caller,

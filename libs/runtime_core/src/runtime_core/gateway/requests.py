@@ -6,6 +6,7 @@ Every error names its part of the request.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import re
 import time
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -199,6 +201,9 @@ BODY_MAX_BYTES = 2 * 1024 * 1024
 BATCH_MAX_BYTES = 8 * 1024 * 1024
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
+FORM = "application/x-www-form-urlencoded"
+FIELDS_MAX = 1_000
+"""Fields of one form."""
 _ENTRY = re.compile(r"(\d{1,19})-(\d{1,19})")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 
@@ -243,6 +248,25 @@ async def _read(request: Request, count: Callable[[int], None], most: int) -> by
     return b"".join(parts)
 
 
+async def read_form(request: Request, limits: Limits, most: int) -> dict[str, list[str]]:
+    """Return the fields of a form (`application/x-www-form-urlencoded`). Raises Problem."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != FORM:
+        raise Problem(MEDIA, f"Content-Type {quoted(kind)}: send {FORM}", "Content-Type")
+    with limits.body() as count:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                data = await _read(request, count, most)
+        except TimeoutError:
+            raise Problem(SLOW, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        except ClientDisconnect:
+            raise Problem(BODY, "the connection ended before the body did") from None
+    try:
+        return parse_qs(data.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
+    except ValueError:
+        raise Problem(BODY, f"the body is no form of at most {FIELDS_MAX} fields in UTF-8") from None
+
+
 def _too_large(most: int) -> Problem:
     return Problem(TOO_LARGE, f"the body is over the limit of {most} bytes: store the data and send a reference")
 
@@ -264,6 +288,19 @@ def list_of_objects(name: str, value: object, most: int) -> list[dict[str, objec
 def json_reply(document: object, status: int = 200, **headers: str) -> Response:
     """Return a response with a JSON document."""
     return Response(msgspec.json.encode(document), status, headers, codec.JSON)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, with or without a port, is this machine's own."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+    if ":" in host and host.count(":") > 1 and not host.startswith("["):
+        name = host
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 # -- headers and parameters --------------------------------------------------------------------------------------

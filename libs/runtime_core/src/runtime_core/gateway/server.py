@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -30,6 +29,9 @@ from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.gateway.access import Access
+from runtime_core.gateway.console.actions import Actions
+from runtime_core.gateway.console.pages import Pages
+from runtime_core.gateway.console.site import Site
 from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT, ApiKeys, Caller, caller_of
 from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import (
@@ -41,6 +43,7 @@ from runtime_core.gateway.requests import (
     UNAUTHORIZED,
     Limits,
     Problem,
+    is_loopback,
     problem_of,
 )
 from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
@@ -107,9 +110,16 @@ async def _describe(request: Request, caller: Caller) -> Response:
 
 
 def build_application(
-    offered: Sequence[Operation], limits: Limits, origins: Sequence[str], keys: ApiKeys | None = None
+    offered: Sequence[Operation],
+    limits: Limits,
+    origins: Sequence[str],
+    keys: ApiKeys | None = None,
+    pages: Sequence[Route] = (),
 ) -> Starlette:
-    """Return the application. `origins` are the web pages whose scripts may call it. None for `keys`: it is open."""
+    """Return the application. `origins` are the web pages whose scripts may call it. None for `keys`: it is open.
+
+    `pages` are those of the console.
+    """
     by_path: dict[str, dict[str, Operation]] = {}
     for one in offered:
         by_path.setdefault(one.path, {})[one.method] = one
@@ -127,7 +137,7 @@ def build_application(
             )
         )
     application = Starlette(
-        routes=routes,
+        routes=[*routes, *pages],
         middleware=middleware,
         exception_handlers={HTTPException: _no_route},
     )
@@ -184,19 +194,6 @@ class _Resource:
         return caller_of(key)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host, with or without a port, is this machine's own."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
-    if ":" in host and host.count(":") > 1 and not host.startswith("["):
-        name = host
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
 async def _no_route(request: Request, error: Exception) -> Response:
     return Problem(NO_ROUTE, "see /openapi.json for the paths").response()
 
@@ -244,11 +241,12 @@ class Gateway:
             trajectory_url=settings.trajectory_url,
             schedule_bounds=ScheduleBounds(settings.tenant_schedules_max, settings.tenant_schedules_max_bytes),
         )
+        keys = ApiKeys(self._client.buses[0]) if has_keys else None
+        streams = StreamRoutes(self._access, limits, self._stopping)
+        site = Site(limits, keys)
+        pages = site.routes([*Pages(site, self._access, streams).pages(), *Actions(self._access).pages()])
         application = build_application(
-            operations(self._access, limits, StreamRoutes(self._access, limits, self._stopping)),
-            limits,
-            settings.http_origins,
-            ApiKeys(self._client.buses[0]) if has_keys else None,
+            operations(self._access, limits, streams), limits, settings.http_origins, keys, pages
         )
         self._server = _Server(
             uvicorn.Config(

@@ -1,0 +1,151 @@
+"""What the pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import RedirectResponse, Response
+
+from runtime_core.client.task_view import Row, TaskFilter, describe_wait, read_task, task_in_store
+from runtime_core.errors import InvalidInput
+from runtime_core.gateway.access import Access
+from runtime_core.gateway.console import views
+from runtime_core.gateway.console.site import HEADERS, HOME, Page, Site, Visit
+from runtime_core.gateway.keys import OPERATE, READ
+from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_task
+from runtime_core.gateway.tasks import STATUSES, StreamRoutes
+from runtime_core.ids import is_task_id
+from runtime_core.maintenance.dead_letters import LetterFilter
+
+FILTERS = ("status", "agent", "session", "key", "tenant", "age", "q")
+"""Parameters of the list of tasks that select tasks."""
+AGES = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000}
+PAGE = 50
+QUESTIONS_MAX = 200
+LETTERS_MAX = 5
+"""Dead letters of a task that its page offers to redrive."""
+
+
+class Pages:
+    """The pages that only read."""
+
+    def __init__(self, site: Site, access: Access, streams: StreamRoutes) -> None:
+        self._site = site
+        self._access = access
+        self._streams = streams
+
+    def pages(self) -> list[Page]:
+        return [
+            Page("GET", HOME, self.home, READ),
+            Page("GET", f"{HOME}/tasks", self.tasks, READ),
+            Page("GET", f"{HOME}/tasks/{{task_id}}", self.task, READ),
+            Page("GET", f"{HOME}/tasks/{{task_id}}/events", self.events, READ),
+            Page("GET", f"{HOME}/people", self.people, READ),
+        ]
+
+    async def home(self, visit: Visit) -> Response:
+        return RedirectResponse(f"{HOME}/tasks", 303, HEADERS)
+
+    # -- tasks -------------------------------------------------------------------------------------------------
+
+    async def tasks(self, visit: Visit) -> Response:
+        query = visit.request.query_params
+        given = {name: query.get(name, "").strip()[:512] for name in FILTERS}
+        problem = ""
+        if given["status"] not in ("", *STATUSES):
+            given["status"] = ""
+        if is_task_id(given["q"]) and await (await self._access.handle(visit.caller, given["q"])).exists():
+            return RedirectResponse(f"{HOME}/tasks/{given['q']}", 303, HEADERS)
+        age = AGES.get(given["age"])
+        wanted = TaskFilter(
+            status=given["status"], agent=given["agent"], session=given["session"], key=given["key"],
+            tenant=given["tenant"], text=given["q"], since_ms=views.now_ms() - age if age else 0.0,
+        )  # fmt: skip
+        try:
+            page = await self._access.tasks(visit.caller, wanted, PAGE, query.get("cursor", "")[:400])
+            rows, cursor = page.tasks, page.cursor
+        except (Problem, InvalidInput) as error:
+            rows, cursor, problem = [], "", error.detail if isinstance(error, Problem) else error.message
+        return self._site.render(
+            visit,
+            "tasks.html",
+            rows=rows,
+            problem=problem,
+            given=given,
+            statuses=STATUSES,
+            ages=AGES,
+            with_filter=lambda **changed: _query(given, **changed),
+            following=_query(given, cursor=cursor) if cursor else "",
+            first=not query.get("cursor"),
+            filtered=any(given.values()),
+            now=views.now_ms(),
+        )
+
+    async def task(self, visit: Visit) -> Response:
+        task_id = visit.request.path_params["task_id"]
+        view, tree = await self._task(visit, task_id)
+        query = visit.request.query_params
+        line = views.timeline(view, tree)
+        failure = views.root_failure(line) if view["status"] == "failed" else None
+        chosen = line.row(query.get("step", "")) or (failure.row if failure else None) or line.rows[0]
+        now = views.now_ms()
+        tokens, cost = views.tokens_and_cost(view.get("usage") or {})
+        url = str(visit.request.base_url).rstrip("/")
+        return self._site.render(
+            visit,
+            "task.html",
+            view=view,
+            line=line,
+            failure=failure,
+            chosen=chosen,
+            split=views.time_split(chosen, line.rows) if chosen.kind == "agent" else [],
+            tab=query.get("tab", "timeline") if query.get("tab") in ("output", "events", "data") else "timeline",
+            waits=[(wait, describe_wait(wait, now)) for wait in view.get("waits_for", ())],
+            snippets=views.snippets(view, url, keyed=not self._site.opened),
+            tokens=tokens,
+            cost=cost,
+            now=now,
+            open=view["status"] in ("accepted", "running", "waiting"),
+            recorded=tree is not None,
+            fork=(tree or {}).get("fork"),
+        )
+
+    async def _task(self, visit: Visit, task_id: str) -> tuple[Row, Mapping[str, Any] | None]:
+        """Return a task and its trajectory as a tree, if one is recorded. Raises Problem if neither is known."""
+        from runtime_core.trajectory.tree import to_tree  # here: it imports SQLAlchemy
+
+        handle = await self._access.handle(visit.caller, task_id)
+        view = await read_task(handle.bus, handle.task_id, letters=False)
+        try:
+            recorded = await self._access.trajectory(visit.caller, task_id)
+        except Problem as problem:
+            if problem.kind not in (NO_TRAJECTORY, NO_STORE):
+                raise
+            recorded = None
+        if view is None and recorded is None:
+            raise no_task(handle.task_id)
+        if view is None:
+            assert recorded is not None
+            view = {"created": 0, **task_in_store(recorded), "gone": True}
+        tree = None if recorded is None else to_tree(recorded)
+        if "input" not in view and tree is not None and tree["runs"] and tree["runs"][0]["recorded"]:
+            view["input"] = tree["runs"][0]["input"]  # the broker keeps the input of open tasks only
+        if view["status"] == "failed" and visit.may(OPERATE):
+            letters, _ = await self._access.letters(visit.caller, LetterFilter(task=task_id), LETTERS_MAX)
+            view["dead_letters"] = [letter["letter_id"] for letter in letters]
+        return view, tree
+
+    async def events(self, visit: Visit) -> Response:
+        """Stream the events of a task, as the API does."""
+        return await self._streams.events(visit.request, visit.caller)
+
+    async def people(self, visit: Visit) -> Response:
+        rows = await self._access.questions(visit.caller, QUESTIONS_MAX)
+        return self._site.render(visit, "people.html", rows=rows, now=views.now_ms())
+
+
+def _query(given: Mapping[str, str], **changed: str) -> str:
+    merged = {name: value for name, value in {**given, **changed}.items() if value}
+    return f"{HOME}/tasks" + (f"?{urlencode(merged)}" if merged else "")

@@ -1,0 +1,308 @@
+"""What every page passes through: login by key, CSRF tokens, security headers, templates, static files, errors."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from runtime_core.gateway.console import views
+from runtime_core.gateway.keys import ApiKeys, Caller, caller_of
+from runtime_core.gateway.requests import (
+    DEFECT,
+    FORBIDDEN,
+    METHOD,
+    NO_HOST,
+    NO_ROUTE,
+    UNAUTHORIZED,
+    Limits,
+    Problem,
+    is_loopback,
+    problem_of,
+    read_form,
+)
+from runtime_core.telemetry.metrics import version
+
+logger = logging.getLogger(__name__)
+
+HOME = "/console"
+FOLDER = Path(__file__).parent
+KEY_COOKIE, FORM_COOKIE, THEME_COOKIE = "weft_key", "weft_form", "weft_theme"
+TOKEN = "token"  # noqa: S105 - the name of a field
+FORM_MAX_BYTES = 4 * 1024 * 1024
+"""The largest form. A character of an input of 1 MiB may take three bytes in it."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_STATIC = {path.name: path.read_bytes() for path in sorted((FOLDER / "static").iterdir()) if path.suffix in _TYPES}
+_STATIC_VERSION = hashlib.sha256(b"".join(_STATIC.values())).hexdigest()[:12]
+
+Form = Mapping[str, list[str]]
+"""The fields of a form that was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request for a page, and who makes it."""
+
+    request: Request
+    caller: Caller
+    token: str
+    """What each form of the page must send back."""
+    form: Form
+
+    def may(self, role: str) -> bool:
+        return role in self.caller.roles
+
+    def field(self, name: str) -> str:
+        """Return a field of the form; empty if it is absent."""
+        return self.form.get(name, [""])[0]
+
+
+Handler = Callable[[Visit], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A method on a path of the console, and the role that it needs (empty: none)."""
+
+    method: str
+    path: str
+    handler: Handler
+    role: str
+    every_tenant: bool = False
+    """Whether it shows data of all tenants, so that a tenant's key may not open it."""
+
+
+class Site:
+    """Renders pages for callers. None for `keys`: the gateway is open, on loopback only."""
+
+    def __init__(self, limits: Limits, keys: ApiKeys | None) -> None:
+        self._limits = limits
+        self._keys = keys
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+            autoescape=True,
+            undefined=jinja2.ChainableUndefined,  # records of other releases may lack members
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters |= views.FILTERS
+        self._templates.globals |= {
+            "static": f"{HOME}/static",
+            "static_version": _STATIC_VERSION,
+            "home": HOME,
+            "pages_of": pages_of,
+        }
+
+    @property
+    def opened(self) -> bool:
+        """Whether everyone on this machine may do everything."""
+        return self._keys is None
+
+    def routes(self, pages: Sequence[Page]) -> list[Route]:
+        by_path: dict[str, dict[str, Page]] = {}
+        for one in (
+            *pages,
+            Page("GET", f"{HOME}/login", self._login_page, ""),
+            Page("POST", f"{HOME}/login", self._login, ""),
+            Page("POST", f"{HOME}/logout", self._logout, ""),
+        ):
+            by_path.setdefault(one.path, {})[one.method] = one
+        found = [Route(path, _Entry(self, methods), methods=None) for path, methods in by_path.items()]
+        return [*found, Route(f"{HOME}/static/{{name}}", _static), Route("/", _to_home)]
+
+    def render(self, visit: Visit, template: str, /, *, status: int = 200, **values: Any) -> Response:
+        """Return a page. (Any: what the template shows.)"""
+        query = visit.request.query_params
+        text = self._templates.get_template(template).render(
+            visit=visit,
+            path=visit.request.url.path,
+            theme=visit.request.cookies.get(THEME_COOKIE, ""),
+            opened=self.opened,
+            version=version(),
+            notice=views.NOTICES.get(query.get("notice", ""), ""),
+            **values,
+        )
+        return HTMLResponse(text, status, HEADERS)
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request, methods: Mapping[str, Page]) -> Response:
+        visit = Visit(request, Caller("", ()), "", {})
+        new_cookie = ""
+        try:
+            page = methods.get(request.method)
+            if page is None:
+                raise Problem(METHOD, f"methods are {', '.join(methods)}", headers={"Allow": ", ".join(methods)})
+            caller = await self._caller_of(request)
+            secret = request.cookies.get(KEY_COOKIE if caller is not None and self._keys else FORM_COOKIE, "")
+            if not secret:
+                if request.headers.get("sec-fetch-site") == "cross-site" and request.method == "GET":
+                    # A link on another site comes without the cookies, which are strict: load the page once more.
+                    return HTMLResponse(self._templates.get_template("again.html").render(), 200, HEADERS)
+                secret = new_cookie = secrets.token_urlsafe(32)
+            visit = Visit(request, caller or Caller("", ()), _token_of(secret), {})
+            if caller is None and page.role:
+                return self._ask_to_log_in(request)
+            visit = await self._admitted(visit, page)
+            response = await page.handler(visit)
+        except Exception as error:
+            response = self._failed(visit, error)
+        if new_cookie:
+            set_cookie(request, response, FORM_COOKIE, new_cookie)
+        return response
+
+    async def _caller_of(self, request: Request) -> Caller | None:
+        address = request.client.host if request.client else ""
+        if self._keys is None:
+            # As in the API: a web page can point its own host name at 127.0.0.1.
+            if not is_loopback(request.headers.get("host", "")):
+                raise Problem(NO_HOST, "this gateway has no keys and answers to localhost only", "Host")
+            return Caller(address)
+        text = request.cookies.get(KEY_COOKIE, "")
+        key = await self._keys.find(text) if text else None
+        return None if key is None else caller_of(key)
+
+    async def _admitted(self, visit: Visit, page: Page) -> Visit:
+        """Return the visit with its form. Raises Problem if it may not be made."""
+        request, caller = visit.request, visit.caller
+        address = request.client.host if request.client else ""
+        self._limits.count_request(caller.name or address)
+        if page.role and page.role not in caller.roles:
+            raise Problem(FORBIDDEN, f"your key lacks the role {page.role!r}; it has {', '.join(caller.roles)}")
+        if page.every_tenant and caller.tenant:
+            raise Problem(FORBIDDEN, f"your key reaches the tasks of tenant {caller.tenant} only")
+        if page.method == "GET":
+            return visit
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise Problem(FORBIDDEN, "the form was sent from another site")
+        form = await read_form(request, self._limits, FORM_MAX_BYTES)
+        if not hmac.compare_digest(form.get(TOKEN, [""])[0].encode(), visit.token.encode()):
+            raise Problem(FORBIDDEN, "the form is too old, or was sent from another site: load the page again")
+        return Visit(request, caller, visit.token, form)
+
+    def _failed(self, visit: Visit, error: Exception) -> Response:
+        problem = problem_of(error)
+        request = visit.request
+        if problem is None:
+            logger.error("%s %s failed", request.method, request.scope["path"][:200], exc_info=error)
+            problem = Problem(DEFECT, "an error that nobody expected; the log of the gateway has it")
+        if problem.kind is UNAUTHORIZED:
+            return self._ask_to_log_in(request)
+        response = self.render(visit, "error.html", status=problem.kind.status.value, problem=problem)
+        response.headers.update(problem.headers or {})
+        return response
+
+    # -- login -------------------------------------------------------------------------------------------------
+
+    def _ask_to_log_in(self, request: Request) -> Response:
+        back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        if request.method != "GET":
+            back = HOME
+        return RedirectResponse(f"{HOME}/login?next={quote(back, safe='')}", 303, HEADERS)
+
+    async def _login_page(self, visit: Visit) -> Response:
+        if self._keys is None or visit.caller.roles:
+            return RedirectResponse(HOME, 303, HEADERS)
+        return self.render(visit, "login.html", next=visit.request.query_params.get("next", ""), wrong=False)
+
+    async def _login(self, visit: Visit) -> Response:
+        text = visit.field("key").strip()
+        key = await self._keys.find(text) if self._keys is not None else None
+        if key is None:
+            return self.render(visit, "login.html", status=401, next=visit.field("next"), wrong=True)
+        response = RedirectResponse(local_path(visit.field("next")), 303, HEADERS)
+        set_cookie(visit.request, response, KEY_COOKIE, text)
+        return response
+
+    async def _logout(self, visit: Visit) -> Response:
+        response = RedirectResponse(f"{HOME}/login", 303, HEADERS)
+        response.delete_cookie(KEY_COOKIE, path="/")
+        return response
+
+
+NAVIGATION = (
+    ("/tasks", "Tasks", "tasks", "t"),
+    ("/people", "People", "people", "p"),
+)
+"""Path, name, icon and key of each page in the navigation."""
+
+
+def pages_of(visit: Visit) -> list[tuple[str, str, str, str]]:
+    """Return the pages that the visitor may open."""
+    return list(NAVIGATION)
+
+
+class _Entry:
+    """A path of the console, as an ASGI application."""
+
+    def __init__(self, site: Site, methods: Mapping[str, Page]) -> None:
+        self._site = site
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._site.answer(Request(scope, receive, send), self._methods)
+        await response(scope, receive, send)
+
+
+def _token_of(secret: str) -> str:
+    """Return the CSRF token that belongs to a cookie."""
+    return hmac.new(secret.encode(), b"weft console form", hashlib.sha256).hexdigest()
+
+
+def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
+    """Set a cookie that ends with the browser. Scripts cannot read it, and requests of other sites do not carry it."""
+    # The header of a proxy can only make the cookie stricter.
+    secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
+    response.set_cookie(name, value, path="/", httponly=True, samesite="strict", secure=secure)
+
+
+def local_path(text: str) -> str:
+    """Return a path of the console, never of another site."""
+    parts = urlsplit(text) if text.isprintable() and "\\" not in text else None
+    if parts is None or parts.scheme or parts.netloc or not parts.path.startswith(HOME):
+        return HOME
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+def see(path: str, notice: str = "") -> Response:
+    """Return a redirect to a page of the console, with the name of a notice that it shows."""
+    target = local_path(path)
+    if notice:
+        target += ("&" if "?" in target else "?") + f"notice={notice}"
+    return RedirectResponse(target, 303, HEADERS)
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    data = _STATIC.get(name)
+    if data is None:
+        return Problem(NO_ROUTE, "there is no such file").response()
+    # The version in the URL changes with the files.
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+    return Response(data, 200, headers, _TYPES[Path(name).suffix])
+
+
+async def _to_home(request: Request) -> Response:
+    return RedirectResponse(HOME, 303, HEADERS)

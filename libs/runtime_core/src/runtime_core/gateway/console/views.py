@@ -1,0 +1,403 @@
+"""A task as the console shows it: its steps as rows of a tree with bars on a time line, and its root failure."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from runtime_core.text import duration, shortened
+
+Json = Any
+"""A part of a task, as JSON. (Any: JSON.)"""
+
+NOTICES = {
+    "started": "The task has started.",
+    "cancelled": "The task was cancelled.",
+    "cancelled-many": "The selected tasks were cancelled.",
+    "answered": "The answer was sent.",
+    "sent": "The message was sent.",
+    "forked": "The fork has started.",
+    "redriven": "The dead letter runs again.",
+    "dropped": "The dead letter was dropped.",
+    "none": "Nothing was selected.",
+}
+"""What a page says after an action, by the name in its URL."""
+SHOWN_CHARACTERS = 20_000
+_FRAME = re.compile(r'(?m)^(?=  File ")')
+ROWS_MAX = 400
+WIDTH = 1000
+"""Units of the time line."""
+_WAITING = ("human", "timer", "receive", "acquire")
+_WORK = {"model": "model", "tool": "tool", "engine": "engine", "ray": "engine", "spark": "engine", "agent": "agent"}
+KINDS = {"timer": "sleep", "receive": "message", "human": "person", "usage": "usage"}
+"""Kind of a step → its name for people, if that differs."""
+
+
+def now_ms() -> float:
+    return time.time_ns() / 1e6
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+def pretty(value: Json) -> str:
+    """Return JSON on several lines, or a text as it is, shortened."""
+    if isinstance(value, str):
+        return shortened(value, SHOWN_CHARACTERS)
+    try:
+        return shortened(json.dumps(value, indent=2, ensure_ascii=False), SHOWN_CHARACTERS)
+    except (TypeError, ValueError, RecursionError):
+        return shortened(repr(value), SHOWN_CHARACTERS)
+
+
+def as_json(value: Json) -> str:
+    """Return JSON for a field that a person edits."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def preview(value: Json, width: int = 80) -> str:
+    """Return a value on one line."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return shortened(" ".join(text[: 4 * width].split()), width)
+
+
+def iso(ms: float) -> str:
+    """Return a time for `<time datetime>`."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def utc(ms: float) -> str:
+    """Return a time for people, in UTC."""
+    return iso(ms)[:19].replace("T", " ") + " UTC"
+
+
+def ago(ms: float) -> str:
+    """Return how long ago a time was, in its largest unit."""
+    seconds = max(0.0, now_ms() - ms) / 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{int(seconds)} s ago"
+
+
+def span(ms: float) -> str:
+    """Return a time span for people: 0.4 ms, 624 ms, 1.25 s, 3 min 02 s, 2 h 10 min, 3.2 d."""
+    if ms < 0.05:
+        return "0 ms"
+    if 10 <= ms < 999.5:
+        return f"{ms:.0f} ms"
+    return f"{ms / 86_400_000:.1f} d" if ms >= 172_800_000 else duration(ms)
+
+
+def own_frames(traceback: str) -> str:
+    """Return a traceback without Weft's own frames; empty if it has no others, or none of Weft."""
+    frames = _FRAME.split(traceback)
+    own = [frame for frame in frames[1:] if "/runtime_core/" not in frame.partition("\n")[0]]
+    if not own or len(own) == len(frames) - 1:
+        return ""
+    if "/runtime_core/" in frames[-1].partition("\n")[0]:  # the error's text follows the last frame
+        own.append("\n".join(line for line in frames[-1].split("\n")[1:] if not line.startswith(" ")))
+    return frames[0] + "".join(own)
+
+
+def amount(value: float) -> str:
+    """Return a count for people: 1,240, 45.2 k, 3.1 M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def money(value: float) -> str:
+    """Return a cost in the currency that the agents report."""
+    return f"{value:.4f}" if value < 1 else f"{value:,.2f}"
+
+
+FILTERS = {
+    "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
+    "amount": amount, "money": money, "own_frames": own_frames,
+}  # fmt: skip
+
+
+def tokens_and_cost(usage: Mapping[str, Json]) -> tuple[float, float]:
+    """Return the tokens and the cost of a usage."""
+    numbers = {name: value for name, value in usage.items() if isinstance(value, int | float)}
+    tokens = numbers.get("input_tokens", 0) + numbers.get("output_tokens", 0)
+    return tokens or numbers.get("tokens", 0), numbers.get("cost", 0)
+
+
+# -- a task's steps as rows --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a time line."""
+
+    kind: str
+    """`queue`, `agent`, `tool`, `model`, `engine`, `step`, `wait`, `retry`, `failed`: its colour and its word."""
+    start: float
+    end: float
+    label: str = ""
+
+    def x(self, line: Timeline) -> float:
+        return line.x(self.start)
+
+    def width(self, line: Timeline) -> float:
+        return max(line.x(self.end) - line.x(self.start), 3.0)
+
+
+@dataclass(slots=True)
+class StepRow:
+    """A run or a step, as a row of the tree."""
+
+    path: str
+    depth: int
+    kind: str
+    name: str
+    status: str
+    started: float
+    ended: float
+    node: Json
+    """As `to_tree` returns it; empty for an open step that only the broker knows."""
+    attempts: int = 1
+    tokens: float = 0
+    """Of the row and everything below it."""
+    cost: float = 0
+    bars: list[Bar] = field(default_factory=list)
+    wait: Json = None
+    """What the step waits for: an item of `waits_for`."""
+
+    @property
+    def word(self) -> str:
+        return KINDS.get(self.kind, self.kind)
+
+    @property
+    def place(self) -> str:
+        """The step as `weft task fork --at` names it; empty for the task's first run."""
+        return self.path.partition("/")[2]
+
+    @property
+    def span(self) -> float:
+        return max(0.0, self.ended - self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All rows of a task with the time that they share."""
+
+    rows: list[StepRow]
+    start: float
+    end: float
+    hidden: int = 0
+    """Rows beyond the limit."""
+
+    def x(self, ms: float) -> float:
+        return round(WIDTH * min(1.0, max(0.0, (ms - self.start) / max(self.end - self.start, 0.001))), 1)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places and labels of the axis."""
+        whole = self.end - self.start
+        return [(WIDTH * part / 4, span(whole * part / 4)) for part in range(5)]
+
+    def row(self, path: str) -> StepRow | None:
+        return next((row for row in self.rows if row.path == path), None)
+
+
+def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: int = ROWS_MAX) -> Timeline:
+    """Return a task's rows: from its trajectory, with the open steps that the broker knows."""
+    now = now_ms()
+    created = float(view.get("created") or (tree or {}).get("created") or now)
+    end = float(view.get("ended") or now)
+    rows: list[StepRow] = []
+    for depth, node in _walk((tree or {}).get("runs", ())):
+        rows.append(_row(depth, node))
+    if not rows:
+        rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
+    _open_steps(rows, view, created, now)
+    for question in view.get("questions", ()):
+        # A request's id is `run:step-digest`.
+        path = str(question["request_id"]).rpartition("-")[0].replace(":", "/")
+        for row in rows:
+            if row.path == path:
+                row.name = row.name or str(question["prompt"])
+    root = rows[0]
+    if root.path == "r" and not root.node.get("recorded"):
+        root.name, root.kind, root.status = str(view.get("agent", "")), "agent", str(view.get("status", ""))
+        root.started, root.ended = created, end
+        root.node = {**root.node, "input": view.get("input"), "output": view.get("output"), "error": view.get("error")}
+    for row in rows:
+        _draw(row)
+    start = min([created, *(row.started for row in rows if row.started)])
+    last = max([end if not view.get("ended") else created, *(row.ended for row in rows)])
+    return Timeline(rows[:most], start, max(last, start + 1), max(0, len(rows) - most))
+
+
+def _walk(nodes: Sequence[Json], depth: int = 0) -> Iterator[tuple[int, Json]]:
+    pending = [(depth, node) for node in reversed(nodes)]
+    while pending:
+        at, node = pending.pop()
+        yield at, node
+        pending += [(at + 1, child) for child in reversed(node["children"])]
+
+
+def path_of(node: Json) -> str:
+    return f"{node['run']}/{node['step']}" if node["step"] else str(node["run"])
+
+
+def _row(depth: int, node: Json) -> StepRow:
+    tokens, cost = 0.0, 0.0
+    for _, below in _walk([node]):
+        more = tokens_and_cost(below["usage"])
+        # An agent's own row sums up nothing: its usage is in the rows below it.
+        tokens, cost = tokens + more[0], cost + more[1]
+    status = node["status"] or ("running" if not node["recorded"] else "")
+    return StepRow(
+        path_of(node), depth, node["kind"] or "agent", node["name"], status, node["started"], node["ended"], node,
+        node["attempts"] or 1, tokens, cost,
+    )  # fmt: skip
+
+
+def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, now: float) -> None:
+    """Add what the runs of an open task wait for, each below its run."""
+    by_path = {row.path: row for row in rows}
+    for row in rows[1:]:
+        if not row.node.get("recorded"):
+            below = [each for each in rows if each.path.startswith(row.path + "/") and each.started]
+            row.started, row.ended = min((each.started for each in below), default=created), now
+    for wait in view.get("waits_for", ()):
+        path = f"{wait['run']}/{wait['step']}" if wait["step"] else wait["run"]
+        found = by_path.get(path)
+        if found is not None:
+            found.wait, found.ended = wait, now
+            found.name = found.name or str(wait.get("name", ""))
+            continue
+        own = by_path.get(wait["run"])
+        before = [each.ended for each in rows if each.path.rpartition("/")[0] == wait["run"] and not each.wait]
+        since = float(wait.get("since") or max(before, default=own.started if own is not None else created))
+        name = str(wait.get("name") or "")
+        row = StepRow(path, (own.depth if own else 0) + 1, wait["kind"], name, "waiting", since, now, {})
+        row.wait, row.attempts = wait, int(wait.get("attempt") or 1)
+        at = max((number for number, each in enumerate(rows) if _within(each.path, wait["run"])), default=-1) + 1
+        rows.insert(at, row)
+        by_path[path] = row
+
+
+def _within(path: str, run: str) -> bool:
+    return path == run or path.startswith(run + "/")
+
+
+def _draw(row: StepRow) -> None:
+    kind = "wait" if row.kind in _WAITING else _WORK.get(row.kind, "step")
+    errors = [error for error in (row.node.get("errors") or (row.wait or {}).get("errors") or ()) if error.get("at")]
+    if row.kind != "agent" and errors:
+        # The record has the end of each failed attempt, and both ends of the last one.
+        row.bars.append(Bar("retry", errors[0]["at"], row.started, "waiting for the next attempt"))
+        row.started = min(row.started, errors[0]["at"])
+        row.bars[0] = Bar("retry", row.started, row.node.get("started") or row.ended, "waiting for the next attempt")
+    start = row.node.get("started") or row.started
+    if row.wait is not None and row.kind not in (*_WAITING, "agent"):
+        kind = "retry" if row.wait.get("attempt") else kind
+    label = f"{row.word} {row.name}, {span(row.ended - start)}"
+    row.bars.append(Bar(kind, start, max(row.ended, start), label))
+    row.bars += [
+        Bar("failed", error["at"], error["at"], f"attempt {number} failed") for number, error in enumerate(errors, 1)
+    ]
+    if row.status == "failed":
+        row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
+
+
+def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float]]:
+    """Return how a run's time splits: what its direct steps took, and the rest. Steps in parallel count once."""
+    below = [each for each in rows if each.path != row.path and each.path.rpartition("/")[0] == row.path]
+    found: list[tuple[str, float]] = []
+    taken: list[tuple[float, float]] = []
+    for word, kind in (
+        ("model", "model"),
+        ("tools", "tool"),
+        ("engines", "engine"),
+        ("agents", "agent"),
+        ("other steps", "step"),
+        ("waiting", "wait"),
+        ("between attempts", "retry"),
+    ):
+        own = [(bar.start, bar.end) for each in below for bar in each.bars if bar.kind == kind]
+        length = _length([*taken, *own]) - _length(taken)
+        taken += own
+        if length > 0:
+            found.append((word, length))
+    rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
+    if below and rest > 0:
+        found.append(("queue, own code, commits", rest))
+    return found
+
+
+def _length(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    whole, last = 0.0, float("-inf")
+    for start, end in sorted(parts):
+        if end > last:
+            whole += end - max(start, last)
+            last = end
+    return whole
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a task failed: the deepest failed step, and the runs that failed because of it."""
+
+    row: StepRow
+    error: Json
+    dragged: list[StepRow]
+
+
+def root_failure(line: Timeline) -> Failure | None:
+    """Return the first failure of a failed task; None if no failed step is recorded."""
+    failed = [row for row in line.rows if row.status == "failed" and row.node.get("error")]
+    # A run fails when its step does, so the deepest row of the chain below the first run is the cause.
+    chain = [row for row in failed if row.path == "r"]
+    while chain:
+        below = [row for row in failed if row.path != chain[-1].path and row.path.startswith(chain[-1].path + "/")]
+        same = [row for row in below if row.node["error"]["message"] in chain[-1].node["error"]["message"]] or []
+        if not same:
+            break
+        chain.append(min(same, key=lambda row: (row.depth, row.ended)))
+    if not chain:
+        return None
+    root = chain[-1]
+    return Failure(root, root.node["error"], chain[-2::-1])
+
+
+# -- a task as code ----------------------------------------------------------------------------------------------
+
+
+def snippets(view: Mapping[str, Json], url: str, keyed: bool) -> dict[str, str]:
+    """Return how to start the same task by curl, by the command, and in Python."""
+    agent, given = str(view.get("agent", "")), view.get("input")
+    body = msgspec.json.encode({"agent": agent, "input": given}).decode()
+    header = ' \\\n  -H "Authorization: Bearer $WEFT_KEY"' if keyed else ""
+    text = msgspec.json.encode(given).decode()
+    literal = repr(given)
+    return {
+        "curl": f"curl -X POST {shlex.quote(url + '/v1/tasks')}{header} \\\n"
+        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}",
+        "CLI": f"weft submit {shlex.quote(agent)} {shlex.quote(text)}",
+        "Python": f"async with Client.connect() as client:\n    task = await client.submit({agent!r}, {literal})\n"
+        "    print(await task.result())",
+    }

@@ -1,0 +1,286 @@
+"""The console over HTTP: login, forms, rights, tenants, hostile texts, and what each page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from runtime_core.gateway.keys import ANSWER, OPERATE, READ, ROLES, SUBMIT
+from tests.fleet import Fleet, until
+from tests.integration.gateway.consoles import Page, console_fleet, login, page, send, shown
+from tests.integration.gateway.gateways import SECONDS, http
+from tests.integration.gateway.test_keys import make_key
+from tests.servers.process import Server
+from weft import Client, SubmitOptions
+
+pytestmark = pytest.mark.timeout(300)
+HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><b onclick='x'>{{ 7*7 }}{% raise %}"
+GETS = ("", "/tasks", "/tasks/t", "/tasks/t/events", "/people")
+POSTS = (
+    ("/tasks", SUBMIT),
+    ("/cancel", OPERATE),
+    ("/tasks/t/cancel", OPERATE),
+    ("/tasks/t/answer", ANSWER),
+    ("/tasks/t/send", ANSWER),
+    ("/tasks/t/fork", SUBMIT),
+    ("/tasks/t/redrive", OPERATE),
+)
+
+
+async def key_of(fleet: Fleet, *options: str) -> str:
+    return (await make_key(fleet, *options))["Authorization"].removeprefix("Bearer ")
+
+
+async def test_a_person_logs_in_by_key(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with console_fleet(valkey, namespace, tmp_path, WEFT_HTTP_AUTH="keys") as fleet, http(fleet) as client:
+        form = await page(client, "/login")
+        wrong = await send(client, "/login", form, {"key": "weft_000000000000_" + "a" * 43})
+        assert wrong.status_code == 401
+        assert "unknown or was revoked" in wrong.text
+        for target in (
+            "https://evil.example/",
+            "//evil.example",
+            "/\\evil.example",
+            "/v1/tasks",
+            "javascript:alert(1)",
+        ):
+            async with http(fleet) as other:
+                form = await page(other, "/login")
+                done = await send(other, "/login", form, {"key": await key_of(fleet), "next": target})
+                assert done.headers["location"] == "/console"
+        key = await key_of(fleet)
+        await login(client, key)
+        assert "newsroom" not in (await page(client, "/tasks")).text
+        cookies = {cookie.name: cookie for cookie in client.cookies.jar}
+        assert cookies["weft_key"].value == key
+        out = await send(client, "/logout", await page(client, "/tasks"), {})
+        assert "weft_key" in out.headers["set-cookie"]
+        assert (await client.get("/console/tasks")).status_code == 303
+
+
+async def test_cookies_and_headers_are_strict(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with console_fleet(valkey, namespace, tmp_path, WEFT_HTTP_AUTH="keys") as fleet, http(fleet) as client:
+        key = await key_of(fleet)
+        for proxied, secure in (({}, False), ({"X-Forwarded-Proto": "https"}, True)):
+            async with http(fleet) as other:
+                form = await page(other, "/login")
+                done = await send(other, "/login", form, {"key": key}, **proxied)
+                set_cookie = done.headers["set-cookie"]
+                assert "HttpOnly" in set_cookie
+                assert "SameSite=strict" in set_cookie
+                assert ("Secure" in set_cookie) is secure
+        await login(client, key)
+        for path in ("/tasks", "/tasks/t", "/people", "/login"):
+            answer = await client.get(f"/console{path}")
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert answer.headers["cache-control"] == "no-store"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        # A link on another site comes without the cookies: the page loads once more, and nobody is logged out.
+        async with http(fleet) as other:
+            again = await other.get("/console/tasks", headers={"Sec-Fetch-Site": "cross-site"})
+            assert 'http-equiv="refresh"' in again.text
+            assert "set-cookie" not in again.headers
+
+
+async def test_a_key_opens_pages_and_sends_forms_as_its_roles_say(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with console_fleet(valkey, namespace, tmp_path, WEFT_HTTP_AUTH="keys") as fleet, http(fleet) as nobody:
+        for path in GETS:
+            assert (await nobody.get(f"/console{path}")).headers["location"].startswith("/console/login"), path
+        for path, _ in POSTS:
+            assert (await nobody.post(f"/console{path}", data={})).headers["location"].startswith("/console/login")
+        for role in ROLES:
+            async with http(fleet) as client:
+                await login(client, await key_of(fleet, "--role", role))
+                opened = await client.get("/console/tasks")
+                assert opened.status_code == (200 if role == READ else 403)
+                for path, needed in POSTS:
+                    answer = await send(client, path, Page(opened.text), {})
+                    assert ("lacks the role" in answer.text) is (role != needed), (path, role, answer.text[-500:])
+
+
+async def test_a_form_needs_its_token_and_its_own_site(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        http(fleet) as other,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        await trusted.submit("listener", "x", task_id="listens")
+        seen, foreign = await page(client, "/tasks"), await page(other, "/tasks")
+        for fields in ({"x": "1"}, {"token": ""}, {"token": foreign.token}, {"token": "é"}):
+            assert (await client.post("/console/tasks/listens/cancel", data=fields)).status_code == 403
+        crossed = await send(client, "/tasks/listens/cancel", seen, {}, **{"Sec-Fetch-Site": "cross-site"})
+        assert crossed.status_code == 403
+        media = await client.post("/console/tasks/listens/cancel", json={"token": seen.token})
+        assert media.status_code == 415
+        for host in ("evil.example", "127.0.0.1.evil.example"):
+            assert (await client.get("/console/tasks", headers={"Host": host})).status_code == 421
+        await shown(client, "/tasks/listens", "waiting")
+        done = await send(client, "/tasks/listens/cancel", seen, {})
+        assert done.headers["location"] == "/console/tasks/listens?notice=cancelled"
+        assert "Open without keys" in (await shown(client, "/tasks/listens", "cancelled")).text
+
+
+async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path, WEFT_HTTP_AUTH="keys") as fleet,
+        http(fleet) as acme,
+        http(fleet) as evil,
+    ):
+        await login(acme, await key_of(fleet, "--tenant", "acme"))
+        await login(evil, await key_of(fleet, "--tenant", "evil"))
+        own, foreign = await page(acme, "/tasks"), await page(evil, "/tasks")
+        for agent in ("approver", "analyst"):
+            started = await send(acme, "/tasks", own, {"agent": agent, "input": "a secret"})
+            assert started.headers["location"].startswith("/console/tasks/acme.")
+        failed = started.headers["location"].partition("?")[0].removeprefix("/console")
+        await shown(acme, failed, "Redrive")
+        asked = await shown(acme, "/people", "Send this newsletter")
+        action = next(each["action"] for each in asked.all("form") if each["action"].endswith("/answer"))
+        task = action.removesuffix("/answer").removeprefix("/console")
+        question = asked.all("input", name="request_id")[0]["value"]
+        letter = (await page(acme, failed)).all("input", name="letter")[0]["value"]
+        name = task.removeprefix("/tasks/")
+        for other in (task, f"/tasks/evil.{name}", f"/tasks/{name.removeprefix('acme.')}", failed):
+            for path in ("", "/events"):
+                answer = await evil.get(f"/console{other}{path}")
+                assert answer.status_code == 404, (other, path)
+                assert "a secret" not in answer.text
+            forms: tuple[tuple[str, dict[str, str]], ...] = (
+                ("cancel", {}),
+                ("answer", {"request_id": question, "verdict": "approve"}),
+                ("send", {"name": "x", "value": "1"}),
+                ("fork", {}),
+                ("redrive", {"letter": letter}),
+            )
+            for path, fields in forms:
+                answer = await send(evil, f"{other}/{path}", foreign, fields)
+                assert answer.status_code == 404, (other, path, answer.text[-500:])
+                assert "a secret" not in answer.text
+        await send(evil, "/cancel", foreign, {"task": [name, f"evil.{name}"]})
+        for path in ("/tasks", "/people", "/tasks?q=secret", "/tasks?tenant=acme", f"/tasks?q={name}"):
+            answer = await evil.get(f"/console{path}", follow_redirects=True)
+            assert "acme." not in answer.text.replace(name, ""), path
+            assert "Send this newsletter" not in answer.text
+        assert "waiting" in (await page(acme, task)).text
+        done = await send(acme, f"{task}/answer", asked, {"request_id": question, "verdict": "approve"})
+        assert done.headers["location"].endswith("notice=answered")
+        await shown(acme, task, "completed")
+
+
+async def test_hostile_texts_stay_texts(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """In inputs, errors, prompts, data, outputs, keys, sessions, tenants, and whatever a URL says."""
+    async with (
+        console_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        for agent in ("analyst", "editor", "approver", "reporter", "hasty"):
+            await trusted.submit(
+                agent, HOSTILE, task_id=agent, key=HOSTILE, session_id=HOSTILE, stream=True,
+                options=SubmitOptions(tenant="<i>t</i>", metadata={HOSTILE: HOSTILE}),
+            )  # fmt: skip
+        await shown(client, "/tasks/analyst", "It took down")
+        await shown(client, "/tasks/reporter", "three paragraphs")
+        for agent in ("editor", "approver"):
+            await shown(client, f"/tasks/{agent}", "Send the answer" if agent == "editor" else "Deny")
+        paths = [f"/tasks/{agent}{tab}" for agent in ("analyst", "editor", "approver", "reporter", "hasty")
+                 for tab in ("", "?tab=data", "?tab=output", "?step=r/1", "?step=r/2/1")]  # fmt: skip
+        crafted = httpx2.QueryParams(q=HOSTILE, agent=HOSTILE, session=HOSTILE, key=HOSTILE, cursor=HOSTILE)
+        paths += ["/tasks", "/people", f"/tasks?{crafted}", f"/tasks?{httpx2.QueryParams(notice=HOSTILE)}"]
+        for path in paths:
+            found = await page(client, path)
+            scripts = found.all("script")
+            assert [each["src"].partition("?")[0] for each in scripts] == ["/console/static/console.js"], path
+            assert not found.all("img"), path
+            assert not found.all("i", **{}) or all(each.get("class") for each in found.all("i")), path
+            handlers = [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
+            assert handlers == [], path
+            assert not [each for _, each in found.elements if "style" in each], path
+            assert "49" not in found.text.split("{{ 7*7 }}")[0][-3:]
+        assert "alert(1)" in (await page(client, "/tasks/analyst")).text
+        for path in ("/tasks/%3Cscript%3E", "/tasks/..%2f..", "/static/..%2fsite.py", "/static/nothing.js"):
+            answer = await client.get(f"/console{path}")
+            assert answer.status_code == 404
+            assert "<script>" not in answer.text
+
+
+async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        for agent in ("editor", "approver", "listener", "analyst", "archivist"):
+            await trusted.submit(agent, 3 if agent == "archivist" else "some text", task_id=f"t-{agent}")
+        assert (await client.get("/console", follow_redirects=True)).status_code == 200
+        failed = await shown(client, "/tasks?status=failed", "t-analyst")
+        assert "t-editor" not in failed.text
+        assert "t-listener" in (await page(client, "/tasks?agent=listener&age=1h")).text
+        assert "No task matches" in (await page(client, "/tasks?agent=nobody")).text
+        assert (await client.get("/console/tasks?q=t-editor")).headers["location"] == "/console/tasks/t-editor"
+        assert "t-editor" in (await page(client, "/tasks?q=SOME+TEXT")).text
+        assert "is not a cursor" in (await page(client, "/tasks?cursor=x")).text
+
+        why = await shown(client, "/tasks/t-analyst", "It took down agent pricing, then agent analyst.")
+        assert "Failed in tool fetch_quotes, after 3 attempts" in why.text
+        assert "parse_quotes" in why.text
+        assert "sleep 2, in 7" in (await shown(client, "/tasks/t-archivist", "sleep 2")).text
+
+        editor = await shown(client, "/tasks/t-editor", "or what is missing?")
+        request = editor.all("input", name="request_id")[0]["value"]
+        assert (
+            await send(client, "/tasks/t-editor/answer", editor, {"request_id": "x", "value": "1"})
+        ).status_code == 409
+        await send(client, "/tasks/t-editor/answer", editor, {"request_id": request, "value": "go"})
+        assert "go: some text" in (await shown(client, "/tasks/t-editor", "completed")).text
+
+        approver = await shown(client, "/tasks/t-approver", "Deny")
+        request = approver.all("input", name="request_id")[0]["value"]
+        fields = {"request_id": request, "verdict": "edit", "value": "other text", "reason": "shorter"}
+        await send(client, "/tasks/t-approver/answer", approver, fields)
+        assert "other text" in (await shown(client, "/tasks/t-approver", "completed")).text
+
+        await send(client, "/tasks/t-listener/send", approver, {"name": "breaking-news", "value": '{"a": 1}'})
+        await shown(client, "/tasks/t-listener", "completed")
+        late = await send(client, "/tasks/t-listener/send", approver, {"name": "breaking-news", "value": "1"})
+        assert late.status_code == 409
+
+        forked = await send(client, "/tasks/t-analyst/fork", approver,
+                            {"at": "2/1", "replace": "1", "input": '{"ACME": 2.0}'})  # fmt: skip
+        fork = forked.headers["location"].removeprefix("/console").partition("?")[0]
+        assert "fork of t-analyst" in " ".join((await shown(client, fork, "completed")).text.split())
+
+        letter = (await page(client, "/tasks/t-analyst")).all("input", name="letter")[0]["value"]
+        redriven = await send(client, "/tasks/t-analyst/redrive", approver, {"letter": letter})
+        assert redriven.headers["location"].endswith("notice=redriven")
+
+        many = await send(client, "/cancel", approver,
+                          {"task": ["t-archivist", "unknown"], "back": "/console/tasks?status=waiting"})  # fmt: skip
+        assert many.headers["location"] == "/console/tasks?status=waiting&notice=cancelled-many"
+        await shown(client, "/tasks/t-archivist", "cancelled")
+
+
+async def test_the_events_of_a_task_are_streamed(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        await trusted.submit("hasty", "a poem", task_id="poem", stream=True)
+        types: list[str] = []
+
+        async def ended() -> bool:
+            async with client.stream("GET", "/console/tasks/poem/events") as response:
+                types[:] = [line async for line in response.aiter_lines() if line.startswith("event: ")]
+            return bool(types) and types[-1] == "event: weft.task.completed"
+
+        await until(ended, SECONDS, "the end of the stream")
+        assert types.count("event: weft.output.delta") == 3
