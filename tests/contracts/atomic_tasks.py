@@ -792,3 +792,40 @@ async def a_request_that_is_repeated(stage: Stage) -> Act:
     await asked_elsewhere(stage)
     await stage.broker.call("DEL", stage.broker.keys.asks)
     return lambda: stage.bus.repeat_request(OpenRequest("t|r|1", 1, "there"))
+
+
+_SLOTS = [("agent:writer||", 1, 1, 60_000)]
+
+
+@case
+async def slots_of_a_run(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.take_slots(turn, _SLOTS, each_attempt=False)
+
+
+@case
+async def slots_that_another_run_holds(stage: Stage) -> Act:
+    await stage.broker.submit(stage.bus, "holder")
+    assert await stage.bus.take_slots(await stage.broker.take(stage.bus), _SLOTS, each_attempt=False)
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    return lambda: stage.bus.take_slots(turn, _SLOTS, each_attempt=False)
+
+
+@case
+async def slots_of_a_call(stage: Stage) -> Act:
+    await asked(stage)
+    call = await stage.broker.take(stage.bus, "tool")
+    return lambda: stage.bus.take_slots(call, [("tool:search||", 1, 1, 60_000)], each_attempt=True)
+
+
+@case
+async def an_end_that_lets_others_start(stage: Stage) -> Act:
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    assert await stage.bus.take_slots(turn, [("agent:writer||", 1, 0, 0)], each_attempt=False)
+    await stage.broker.submit(stage.bus, "waits")
+    waits = await stage.broker.take(stage.bus)
+    assert await stage.bus.take_slots(waits, [("agent:writer||", 1, 0, 0)], each_attempt=False) is False
+    return lambda: complete(stage.bus, turn)

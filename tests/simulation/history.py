@@ -49,7 +49,7 @@ from tests.simulation.programs import (
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import CLOCK, EPOCH_MS, SimServer
 from tests.simulation.services import MOST_ANSWER_BYTES, MemoryStore, ServiceProcess
-from tests.simulation.snapshot import Broken, Violation
+from tests.simulation.snapshot import ENDED, Broken, Violation
 from tests.simulation.story import story as story_of
 from tests.simulation.tasks import draw_tasks, uses
 from tests.simulation.work_left import WorkLeft
@@ -95,7 +95,7 @@ class History:
         self.loop = SimLoop()
         partitions = 2 if choice_source.choose(8) == 7 else 1
         self.scheduler = Scheduler(self.loop, server, choice_source, NAMESPACE, partitions)
-        self.ledger = Ledger(self._journaled, self._owner_lives)
+        self.ledger = Ledger(self._journaled, self._owner_lives, self._is_open, self._holders)
         self.scheduler.context.run(LEDGER.set, self.ledger)
         self.app = simulated_app()
         self.served: list[RoleProcess | SchedulerProcess] = []
@@ -204,7 +204,7 @@ class History:
         scheduler, choice_source = self.scheduler, self.choice_source
         for _ in range(1 + choice_source.choose(2)):
             self.start_process("agent")
-        if any(uses(task.program, "tool", "try", "once", "limited") for task in self.tasks):
+        if any(uses(task.program, "tool", "try", "once", "limited", "slim") for task in self.tasks):
             self.start_process("tool")
         for engine in self.clusters:
             if any(uses(task.program, engine) for task in self.tasks):
@@ -376,10 +376,27 @@ class History:
         key = f"{base}task:{task}" if run == "r" else f"{base}run:{task}/{run}"
         return self.server.execute("HEXISTS", key, f"j:{step}") == 1
 
+    def _is_open(self, task: str, run: str) -> bool:
+        """Return whether this run or call is not over on the broker: its task is open, and its step lacks a result."""
+        base = self._base_of(task)
+        status = self.server.execute("HGET", f"{base}task:{task}", "status")
+        if status is None or cast(bytes, status).decode() in ENDED:
+            return False
+        parent, _, step = run.rpartition("/")
+        key = f"{base}task:{task}" if parent == "r" else f"{base}run:{task}/{parent}"
+        return not parent or self.server.execute("HEXISTS", key, f"m:{step}") == 1
+
+    def _holders(self, limit: str, task: str) -> list[str] | None:
+        """Return what holds slots of a limit, as `task|path`; None if a server has lost its last writes."""
+        found = self.server.execute("ZRANGE", f"{self._base_of(task)}slots:{limit}", 0, -1)
+        return None if self.lost_tail else [each.decode() for each in cast(list[bytes], found)]
+
     def _owner_lives(self) -> bool:
         process = PROCESS.get()
         assert isinstance(process, HandlerProcess)
-        return all(self.server.execute("ZSCORE", bus.keys.alive, bus.owner) is not None for bus in process.owners)
+        return not process.dead and all(
+            self.server.execute("ZSCORE", bus.keys.alive, bus.owner) is not None for bus in process.owners
+        )
 
 
 def run(server: SimServer, choice_source: ChoiceSource, *, seed: int | str = 0, story: bool = False) -> Outcome:

@@ -165,6 +165,8 @@ def _leftovers(base: str, held: Snapshot) -> list[Violation]:
             found += [Violation("left", f"{field} of {name} is left") for field in messages]
         if kind in ("run", "mail", "nest", "queue", "turns", "open"):
             found.append(Violation("left", f"{name} is left: {held.hashes.get(name)}"))
+        elif kind in ("slots", "waits", "waiting", "held", "limited"):
+            found.append(Violation("left slot", f"{name} is left: {held.hashes.get(name)}"))
         elif kind in ("quarantine", "started"):
             found.append(Violation(f"left {kind}", f"{kind}: {held.hashes.get(name)}"))
         elif kind == "meta" and "queued" in held.hashes.get(name, {}):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -14,6 +15,10 @@ class Ledger:
     journaled: Callable[[str, str, str], bool]
     owner_lives: Callable[[], bool]
     """Whether the process whose code runs is alive on the broker: a zombie cannot know what others have done."""
+    is_open: Callable[[str, str], bool] = lambda task, run: True
+    """Whether a run or a call is not over on the broker."""
+    holders: Callable[[str, str], list[str] | None] = lambda limit, task: None
+    """What holds slots of a limit in a task's partition."""
     broken: list[tuple[str, str]] = field(default_factory=list)
     """What must never be: the kind, and the place in words."""
     begun: list[tuple[str, str, str]] = field(default_factory=list)
@@ -70,6 +75,18 @@ class Ledger:
             self.broken.append(
                 ("job again", f"the job of run {run} of task {task} ran again, though it has its result")
             )
+
+    @contextmanager
+    def in_slot(self, limit: str, task: str, run: str) -> Iterator[None]:
+        """Code of limited work runs: on the broker it alone holds the slot, unless it is over there."""
+        self._check_slot(limit, task, run)
+        yield
+        self._check_slot(limit, task, run)
+
+    def _check_slot(self, limit: str, task: str, run: str) -> None:
+        held = self.holders(limit, task) if self.owner_lives() else None
+        if held is not None and held != [f"{task}|{run}"] and self.is_open(task, run):
+            self.broken.append(("no slot", f"run {run} of task {task} runs, and {held} hold slots of {limit}"))
 
     def call_begins(self, task: str, run: str) -> int:
         """Count an attempt of a call. Return how many there were."""

@@ -21,13 +21,16 @@ from runtime_core.tools.tool import ToolContext
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.ledger import LEDGER, Ledger
 from tests.simulation.loop import PROCESS
-from weft import App
+from weft import App, Limit
 
 Op = list[Any]  # Any: JSON
 Program = list[Op]
 
 KEYED = ("alpha", "beta")
 KEYS = ("k", "l")
+NARROW = "narrow"
+"""An agent of which one run may be open at a time. Its runs ask nobody, so that they do not wait for each other."""
+RATE, RATE_SECONDS = 3, 1.0
 LATE = "late"
 """An agent that nobody knows before a client subscribes it to `UNHEARD`."""
 NEWS, NOTES, UNHEARD = "news", "notes", "quiet"
@@ -40,7 +43,7 @@ LIMIT_SECONDS = 0.5
 MESSAGES = ("go", "stop")
 """The names of messages to running tasks."""
 PATCHES = ("first", "second")
-LIMITED = ("charge", "model", "tool", "try", "once", "ask", "receive", "sleep", "human", "within")
+LIMITED = ("charge", "model", "tool", "try", "slim", "once", "ask", "receive", "sleep", "human", "within")
 """The operations that `ctx.wait_for` may stop."""
 NO_MESSAGE = "none"
 """The result of a wait for a message that did not come in time."""
@@ -65,6 +68,21 @@ def simulated_app() -> App:
 
     for name in ("free", *KEYED, LATE):
         app.agent(name, retry=RETRY, timeout_seconds=TURN_SECONDS)(_named(play))
+
+    async def play_alone(ctx: AgentContext, program: list[Any]) -> int:
+        with LEDGER.get().in_slot("agent:narrow||", ctx.task_id, ctx.run_id):
+            return await play(ctx, program)
+
+    app.agent(NARROW, retry=RETRY, timeout_seconds=TURN_SECONDS, limit=Limit(running=1))(_named(play_alone))
+
+    @app.tool(retry=RETRY, limit=[Limit(running=1), Limit(per="input.fails", rate=RATE, seconds=RATE_SECONDS)])
+    async def slim(ctx: ToolContext, seconds: float, fails: int) -> int:
+        with LEDGER.get().in_slot("tool:slim||", ctx.task_id, ctx.run_id):
+            attempt = LEDGER.get().call_begins(ctx.task_id, ctx.run_id)
+            await asyncio.sleep(seconds)
+        if attempt <= fails:
+            raise RuntimeError(f"attempt {attempt} fails")
+        return attempt
 
     @app.tool(retry=RETRY)
     async def work(ctx: ToolContext, seconds: float, fails: int) -> int:
@@ -124,6 +142,9 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
         case ["try", seconds, fails]:
             with suppress(StepError):
                 await ctx.tool("work", seconds=seconds, fails=fails)
+        case ["slim", seconds, fails]:
+            with suppress(StepError):
+                await ctx.tool("slim", seconds=seconds, fails=fails)
         case ["once", seconds]:
             with suppress(StepError):
                 await ctx.tool("once", seconds=seconds)
@@ -254,7 +275,7 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
         [
             *([(10, "ray"), (5, "spark")] if engines else ()),
             (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
-            (2, "stream"),
+            (2, "stream"), (3, "slim"), (3, "narrow" if depth < 2 else "slim"),
             (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
             (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
             (1, "limited"), (3, "receive"), (2, "within" if depth < 2 else "receive"),
@@ -270,6 +291,11 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             return ["model", pick(choice_source, (0, 0.5))]
         case "tool":
             return ["tool", pick(choice_source, (0, 0.2, 1.0)), pick(choice_source, (0, 0, 0, 1))]
+        case "slim":
+            return ["slim", pick(choice_source, (0.1, 0.5, 2.0)), pick(choice_source, (0, 0, 1, 3))]
+        case "narrow":
+            inside = draw_program(choice_source, agent=NARROW, engines=engines, depth=2)
+            return [pick(choice_source, ("ask", "ask", "send")), NARROW, "", inside]
         case "try":
             return ["try", 0, pick(choice_source, (3, 1))]
         case "broken":

@@ -21,6 +21,7 @@ for at = 2, bases + 1 do
   end
   work = work + redis.call('XLEN', base .. 'asks') + redis.call('XLEN', base .. 'replies')
   work = work + redis.call('ZCARD', base .. 'timers') + redis.call('ZCARD', base .. 'requests')
+  work = work + redis.call('HLEN', base .. 'waiting')
   work = work + redis.call('HLEN', base .. 'delayed') + (redis.call('HGET', base .. 'meta', 'queued') or 0)
   opened = opened + redis.call('ZCARD', base .. 'open')
 end

@@ -104,8 +104,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ends",
         "release_child",
-        "if inst ~= '' then release(base, inst, task, run) end\nend\n\n-- Settles the delivery",
-        "end\n\n-- Settles the delivery",
+        "if inst ~= '' then release(base, inst, task, run) end\n  SLOT",
+        "SLOT",
         "the end of a child run frees its instance",
         "contracts:mailbox",
         "contracts:nested_calls",
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ends",
         "free_children",
-        "(cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then",
+        "(cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend' or cur == 'slot') then",
         "false then",
         "the end of a task frees the instances of its waiting runs",
         "contracts:cancel",
@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ends",
         "free_in_flight",
-        "if inst ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then",
+        "if inst ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend' or cur == 'slot') then",
         "if inst ~= '' then",
         "the end of a task does not free an instance in a turn",
         "contracts:cancel",
@@ -556,17 +556,9 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "released_alone",
-        "    return redis.call('HSET', rk, RUN.released, 'k')\n",
+        "  if v[1] ~= ref then return redis.call('HSET', rk, RUN.released, 'k') end\n",
         "",
         "a nested run leaves the key to its caller",
-        "contracts:released_keys",
-    ),
-    lua(
-        "mailbox",
-        "state_of_kept_key",
-        "    if state ~= '' then redis.call('HSET', ik, INSTANCE.working_state, state) end\n",
-        "",
-        "a run that is nested on one that kept its key sees what that one has changed",
         "contracts:released_keys",
     ),
     lua(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
-    from runtime_core.declare.declaration import Agent, RetryPolicy
+    from runtime_core.declare.declaration import Agent, Limit, RetryPolicy
     from runtime_core.engines.function import EngineContext
     from runtime_core.engines.protocol import Resources
     from runtime_core.errors import Reject, Rejected, Retry, WeftError
@@ -56,6 +56,7 @@ __all__ = [
     "EngineContext",
     "HookEvent",
     "LLMAgent",
+    "Limit",
     "Reject",
     "Rejected",
     "Resources",
@@ -88,6 +89,7 @@ _PLACES = {
     "EngineContext": "runtime_core.engines.function",
     "HookEvent": "runtime_core.hooks.declared",
     "LLMAgent": "runtime_core.llm.agent",
+    "Limit": "runtime_core.declare.declaration",
     "Reject": "runtime_core.errors",
     "Rejected": "runtime_core.errors",
     "Resources": "runtime_core.engines.protocol",

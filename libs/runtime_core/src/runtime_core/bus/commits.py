@@ -362,6 +362,21 @@ class FailureVerbs(Partition):
         delivery.mark = "" if reply == b"DONE" else word
         return None if reply == b"DONE" else reply == 1
 
+    async def take_slots(
+        self, delivery: Delivery, limits: Sequence[tuple[str, int, int, int]], *, each_attempt: bool
+    ) -> bool | None:
+        """Take the slots of a run or a call before it starts: of each limit its name, how many may be open, how many
+        may start, and within how many ms. `each_attempt`: an attempt counts as a start.
+
+        Returns False if it waits now, and its delivery is settled. Returns None if nobody wants it any more.
+        """
+        reply = await self.insist(
+            "take_slots", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run,
+            "1" if each_attempt else "", *(each for limit in limits for each in limit),
+        )  # fmt: skip
+        self._fence(reply)
+        return None if reply == b"DONE" else reply == b"OK"
+
     async def forget_started(self, delivery: Delivery) -> None:
         """Remove the mark of a call that may not be repeated."""
         await self.transport.call("HDEL", self.keys.started, f"{delivery.task}/{delivery.run}")

@@ -101,6 +101,20 @@ class Keys:
         """Settings by tenant (weight, limits on open tasks and on tasks per second): a hash."""
         return self.base + "tenants"
 
+    @property
+    def waiting(self) -> str:
+        """Deliveries that wait for slots of limits, by `task|path`: a hash."""
+        return self.base + "waiting"
+
+    @property
+    def limited(self) -> str:
+        """How many hold slots of limits and wait for them, by agent or tool: a hash."""
+        return self.base + "limited"
+
+    def slots_of_task(self, task: str) -> str:
+        """What a task's runs and calls hold of limits, or wait for, by path: a hash."""
+        return f"{self.base}held:{task}"
+
     def turns(self, stream: str) -> str:
         """Tenants whose tasks wait for a work stream, by the virtual time of their next turn: a sorted set."""
         return f"{self.base}turns:{stream}"

@@ -65,6 +65,7 @@ FUNCTIONS = {
     "submit": False,
     "fork": False,  # calls submit, so it comes after it
     "subscribe": False,
+    "take_slots": True,
     "trim": True,
     "trim_letters": True,
     "unclaim": True,
@@ -86,6 +87,7 @@ SHARED = (
     "ids",
     "streams",
     "tasks",
+    "slots",
     "circles",
     "journal",
     "output",

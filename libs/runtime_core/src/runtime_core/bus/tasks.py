@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -231,6 +232,15 @@ class TaskVerbs(DurabilityVerbs):
     async def put_state(self, instance: str, state: bytes) -> bool:
         """Set the state (JSON) of the instance `agent/key`. Return False if a run holds it."""
         return await self.call("put_state", instance, state) == b"OK"
+
+    async def input_of(self, task: str, run: str) -> tuple[bytes, bytes]:
+        """Return a run's input and context (JSON); empty if they are not known."""
+        own, of_task = await asyncio.gather(
+            self.transport.call("HMGET", self.keys.run(task, run), "d", "x"),
+            self.transport.call("HGET", self.keys.task(task), "x"),
+        )
+        data, context = cast(list[bytes | None], own)
+        return data or b"", context or cast(bytes | None, of_task) or b""
 
     async def knows_tool(self, name: str) -> bool:
         """Return whether any app has declared this tool."""

@@ -377,7 +377,7 @@ async def stuck(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
             if changes.repair and await free(bus, found):
                 end = (
                     "it can continue"
-                    if found.what in ("instance", "mailbox")
+                    if found.what in ("instance", "mailbox", "slot")
                     else "stored as a dead letter (reason: lost)"
                 )
                 yield Finding("stuck", True, f"repaired: {found}: {end}")

@@ -32,7 +32,7 @@ from runtime_core.cli.output import (
 from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import Publishers, waiting_tasks
-from runtime_core.maintenance.measures import Lag, groups_of, lag_of_timers, lag_of_work, work_streams
+from runtime_core.maintenance.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
 from runtime_core.maintenance.stuck import mailboxes
 from runtime_core.text import duration
 
@@ -73,6 +73,7 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
         dict.fromkeys(("mailboxes", "mailbox_events", "timers", "timers_due", "dead_letters", "replies", "asks"), 0)
     )
     waiting: Counter[str] = Counter()
+    limited: dict[str, Counter[str]] = {"slots": Counter(), "waits": Counter()}
     record: list[Row] = []
     for bus in opened.buses:
         keys, call = bus.keys, bus.transport.call
@@ -83,6 +84,8 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
                 streams.append(row)
         for counts in (await waiting_tasks(bus)).values():
             waiting += counts
+        for what, counts in (await limited_work(bus)).items():
+            limited[what] += counts
         record += await _record(bus, now)
         async for instances in mailboxes(bus):
             lengths = [call("LLEN", f"{keys.base}mail:{instance}") for instance in instances]
@@ -97,7 +100,19 @@ async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
             ("asks", ("XLEN", keys.asks)),
         ):
             totals[total] += cast(int, await call(*command))
-    return {"namespace": home.keys.namespace, "streams": streams, "record": record, "waiting": dict(waiting), **totals}
+    return {
+        "namespace": home.keys.namespace,
+        "streams": streams,
+        "record": record,
+        "waiting": dict(waiting),
+        **_of_limits(limited),
+        **totals,
+    }
+
+
+def _of_limits(limited: dict[str, Counter[str]]) -> dict[str, Any]:  # Any: JSON
+    names = sorted(limited["slots"] | limited["waits"])
+    return {"limits": {name: {"held": limited["slots"][name], "waiting": limited["waits"][name]} for name in names}}
 
 
 async def _stream(bus: EventBus, partition: int | None, name: str, key: str, group: str, now: int) -> Row:
@@ -166,6 +181,10 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
         most = sorted(found["waiting"].items(), key=lambda one: -one[1])[:TENANTS_SHOWN]
         rows = [{"tenant": tenant or "(no name)", "waiting": count} for tenant, count in most]
         print_rows(rows, {"TENANT": "tenant", "WAITING TASKS": "waiting"})
+        print()
+    if found["limits"]:
+        rows = [{"name": name, **counts} for name, counts in found["limits"].items()]
+        print_rows(rows, {"LIMITS OF": "name", "SLOTS HELD": "held", "WAITING": "waiting"})
         print()
     print(f"mailboxes     {found['mailbox_events']} events in {found['mailboxes']} mailboxes")
     print(f"timers        {found['timers_due']} due, {found['timers']} in total")

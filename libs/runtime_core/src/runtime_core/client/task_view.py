@@ -46,7 +46,8 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True) -> Row | 
 
     In addition to what `describe_task` returns, it has `max_steps`, `time_limit_at`, `waits_for`, `questions` and
     `dead_letters` (ids). Each item of `waits_for` has `run`, `step`, `kind`, and if known `name`, `due`, `attempt`,
-    `since` (of a question or a sleep), `errors`, and `task_id` of an agent in another partition.
+    `since` (of a question, a sleep or a wait for a slot), `errors`, `task_id` of an agent in another partition, and the
+    `limit` for whose slot it waits.
     """
     keys = bus.keys
     fields = await hash_at(bus, keys.task(task))
@@ -72,13 +73,15 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True) -> Row | 
     waits: list[Row] = []
     questions: list[Row] = []
     served = await served_by_handlers(bus)
+    slots = await _slot_waits(bus, task, fields)
     for run, of_run in sorted(runs.items()):
-        waits += _run_waits(run, of_run, retries)
+        waits += _run_waits(run, of_run, retries, slots)
         for name, value in sorted(of_run.items()):
             if name.startswith(b"m:"):
                 step = name[2:].decode()
                 due = await _due(bus, f"s|{task}|{run}|{step}")
                 waits.append(_step_wait(run, step, chr(value[8]), due, runs, retries))
+                waits[-1].update(slots.get(f"{run}/{step}", {}))
                 asked_at = of_run.get(b"q:" + name[2:]) or fields.get(f"z:s|{task}|{run}|{step}".encode())
                 if asked_at and asked_at[:13].isdigit():
                     waits[-1]["since"] = int(asked_at[:13])
@@ -126,6 +129,8 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         return f"to get its key back, at the end of ctx.released ({wait['run']})"
     kind = "sleep" if wait["kind"] == "timer" else wait["kind"]
     text = f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
+    if "limit" in wait:
+        return f"{text}, for {duration(now_ms - wait['since'])}, for a slot of {_limit_of(wait['limit'])}"
     if "task_id" in wait:
         text += f", which runs as task {wait['task_id']}"
     if wait.get("attempt"):
@@ -134,6 +139,12 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         left = wait["due"] - now_ms
         text += f", in {duration(left)}" if left > 0 else ", due now"
     return text
+
+
+def _limit_of(limit: str) -> str:
+    """Describe a limit by its name on the broker, `agent:<name>|<per>|<key>`."""
+    _, per, key = limit.split("|")
+    return f"its limit per {per} {key or '(none)'}" if per and not per.startswith("/") else f"its limit for all{per}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +160,16 @@ class _Retry:
         return {"name": self.name, "attempt": self.attempt, "due": self.due, "errors": self.errors}
 
 
-def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry]) -> list[Row]:
-    """Return what the run itself waits for: its next attempt, or its instance."""
+def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry], slots: Mapping[str, Row]) -> list[Row]:
+    """Return what the run itself waits for: its next attempt, its instance, or a slot of a limit."""
     cur = fields.get(b"cur", b"").decode()
     if cur in _PLACES:
         _, agent, key, *_ = _lines(fields)
         return [{"run": run, "step": "", "kind": "agent", "name": f"{agent}/{key}" if key else agent, "place": cur}]
     if cur == "retry" and run in retries:
         return [{"run": run, "step": "", "kind": "agent", **retries[run].fields()}]
+    if cur == "slot" and run in slots:
+        return [{"run": run, "step": "", "kind": "agent", "name": _lines(fields)[1], **slots[run]}]
     return []
 
 
@@ -187,6 +200,20 @@ async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
             header = _lines(fields)
             errors = msgspec.json.decode(fields[b"e"]) if b"e" in fields else []
             found[header[3]] = _Retry(header[4], int(header[6] or 0), due, errors)
+    return found
+
+
+async def _slot_waits(bus: EventBus, task: str, task_fields: Fields) -> dict[str, Row]:
+    """Return the task's runs and calls that wait for a slot of a limit: the limit, and since when."""
+    if b"p" not in task_fields.get(b"fl", b""):
+        return {}
+    found: dict[str, Row] = {}
+    for path, held in (await hash_at(bus, bus.keys.slots_of_task(task))).items():
+        limit = held.decode().split("\n")[1]
+        packed = await bus.transport.call("HGET", bus.keys.waiting, f"{task}|{path.decode()}") if limit else None
+        if packed is not None:
+            waits = msgspec.msgpack.decode(cast(bytes, packed))
+            found[path.decode()] = {"limit": limit, "since": int(waits[1])}
     return found
 
 

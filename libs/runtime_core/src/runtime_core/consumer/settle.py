@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import random
@@ -21,7 +22,7 @@ import msgspec
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
-from runtime_core.declare.declaration import MAX_DELAY_SECONDS, RetryPolicy
+from runtime_core.declare.declaration import MAX_DELAY_SECONDS, Limit, RetryPolicy
 from runtime_core.errors import (
     AgentError,
     ConfigurationError,
@@ -273,6 +274,53 @@ async def schedule_retry(
 async def hand_back(bus: EventBus, delivery: Delivery, seconds: float = LACKING_SECONDS) -> None:
     """Delay the delivery without counting an attempt."""
     await bus.retry(delivery, int(seconds * 1000), b"", counts=False)
+
+
+class _LimitKeys(msgspec.Struct):
+    """The members of a context that limits count by."""
+
+    tenant: str = ""
+    session_id: str = ""
+
+
+_NO_LIMIT_KEYS = _LimitKeys()
+_LIMIT_KEYS = msgspec.json.Decoder(_LimitKeys)
+_SHOWN_KEY = re.compile(r"[\w.@:/-]{1,64}", re.ASCII)
+
+
+async def take_slots(
+    bus: EventBus, delivery: Delivery, limits: Sequence[Limit], partitions: int, *, each_attempt: bool
+) -> bool | None:
+    """Take the slots of a run or a call before it starts. See `FailureVerbs.take_slots`."""
+    data, context = delivery.data, delivery.context
+    if delivery.kind == "resume":
+        # A fork, or a run that continues after its end: its first event has not come to this process.
+        data, context = await bus.input_of(delivery.task, delivery.run)
+    kind = "tool" if delivery.kind == "call" else "agent"
+    shares = [
+        (
+            f"{kind}:{delivery.name}|{limit.label}|{_limit_key(limit.per, delivery, data, context)}",
+            *limit.share(bus.keys.partition, partitions),
+        )
+        for limit in limits
+    ]
+    return await bus.take_slots(delivery, shares, each_attempt=each_attempt)
+
+
+def _limit_key(per: str, delivery: Delivery, data: bytes, context: bytes) -> str:
+    """Return the key by which a limit counts. Values of inputs may be secrets, so only their digests are stored."""
+    if per.startswith("input."):
+        value: object = msgspec.json.decode(data) if data else None
+        for name in per.split(".")[1:]:
+            value = value.get(name) if isinstance(value, dict) else None
+        return "" if value is None else _digest(msgspec.json.encode(value, order="deterministic"))
+    keys = _LIMIT_KEYS.decode(context) if context else _NO_LIMIT_KEYS
+    key = {"": "", "tenant": keys.tenant, "session": keys.session_id, "key": delivery.key}[per]
+    return key if not key or _SHOWN_KEY.fullmatch(key) else _digest(key.encode())
+
+
+def _digest(value: bytes) -> str:
+    return "#" + hashlib.sha256(value).hexdigest()[:16]
 
 
 async def hand_on(bus: EventBus, metrics: Metrics, delivery: Delivery, known: bool, lacking: str, step: Step) -> None:

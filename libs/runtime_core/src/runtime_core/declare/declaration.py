@@ -25,6 +25,12 @@ POOL = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 MAX_DELAY_SECONDS = 366 * 86_400.0
 """The longest delay of a retry: a year."""
 
+MAX_RUNNING = 1_000_000
+MAX_RATE = 10_000
+"""The broker keeps the times of so many starts for each key of a limit."""
+LEAST_WINDOW_SECONDS, MAX_WINDOW_SECONDS = 0.1, 366 * 86_400.0
+_PER = re.compile(r"(?:tenant|session|key|input(?:\.[^.\s|]{1,64}){1,8})?")
+
 _READ_OF_ERROR = 16_000
 """The most characters of an error's text that are read to show its start."""
 
@@ -109,6 +115,103 @@ class RetryPolicy:
         except OverflowError:  # the power overflows long after the delay has reached its limit
             delay = self.max_seconds
         return delay * (1.0 - self.jitter * random())
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many runs of an agent, or calls of a tool, may be open or start for each key, over all replicas.
+
+    Others wait on the broker, by the priority of their tasks and then in order, which counts as no attempt. A run is
+    open from its first turn to its end, with all of its waits, and a call with its retries. `rate` counts starts of
+    runs, and attempts of calls. In a namespace with several partitions, each has a share of a limit, except per `key`.
+    """
+
+    per: str = ""
+    """The key: `tenant`, `session`, `key` (of an agent's instance), `input.<name>` (a field of the input, or an
+    argument of the tool; `input.a.b` is a field of a field), or nothing: one limit for all."""
+    running: int | None = None
+    """How many may be open at the same time; None: any number."""
+    rate: int | None = None
+    """How many may start within any `seconds`; None: any number."""
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.per, str) or not _PER.fullmatch(self.per):
+            raise ConfigurationError(
+                f"Limit.per is {self.per!r}: give 'tenant', 'session', 'key', 'input.<name>', or leave it out for one "
+                "limit for all"
+            )
+        if self.running is None and self.rate is None:
+            raise ConfigurationError("Limit limits nothing: give running=…, or rate=… with seconds=…")
+        for name, most in (("running", MAX_RUNNING), ("rate", MAX_RATE)):
+            value: object = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ConfigurationError(f"Limit.{name} is {value!r}: give a whole number from 1 to {most}")
+        if (self.rate is None) != (self.seconds is None):
+            given, missing = ("rate", "seconds") if self.seconds is None else ("seconds", "rate")
+            raise ConfigurationError(f"Limit has {given} without {missing}: give both, as in rate=30, seconds=60")
+        seconds: object = self.seconds
+        if seconds is not None and (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+            or not LEAST_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS
+        ):
+            raise ConfigurationError(
+                f"Limit.seconds is {seconds!r}: give a number from {LEAST_WINDOW_SECONDS:g} to {MAX_WINDOW_SECONDS:g}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Return what it counts by, as its name on the broker says it."""
+        return self.per if self.seconds is None else f"{self.per}/{self.seconds:g}s"
+
+    def share(self, partition: int, partitions: int) -> tuple[int, int, int]:
+        """Return a partition's share: how many may be open, how many may start (0: any number), and in how many ms.
+
+        All runs of an instance are in one partition, so that has the whole limit.
+        """
+        if self.per == "key":
+            partition, partitions = 0, 1
+
+        def of(limit: int | None) -> int:
+            return 0 if limit is None else max(1, limit // partitions + (partition < limit % partitions))
+
+        return of(self.running), of(self.rate), round((self.seconds or 0) * 1000)
+
+
+def check_shares(what: str, limits: Sequence[Limit], partitions: int, place: Place) -> None:
+    """Raise ConfigurationError if a limit is below the number of partitions: some would have no share of it."""
+    for limit in limits:
+        for name, value in (("running", limit.running), ("rate", limit.rate)):
+            if value is not None and value < partitions and limit.per != "key":
+                raise ConfigurationError(
+                    f"{what} ({place}) has a limit of {name}={value}, but the namespace has {partitions} partitions, "
+                    f"and each needs a share: raise it to {partitions}, or limit an agent per='key', since all runs of "
+                    "an instance are in one partition"
+                )
+
+
+def checked_limits(what: str, limit: object, place: Place, *, keyed: bool) -> tuple[Limit, ...]:
+    """Return the limits of an agent (`keyed`) or a tool. Raises ConfigurationError."""
+    limits = () if limit is None else tuple(limit) if isinstance(limit, list | tuple) else (limit,)
+    labels: set[str] = set()
+    for each in limits:
+        if not isinstance(each, Limit):
+            raise ConfigurationError(f"{what} ({place}) has limit={each!r}: give a Limit(running=…), or a list of them")
+        if each.per == "key" and not keyed:
+            raise ConfigurationError(
+                f"{what} ({place}) has a limit per 'key', but only agents have keys: give 'input.<name>' for an "
+                "argument of the tool"
+            )
+        if each.label in labels:
+            raise ConfigurationError(
+                f"{what} ({place}) has two limits per {each.per or 'nothing'!r} with the same seconds: give one Limit "
+                "with both running and rate"
+            )
+        labels.add(each.label)
+    return limits
 
 
 def place_of(declared: object, depth: int) -> Place:

@@ -21,6 +21,7 @@ from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandl
 from runtime_core.config.settings import Settings
 from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler
+from runtime_core.declare.declaration import check_shares
 from runtime_core.engines.local import ProcessCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
@@ -148,6 +149,9 @@ def add_agents(
         host.add(stop=compute.close)
     outflow = Outflow(output.process)
 
+    for agent in app.agents.values():
+        check_shares(agent.what, agent.limits, len(buses), agent.place)
+
     def handler(bus: EventBus) -> Handler:
         return TurnHandler(
             bus,
@@ -218,8 +222,11 @@ def add_tools(
             host.add(start=servers.tried)
         host.announce(partial(servers.announce, buses))
 
+    for tool in app.tools.values():
+        check_shares(tool.what, tool.limits, len(buses), tool.place)
+
     def handler(bus: EventBus) -> Handler:
-        return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers)
+        return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers, partitions=len(buses))
 
     host.consume(buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER)
     host.announce(lambda: announce_served(buses, "tool", _tools_of(app, pools)))

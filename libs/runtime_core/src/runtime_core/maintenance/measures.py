@@ -465,6 +465,7 @@ class Measures:
                 for cause in names.TRIM_CAUSES
             ),
             *await self._queued(),
+            *await self._limited(),
         )
 
     async def _unserved(self) -> list[Sample]:
@@ -490,6 +491,24 @@ class Measures:
         shown = Counter({name or "-": counts[name] for name in most})
         shown[ALL_OTHERS] = counts.total() - shown.total()
         return [Sample(names.TASKS_QUEUED, count, (name,)) for name, count in shown.items()]
+
+    async def _limited(self) -> list[Sample]:
+        """Return how much holds slots of limits, and waits for them. `*` always has a value."""
+        samples = []
+        counts = await limited_work(self._bus)
+        for what, metric in (("slots", names.LIMIT_SLOTS), ("waits", names.LIMIT_WAITING)):
+            own = counts[what]
+            samples += [Sample(metric, count, (name,)) for name, count in ((ALL_OTHERS, own.total()), *own.items())]
+        return samples
+
+
+async def limited_work(bus: EventBus) -> dict[str, Counter[str]]:
+    """Return how much holds slots of limits (`slots`) and waits for them (`waits`), by agent or tool."""
+    found: dict[str, Counter[str]] = {"slots": Counter(), "waits": Counter()}
+    for field, count in fields(await bus.transport.call("HGETALL", bus.keys.limited)).items():
+        what, _, name = field.partition(" ")
+        found[what][name] = int(count)
+    return found
 
 
 async def _now_ms(transport: Transport) -> int:

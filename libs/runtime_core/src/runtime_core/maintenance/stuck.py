@@ -36,11 +36,11 @@ class Stuck:
 
     partition: int
     what: str
-    """`run`, `call`, `instance` or `mailbox`: see the bus's function `repair`."""
+    """`run`, `call`, `instance`, `mailbox` or `slot`: see the bus's function `repair`."""
     task: str
     run: str
     detail: str
-    """The run's `cur`, or the instance (`agent/key`)."""
+    """The run's `cur`, the instance (`agent/key`), or the limit."""
 
     def __str__(self) -> str:
         match self.what:
@@ -50,6 +50,8 @@ class Stuck:
                 return f"step {self.run} of task {self.task}: the call that would answer it is missing"
             case "instance":
                 return f"instance {self.detail} is held by task {self.task}, which does not exist any more"
+            case "slot":
+                return f"{self.run} of task {self.task} has ended, but holds a slot of the limit {self.detail}"
         return f"the mailbox of {self.detail} holds events, but nothing will handle them"
 
 
@@ -86,6 +88,7 @@ async def _scan(bus: EventBus) -> list[Stuck]:
     # Read tasks first: work that a later read does not find was either lost in between or has changed.
     runs = await open_runs(bus)
     held, idle_mailboxes = await _instances(bus)
+    slots = await _slots(bus)
     entries, at_work = await _entries(bus)
     members = cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.timers, 0, -1))
     timers = {member.decode() for member in members}
@@ -103,6 +106,9 @@ async def _scan(bus: EventBus) -> list[Stuck]:
     for instance, task, run in held:
         if (task, run) not in runs and (task, run) not in at_work | waiting:
             found.append(Stuck(partition, "instance", task, run, instance))
+    for limit, task, path in slots:
+        if not _is_open(runs, task, path):
+            found.append(Stuck(partition, "slot", task, path, limit))
     found += [
         Stuck(partition, "mailbox", "", "", instance) for instance in idle_mailboxes if f"i|{instance}" not in timers
     ]
@@ -123,7 +129,7 @@ def _stuck_run(
     stream = fields.get(b"h", b"").decode().partition("\n")[0]
     missing = [(name[2:].decode(), chr(value[8])) for name, value in fields.items() if name.startswith(b"m:")]
     lost_entry = "-" in cur and (stream, cur) not in entries
-    lost_retry = cur == "retry" and (task, run) not in driven
+    lost_retry = cur in ("retry", "slot") and (task, run) not in driven
     if lost_entry or lost_retry or (cur == "held" and not missing):
         return [Stuck(partition, "run", task, run, cur)]
     found = []
@@ -182,6 +188,25 @@ async def _instances(bus: EventBus) -> tuple[list[tuple[str, str, str]], list[st
     return held, idle
 
 
+async def _slots(bus: EventBus) -> list[tuple[str, str, str]]:
+    """Return what holds slots of limits: limit, task, and the path of a run or a call."""
+    found: list[tuple[str, str, str]] = []
+    async for limits in _named(bus, "slots", "zset"):
+        for limit, asked in [
+            (one, bus.transport.call("ZRANGE", f"{bus.keys.base}slots:{one}", 0, -1)) for one in limits
+        ]:
+            for ref in cast(list[bytes], await asked):
+                task, _, path = ref.decode().rpartition("|")
+                found.append((limit, task, path))
+    return found
+
+
+def _is_open(runs: dict[tuple[str, str], Fields], task: str, path: str) -> bool:
+    """Return whether a run or a call has not ended: its task is open, and its step lacks a result."""
+    run, _, step = path.rpartition("/")
+    return (task, path) in runs if not run else f"m:{step}".encode() in runs.get((task, run), {})
+
+
 def mailboxes(bus: EventBus) -> AsyncIterator[list[str]]:
     """Yield pages of the instances (`agent/key`) for which events wait. One that moves during it may appear twice."""
     return _named(bus, "mail", "list")
@@ -238,10 +263,11 @@ async def _queued(bus: EventBus) -> set[str]:
 
 
 async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
-    """Return (task, run) of the deliveries that wait in the timers for a retry."""
+    """Return (task, run) of the deliveries that wait in the timers for a retry, or for a slot of a limit."""
     key = bus.keys.base + "delayed"
     members = cast(list[bytes], await bus.transport.call("HKEYS", key))
-    found: set[tuple[str, str]] = set()
+    waiting = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.waiting))
+    found = {(task, run) for task, _, run in (ref.decode().rpartition("|") for ref in waiting)}
     for start in range(0, len(members), SCAN_PAGE):
         retries = [member for member in members[start : start + SCAN_PAGE] if member.startswith(b"e|")]
         if retries:

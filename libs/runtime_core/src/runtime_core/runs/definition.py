@@ -15,9 +15,11 @@ from runtime_core.declare.declaration import (
     NO_DEFAULT,
     Agent,
     Argument,
+    Limit,
     Place,
     RetryPolicy,
     arguments_of,
+    checked_limits,
     checked_name,
     checked_pool,
     checked_retry,
@@ -96,6 +98,8 @@ class AgentSettings(TypedDict, total=False):
     """Handle events of one instance concurrently. If two change its state, the later commit wins."""
     internal: bool
     """Only other agents may call it; submits and schedules that name it are rejected."""
+    limit: Limit | Sequence[Limit] | None
+    """How many of its runs may be open, or start in a time, for each key; see `Limit`."""
 
 
 class AgentDefinition(ABC):
@@ -119,6 +123,7 @@ class AgentDefinition(ABC):
         topics: Sequence[str] = (),
         interleave: bool = False,
         internal: bool = False,
+        limit: Limit | Sequence[Limit] | None = None,
         description: str = "",
     ) -> None:
         self.name = checked_name("agent", name, None, place)
@@ -138,6 +143,7 @@ class AgentDefinition(ABC):
         self.topics = tuple(_checked(self.what, topic, place) for topic in topics)
         self.interleave = interleave
         self.internal = internal
+        self.limits = checked_limits(self.what, limit, place, keyed=True)
         self.description = description
 
     @abstractmethod

@@ -19,7 +19,7 @@ from runtime_core.bus.spans import delivery_span
 from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.consumer.heartbeat import EndedPart
-from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry
+from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry, take_slots
 from runtime_core.engines.local import EngineCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
@@ -145,6 +145,13 @@ class TurnHandler:
             return
         began, outcome = time.perf_counter(), "lost"
         try:
+            if definition.limits and (delivery.kind == "start" or delivery.turn < 0):
+                taken = await take_slots(self._bus, delivery, definition.limits, self._partitions, each_attempt=False)
+                if taken is None:
+                    await self._bus.retry(delivery, 0, b"")
+                if not taken:
+                    outcome = "cancelled" if taken is None else "waits"
+                    return
             warm = await self._open(delivery, definition)
             if warm is None:
                 # The run or its task has ended: settling acknowledges the entry and frees the instance.

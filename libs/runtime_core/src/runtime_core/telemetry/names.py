@@ -338,6 +338,16 @@ TASKS_QUEUED = _gauge(
     "Tasks that wait for their tenants' turns: the 20 tenants with most; the others are `*`, the unnamed one is `-`.",
     ("partition", "tenant"), LEADER, "it grows without bound: a tenant submits more than its share of handlers can do",
 )  # fmt: skip
+LIMIT_SLOTS = _gauge(
+    "weft_limit_slots_held",
+    "Open runs and calls that hold slots of limits, by `agent:<name>` or `tool:<name>`; `*`: all.",
+    ("partition", "name"), LEADER,
+)  # fmt: skip
+LIMIT_WAITING = _gauge(
+    "weft_limit_waiting",
+    "Runs and calls that wait for a slot of a limit, by `agent:<name>` or `tool:<name>`; `*`: all.",
+    ("partition", "name"), LEADER, "it grows without bound: more is submitted than the limit lets through",
+)  # fmt: skip
 TASKS_ADMITTED = _counter(
     "weft_tasks_admitted_total",
     "Started tasks from all submitters. The broker counts them, so a new leader continues the count.",

@@ -16,7 +16,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.settle import NOTHING_USED, Calls, failed_from
+from runtime_core.consumer.settle import NOTHING_USED, Calls, failed_from, take_slots
 from runtime_core.errors import NotReady
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
@@ -68,8 +68,11 @@ class CallHandler:
         abandoned: AbandonedThreads,
         metrics: Metrics,
         others: ToolSource | None = None,
+        *,
+        partitions: int = 1,
     ) -> None:
         """`others` has further tools, such as those of MCP servers."""
+        self._partitions = partitions
         self._bus = bus
         self._others = others
         self._tools = tools
@@ -120,6 +123,12 @@ class CallHandler:
             refused = Failed(NOT_ALLOWED, not_allowed(members.tools, delivery.name), retryable=False, rejected=True)
             await self._calls.fail(delivery, tool.retry, refused, started, NOTHING_USED)
             return "failed"
+        if tool.limits:
+            taken = await take_slots(self._bus, delivery, tool.limits, self._partitions, each_attempt=True)
+            if not taken:
+                if taken is None:
+                    await self._bus.retry(delivery, 0, b"", counts=False)
+                return "repeated" if taken is None else "waits"
         if not tool.repeatable:
             marked = await self._bus.mark_started(delivery)
             if marked is None:

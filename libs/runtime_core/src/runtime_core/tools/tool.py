@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, cast
 
 from runtime_core.consumer.settle import NOTHING_USED
-from runtime_core.declare.declaration import Place, RetryPolicy, is_async, without_context
+from runtime_core.declare.declaration import Limit, Place, RetryPolicy, checked_limits, is_async, without_context
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
@@ -266,6 +266,11 @@ class CallableTool(Protocol):
     @property
     def retry(self) -> RetryPolicy: ...
 
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """How many of its calls may be open, or start in a time."""
+        ...
+
     async def call(
         self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
     ) -> bytes:
@@ -295,6 +300,8 @@ class ToolSettings(FunctionSettings, total=False):
 
     repeatable: bool
     """False: an attempt with an unknown outcome must not be repeated."""
+    limit: Limit | Sequence[Limit] | None
+    """How many of its calls may be open, or start in a time, for each key; see `Limit`."""
 
 
 class Tool(DeclaredFunction):
@@ -310,10 +317,12 @@ class Tool(DeclaredFunction):
         name: str | None = None,
         retry: RetryPolicy | None = None,
         pool: str = "",
+        limit: Limit | Sequence[Limit] | None = None,
     ) -> None:
         """Raises ConfigurationError for mistakes that show without evaluating the annotations."""
         super().__init__("tool", function, place, timeout_seconds=timeout_seconds, name=name, retry=retry, pool=pool)
         self.repeatable = repeatable
+        self.limits = checked_limits(self.what, limit, place, keyed=False)
         self._is_async = is_async(function)
         self._context_name, self._arguments = without_context(self.what, self._arguments, ToolContext, place)
 

@@ -258,7 +258,7 @@ _CLIENT = (
 )  # fmt: skip
 _TURNS = (
     "ask", "begin_call", "begin_turn", "commit_turn", "emit", "load", "record", "refill", "restart_output",
-    "settle_call", "stream",
+    "settle_call", "stream", "take_slots",
 )  # fmt: skip
 _ANNOUNCED = ("agents", "end_hooks", "functions", "interleaved", "manifests", "served", "tools", "topics")
 _HANDLER_COMMANDS = (
@@ -306,7 +306,7 @@ SERVICES = (
         "tool-handler",
         "runs tools: takes calls from `tool` streams and commits their results",
         "tool",
-        (*_CALLED, "mark_started"),
+        (*_CALLED, "mark_started", "take_slots"),
     ),
     *(
         _handler(

@@ -101,5 +101,6 @@ local function commit_call(keys, args)
   end
   write_result(key, rk, RUN.result .. step, value, steps, resumed)
   if to_process then tell_asker(base, rk, task, parent, step, wait, value, changed) end
+  SLOT.free_flagged(base, flags, task, call)
   return 'OK'
 end

@@ -64,6 +64,7 @@ local function answer_step(base, args, is_turn, task, run, inst, flags, steps)
     end_child(base, task, run, inst, RESULT.error, args[6], args[7])
   else
     answer(base, task, parent, step, RESULT.error, args[6], args[7])
+    SLOT.free_flagged(base, flags, task, run)
   end
 end
 

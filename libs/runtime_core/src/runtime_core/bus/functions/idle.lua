@@ -1,6 +1,6 @@
--- Returns the amount of open work: entries on work streams, tasks that wait for their tenants' turns, retries,
--- requests and answers on their way to other partitions. A run that waits for a timer or a person does not count, nor
--- does a run in a mailbox behind it.
+-- Returns the amount of open work: entries on work streams, tasks that wait for their tenants' turns or for slots of
+-- limits, retries, requests and answers on their way to other partitions. A run that waits for a timer or a person does
+-- not count, nor does a run in a mailbox behind it.
 -- KEYS 1 base
 -- RETURNS {amount of work, a text that changes whenever anything is appended}
 local function idle(keys)
@@ -22,6 +22,7 @@ local function idle(keys)
     if string.sub(member, 1, 2) == 'e|' then open = open + 1 end
   end
   open = open + tonumber(redis.call('HGET', base .. 'meta', 'queued') or '0')
+  open = open + redis.call('HLEN', base .. 'waiting')
   table.sort(marks)
   return {open, table.concat(marks, ' ')}
 end

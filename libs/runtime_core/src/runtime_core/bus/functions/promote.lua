@@ -63,7 +63,13 @@ local function promote_mailbox(base, member, inst)
   release(base, inst, '', '')
 end
 
-local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox}
+-- Starts waiting work of a limit that may start by now.
+local function promote_limit(base, member, limit)
+  redis.call('ZREM', base .. 'timers', member)
+  SLOT.look_after(base, limit)
+end
+
+local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox, l = promote_limit}
 
 -- Fires due timers: appends retries again, answers sleeps and questions, ends tasks over their time limit. Also moves a
 -- few tasks that wait for their tenants' turns, and returns their number, so handlers need no call for it.

@@ -17,6 +17,13 @@ local function repair_mailbox(base, inst)
   return 'OK'
 end
 
+-- Frees the slots of a limit whose work has ended.
+local function repair_slot(base, limit, task, path)
+  if SLOT.lives(base, task .. '|' .. path) then return 'NO' end
+  SLOT.look_after(base, limit)
+  return 'OK'
+end
+
 -- Keeps a dead letter, which pins the task.
 local function keep_lost(base, args, letter)
   local task, error = args[2], args[6]
@@ -37,6 +44,7 @@ local function repair_call(base, args, key, flags)
   keep_lost(base, args, {'stream', WAITED_FOR[kind_of(missing)] or '', 'name', step})
   redis.call('HSET', key, TASK.flags, flag(flags, FLAG.letters))
   answer(base, task, parent, step, RESULT.error, args[5], args[6])
+  SLOT.free_flagged(base, flags, task, args[3])
   return 'OK'
 end
 
@@ -91,13 +99,15 @@ end
 -- KEYS 1 base
 -- ARGV 1 what: `run` (its `cur` is an entry, a retry or a wait that is gone) · `call` (a missing step that nothing
 --      will answer) · `instance` (held by a run that is gone) · `mailbox` (events wait, and nobody holds it)
---      2 task · 3 run (for `call` the step's own: parent run + '/' + step) · 4 `run`: its `cur`; else `agent/key` or ''
+--      · `slot` (of a limit, held by work that has ended)
+--      2 task · 3 run (for `call` the step's own: parent run + '/' + step) · 4 `run`: its `cur`; `slot`: the limit; else `agent/key` or ''
 --      5 now (epoch ms, 13 digits) · 6 error object (JSON)
 -- RETURNS 'OK' · 'NO' if it is not so, or no longer: nothing was written
 local function repair(keys, args)
   local base, what, task, run = keys[1], args[1], args[2], args[3]
   if what == 'instance' then return repair_instance(base, args[4], task, run) end
   if what == 'mailbox' then return repair_mailbox(base, args[4]) end
+  if what == 'slot' then return repair_slot(base, args[4], task, run) end
   redis.call('XLEN', base .. 'dead')
   redis.call('XLEN', base .. 'record')
   local key = base .. 'task:' .. task

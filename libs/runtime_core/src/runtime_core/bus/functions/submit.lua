@@ -105,10 +105,11 @@ end
 
 -- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name. The
 -- retention goes with the task, so that its end need not read it.
-local function store_submitted(base, args, key, stream, entry, created, tenant, retention)
+local function store_submitted(base, args, key, stream, entry, created, tenant, retention, priority)
   local header = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' ..
     args[11] .. '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10] .. '\n' ..
     (tenant or '') .. '\n' .. (retention or '')
+  if priority and priority ~= SLOT.DEFAULT then header = header .. '\n' .. text(priority) end
   if args[9] ~= '' then
     redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7],
       RUN.context, args[9])
@@ -183,7 +184,7 @@ local function submit(keys, args)
   end
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
   put_in_order(base, seen_key, created, meta[3])
-  store_submitted(base, args, key, stream, entry, created, due and tenant, meta[9])
+  store_submitted(base, args, key, stream, entry, created, due and tenant, meta[9], priority)
   if args[12] ~= '0' then add_timer(base, task, 'd|' .. task, now_ms(base) + tonumber(args[12])) end
   return {'started', task}
 end

@@ -14,6 +14,7 @@ from mcp_types import CallToolResult, TextContent
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import announce
+from runtime_core.declare.declaration import Limit
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, NotReady, Reject
@@ -58,6 +59,7 @@ class MCPTool:
         self.what = f"tool {listed.name!r}"
         self.repeatable = listed.repeatable
         self.retry = connection.declared.retry
+        self.limits: tuple[Limit, ...] = ()
         self._listed = listed
         self._connection = connection
         self._count = functools.partial(_count, metrics, connection.declared.name)

@@ -29,7 +29,7 @@ local function free_child(base, task, child, inst, digest)
   -- Nobody requests a run again if nobody waits for it.
   local kept = digest and digest ~= '' and keep_child(base, task, child, digest)
   if not kept then redis.call('DEL', rk) end
-  if inst ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend') then
+  if inst ~= '' and (cur == 'held' or cur == 'retry' or cur == 'park' or cur == 'pend' or cur == 'slot') then
     release(base, inst, task, child)
   end
 end
@@ -86,7 +86,7 @@ local function reply_end(base, task, ending, status, final)
   if to == '' then return end
   if is_client(base, to) then
     -- pcall: a client whose stream another program has replaced reads no answers, and the task ends all the same.
-    redis.pcall('XADD', to, 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*', REPLY.task, task, REPLY.data, final)
+    redis.pcall('XADD', to, 'NOMKSTREAM', 'MAXLEN', '~', KEPT.replies, '*', REPLY.task, task, REPLY.data, final)
     return
   end
   local fields = {'to', to, 'type', KINDS[status], REPLY.task, task, REPLY.data, final, 'id', ending.head.id}
@@ -153,6 +153,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
   if status ~= 'completed' then stop_running(base, task) end
   if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, FIRST_RUN) end
   if ending.hooks then start_hooks_of_end(base, task, ending, status, result, ms) end
+  SLOT.free_flagged(base, flags, task, FIRST_RUN, true)
 end
 
 -- Ends a run that is not the task's first: its parent's step gets the result.
@@ -175,10 +176,11 @@ local function end_child(base, task, run, inst, status, ms, payload)
   end
   if string.find(flags, FLAG.watched, 1, true) then
     -- pcall: not every caller has checked this stream; a wait also reads the run itself.
-    redis.pcall('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', STATE.name, 'run/' .. task .. '/' .. run,
+    redis.pcall('XADD', base .. 'states', 'MAXLEN', '~', KEPT.states, '*', STATE.name, 'run/' .. task .. '/' .. run,
       STATE.status, status == RESULT.ok and 'completed' or 'failed')
   end
   if inst ~= '' then release(base, inst, task, run) end
+  SLOT.free_flagged(base, flags, task, run, true)
 end
 
 -- Settles the delivery of a commit whose task or run is over, and frees its instance.

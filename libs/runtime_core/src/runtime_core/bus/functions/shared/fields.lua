@@ -11,7 +11,8 @@
 local RUN = {
   current = 'cur',          -- entry id in flight, or where the run waits: `held` for its steps, `mail` in a mailbox,
                             -- `nest` for the holder of its instance to wait, `retry`, `pend` for a nested run to end,
-                            -- `park` after it diverged, `queue` for its tenant's turn (queues.lua)
+                            -- `park` after it diverged, `queue` for its tenant's turn (queues.lua), `slot` for a slot
+                            -- of a limit (slots.lua)
   header = 'h',             -- one value a line: see `header_of`
   input = 'd',              -- JSON
   context = 'x',            -- JSON that travels with every event
@@ -76,6 +77,7 @@ local FLAG = {
   traced = 't',             -- its context names a trace
   reopened = 'e',           -- it has ended before
   inherited = 'i',          -- a fork that has journals of its origin's child runs
+  slots = 'p',              -- its runs or calls hold slots of limits, or wait for them
 }
 
 -- An instance, `inst:<agent>/<key>`: its `state` and these.
@@ -112,6 +114,9 @@ local REPLY = {task = 't', data = 'd', trace = 'x', answered_by = 'l', state = '
 -- An entry on the record stream. The last one of a task has `ending`: status, agent, steps, created, ended, session,
 -- one a line.
 local RECORD = {task = 't', rows = 'd', ending = 'e', error = 'f', trace = 'x', reopened = 'g'}
+
+-- About how many entries a client's reply stream, and the stream of state changes, keep.
+local KEPT = {replies = '100000', states = '10000'}
 
 -- An entry on the stream of state changes.
 local STATE = {name = 'i', status = 's'}

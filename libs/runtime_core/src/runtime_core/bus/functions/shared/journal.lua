@@ -40,7 +40,7 @@ local function tell_asker(base, rk, task, run, step, wait, value, changed)
   -- An earlier release has not counted its requests.
   if redis.call('HEXISTS', rk, RUN.open_asks) == 1 then redis.call('HINCRBY', rk, RUN.open_asks, -1) end
   -- pcall: a process whose stream another program has replaced finds the answer in the journal.
-  redis.pcall('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', REPLY_MAX, '*',
+  redis.pcall('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', KEPT.replies, '*',
     unpack(fields))
 end
 

@@ -74,8 +74,6 @@ end
 
 -- Announces on the partition's stream of states that a run, a node or a group has changed, for waiters. The stream is
 -- short: a reader that may have missed an entry reads the thing itself.
-local STATES_MAX = '10000'
-
 local function tell_state(base, name, status)
-  redis.call('XADD', base .. 'states', 'MAXLEN', '~', STATES_MAX, '*', STATE.name, name, STATE.status, status)
+  redis.call('XADD', base .. 'states', 'MAXLEN', '~', KEPT.states, '*', STATE.name, name, STATE.status, status)
 end

@@ -1,7 +1,6 @@
 -- Work streams: their groups, the events appended to them, and acknowledgement.
 
 local GROUPS = {agent = 'agent-handler', tool = 'tool-handler', ray = 'ray-gateway', spark = 'spark-gateway'}
-local REPLY_MAX = '100000'
 
 local function group_of(stream)
   return GROUPS[stream] or GROUPS[string.match(stream, '^[a-z]+')]

@@ -84,5 +84,6 @@ local function withdraw(base, task, flags, paths, open)
     redis.call('HDEL', base .. 'delayed', member)
     redis.call('HDEL', base .. 'task:' .. task, TASK.timer .. member)
   end
+  for path in pairs(paths) do SLOT.free_flagged(base, flags, task, path, true) end
   return rows, count
 end

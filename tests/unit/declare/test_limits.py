@@ -1,0 +1,108 @@
+"""Limits as a program declares them: one clear error for each mistake, and the share of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime_core.declare.declaration import Place, check_shares
+from runtime_core.errors import ConfigurationError
+from weft import AgentContext, App, Limit
+
+PLACE = Place("app.py", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "Limit limits nothing: give running=…, or rate=… with seconds=…"),
+        ({"running": 0}, "Limit.running is 0: give a whole number from 1"),
+        ({"running": -1}, "Limit.running is -1"),
+        ({"running": True}, "Limit.running is True"),
+        ({"running": 1.5}, "Limit.running is 1.5"),
+        ({"rate": 0, "seconds": 1}, "Limit.rate is 0"),
+        ({"rate": 10_001, "seconds": 1}, "Limit.rate is 10001: give a whole number from 1 to 10000"),
+        ({"rate": 1}, "rate without seconds: give both"),
+        ({"running": 1, "seconds": 60}, "seconds without rate: give both"),
+        ({"rate": 1, "seconds": 0}, "Limit.seconds is 0: give a number from 0.1"),
+        ({"rate": 1, "seconds": float("nan")}, "Limit.seconds is nan"),
+        ({"rate": 1, "seconds": float("inf")}, "Limit.seconds is inf"),
+        ({"rate": 1, "seconds": "60"}, "Limit.seconds is '60'"),
+        ({"per": "customer", "running": 1}, "Limit.per is 'customer': give 'tenant', 'session', 'key', 'input.<name>'"),
+        ({"per": "input.", "running": 1}, "Limit.per is 'input.'"),
+        ({"per": "input.a|b", "running": 1}, "Limit.per is"),
+        ({"per": None, "running": 1}, "Limit.per is None"),
+    ],
+)
+def test_wrong_limits_are_refused_with_the_remedy(given: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Limit(**given)  # type: ignore[arg-type]  # some are of the wrong type
+    assert named in str(caught.value)
+
+
+def _agent(limit: object) -> None:
+    app = App("limits")
+
+    @app.agent("a", limit=limit)  # type: ignore[arg-type]  # some are of the wrong type
+    async def a(ctx: AgentContext) -> None: ...
+
+
+def _tool(limit: object) -> None:
+    app = App("limits")
+
+    @app.tool(limit=limit)  # type: ignore[call-overload, untyped-decorator]  # some are of the wrong type
+    def t(query: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "limit", "named"),
+    [
+        (_agent, 3, "agent 'a' (tests/unit/declare/test_limits.py"),
+        (_agent, 3, "has limit=3: give a Limit(running=…), or a list of them"),
+        (_agent, "tenant", "has limit='tenant'"),
+        (_agent, [Limit(running=1), 2], "has limit=2"),
+        (
+            _agent,
+            [Limit(running=1), Limit(running=2)],
+            "two limits per 'nothing' with the same seconds: give one Limit",
+        ),
+        (_tool, Limit(per="key", running=1), "only agents have keys: give 'input.<name>'"),
+    ],
+)
+def test_wrong_declarations_are_refused(declare: Callable[[object], None], limit: object, named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        declare(limit)
+    assert named in str(caught.value)
+
+
+def test_a_function_may_have_several_limits() -> None:
+    limits = [
+        Limit(per="tenant", running=2),
+        Limit(rate=30, seconds=60),
+        Limit(rate=500, seconds=3600),
+        Limit(running=9),
+    ]
+    _agent(limits)
+    _tool(limits)
+    _agent(Limit(per="key", running=1))
+    _tool(Limit(per="input.account.api_key", rate=1, seconds=0.1))
+
+
+@pytest.mark.parametrize("running", [1, 2, 7, 8])
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_the_shares_of_all_partitions_make_the_limit(running: int, partitions: int) -> None:
+    shares = [Limit(running=running).share(number, partitions)[0] for number in range(partitions)]
+    assert min(shares) >= 1
+    assert sum(shares) == max(running, partitions)
+    assert Limit(per="key", running=running).share(partitions - 1, partitions) == (running, 0, 0)
+    assert Limit(rate=9, seconds=1.5).share(0, 3) == (0, 3, 1500)
+
+
+def test_a_limit_below_the_number_of_partitions_is_refused_where_handlers_start() -> None:
+    check_shares("agent 'a'", [Limit(running=4), Limit(per="key", running=1)], 4, PLACE)
+    for limit, said in ((Limit(running=3), "running=3"), (Limit(rate=1, seconds=60), "rate=1")):
+        with pytest.raises(
+            ConfigurationError, match=f"agent 'a' .app.py:1. has a limit of {said}, but .* 4 partitions"
+        ):
+            check_shares("agent 'a'", [limit], 4, PLACE)
