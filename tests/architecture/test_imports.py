@@ -24,6 +24,7 @@ PLACES = {
     "hiredis": ("bus.connection",),
     "jinja2": ("gateway.console.site",),
     "jsonschema_rs": ("declare.manifest",),
+    "jwt": ("gateway.keys",),
     "httpx2": ("llm.client", "tools.mcp.transport"),
     "mcp": ("tools.mcp",),
     "mcp_types": ("tools.mcp",),

@@ -103,6 +103,7 @@ BAD_VALUES = [
     Case("WEFT_HTTP_PORT", "65536", "from 0 to 65535"),
     Case("WEFT_HTTP_AUTH", "password", "open or keys"),
     Case("WEFT_HTTP_ORIGINS", "desk.example", "origins separated by commas"),
+    Case("WEFT_HTTP_OIDC_ISSUER", "http://id.example", "https://host/path"),
     Case("WEFT_HTTP_RATE", "-1", "requests per second from 0"),
     Case("WEFT_HTTP_STREAMS_MAX", "0", "whole number from 1"),
     Case("WEFT_LEASE", "3", "there is no such setting"),
@@ -136,7 +137,16 @@ BAD_VALUES = [
 ]
 """What is wrong whatever the broker is."""
 
-ANY_VALUE = {"data_dir", "http_host", "metrics_host", "app", "redis_url"}
+ANY_VALUE = {
+    "http_oidc_audience",
+    "http_oidc_roles_claim",
+    "http_oidc_tenant_claim",
+    "data_dir",
+    "http_host",
+    "metrics_host",
+    "app",
+    "redis_url",
+}
 """Settings of which the value alone tells nothing; what they name may be missing, and is tested below."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 KEYS = "integration/gateway:keys"
+TOKENS = "integration/gateway:tokens"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
@@ -19,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "gateway/server.py",
         "role",
-        "        if role not in key.roles:\n",
+        "        if role not in caller.roles:\n",
         "        if False:\n",
         "a key does only what its roles allow",
         KEYS,
@@ -159,5 +160,37 @@ MUTANTS: tuple[Mutant, ...] = (
         "found",
         "a page of dead letters leaves out none of a partition that was not read to its end",
         "contracts:dead_letters",
+    ),
+    python(
+        "gateway/keys.py",
+        "issuer",
+        '            if document.get("issuer") != self._provider.issuer:\n',
+        "            if False:\n",
+        "the keys are those of the provider that is set",
+        TOKENS,
+    ),
+    python(
+        "gateway/keys.py",
+        "address_of_keys",
+        "    if not SAFE_URL.fullmatch(url):\n",
+        "    if False:\n",
+        "a provider's document cannot name a file as its keys",
+        TOKENS,
+    ),
+    python(
+        "gateway/keys.py",
+        "token_roles",
+        "roles = tuple(role for role in ROLES if role in words)",
+        "roles = ROLES",
+        "a token does only what its roles allow",
+        TOKENS,
+    ),
+    python(
+        "gateway/keys.py",
+        "token_tenant",
+        'return Caller(f"oidc-{name}", roles, Publisher(name=f"oidc-{name}", tenant=checked))',
+        'return Caller(f"oidc-{name}", roles)',
+        "a token is bound to the tenant of its claim",
+        TOKENS,
     ),
 )

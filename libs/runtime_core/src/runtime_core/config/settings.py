@@ -22,6 +22,8 @@ REDIS_URL = re.compile(r"(redis|rediss|valkey|valkeys)(\+[a-z]+)?://.+|unix://.+
 TRAJECTORY_URL = re.compile(r"sqlite(\+\w+)?:///.+|postgres(ql)?(\+\w+)?://.+")
 RAY_ADDRESS = re.compile(rf"auto|{_HOST}:{_PORT}", re.ASCII)
 RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
+SAFE_URL = re.compile(r"https://[^\s/?#@]+[^\s?#]*|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[^\s?#]*)?")
+"""A URL whose answer nobody on the way can change."""
 ORIGIN = re.compile(rf"https?://{_HOST}(:{_PORT})?", re.ASCII)
 SPARK_REMOTE = re.compile(rf"sc://{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
 SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])?", re.ASCII)
@@ -81,6 +83,14 @@ class Settings:
     """`open`: on this machine only, where everyone may do everything. `keys`: callers need an API key."""
     http_origins: tuple[str, ...] = ()
     """Web origins, as `https://desk.example`, whose pages may call the gateway; empty: none."""
+    http_oidc_issuer: str | None = None
+    """The identity provider (`https://…`) whose tokens callers may send instead of keys."""
+    http_oidc_audience: str | None = None
+    """What its tokens for this gateway have as `aud`."""
+    http_oidc_tenant_claim: str = "tenant"
+    """The claim that binds a token to a tenant; `*` in it: to none."""
+    http_oidc_roles_claim: str = "roles"
+    """The claim with a token's roles: a list, or words."""
     http_rate: float = 0.0
     """Requests per second that one caller of the gateway may send; 0: no limit."""
     http_streams_max: int = 1000
@@ -197,6 +207,10 @@ class Settings:
             http_port=read.port("WEFT_HTTP_PORT"),
             http_auth=read.choice("WEFT_HTTP_AUTH", ("open", "keys"), cls.http_auth),
             http_origins=read.origins("WEFT_HTTP_ORIGINS"),
+            http_oidc_issuer=read.matching("WEFT_HTTP_OIDC_ISSUER", SAFE_URL, "https://host/path"),
+            http_oidc_audience=read.text("WEFT_HTTP_OIDC_AUDIENCE"),
+            http_oidc_tenant_claim=read.text("WEFT_HTTP_OIDC_TENANT_CLAIM") or cls.http_oidc_tenant_claim,
+            http_oidc_roles_claim=read.text("WEFT_HTTP_OIDC_ROLES_CLAIM") or cls.http_oidc_roles_claim,
             http_rate=read.seconds("WEFT_HTTP_RATE", 0.0, 1_000_000.0, cls.http_rate, "requests per second"),
             http_streams_max=read.whole("WEFT_HTTP_STREAMS_MAX", 1, 100_000, cls.http_streams_max),
             lease_seconds=read.seconds("WEFT_LEASE_SECONDS", 0.1, 3600.0, cls.lease_seconds),

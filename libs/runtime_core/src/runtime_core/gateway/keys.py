@@ -1,28 +1,40 @@
-"""API keys of the HTTP gateway: who sends a request, what it may do, and which tenant's tasks it reaches.
+"""API keys and tokens of the HTTP gateway: who sends a request, what it may do, and which tenant's tasks it reaches.
 
-The broker holds a digest of each key, never the key itself.
+The broker holds a digest of each key, never the key itself. Tokens are those of an identity provider (OpenID Connect).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import http.client
+import json
+import logging
 import re
 import secrets
 import time
+import urllib.error
+import urllib.request
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.codec import quoted
-from runtime_core.errors import InvalidInput, Rejected
+from runtime_core.config.settings import SAFE_URL
+from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
 from runtime_core.ingress.publishers import Publisher, checked_name
 from runtime_core.wire.commands import Submission
+
+if TYPE_CHECKING:
+    import jwt
+
+logger = logging.getLogger(__name__)
 
 SUBMIT, READ, ANSWER, OPERATE = "submit", "read", "answer", "operate"
 ROLES = (SUBMIT, READ, ANSWER, OPERATE)
@@ -172,3 +184,163 @@ def _read(data: bytes) -> ApiKey | None:
         return msgspec.json.decode(data, type=ApiKey)
     except msgspec.MsgspecError:
         return None
+
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Signatures with public keys only: with HS256, the public key would be the password."""
+TOKEN_MAX_CHARACTERS = 8192
+EVERY_TENANT = "*"
+"""The value of the tenant claim of a caller that reaches all tasks."""
+LEEWAY_SECONDS = 30.0
+"""How far the clocks of the provider and of the gateway may differ."""
+KEYS_SECONDS = 600.0
+"""How long the provider's keys are used before they are read again."""
+KEYS_STALE_SECONDS = 86_400.0
+"""How long they are used while the provider is away."""
+UNKNOWN_KEY_SECONDS = 5.0
+"""The shortest time between two reads, however many tokens name unknown keys, or while the provider is away."""
+PROVIDER_SECONDS = 5.0
+DOCUMENT_MAX_BYTES = 1024 * 1024
+DISCOVERY = "/.well-known/openid-configuration"
+
+
+class TokenRefused(WeftError):
+    """A token that is not valid here. The message says why, without the token."""
+
+
+class ProviderAway(WeftError):
+    """The identity provider cannot be reached, so no token can be checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An identity provider, and what its tokens say about a caller."""
+
+    issuer: str
+    audience: str
+    tenant_claim: str = "tenant"
+    roles_claim: str = "roles"
+
+
+class Tokens:
+    """Checks tokens of one identity provider by its public keys."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._read_at = self._tried_at = -KEYS_STALE_SECONDS
+        self._reading = asyncio.Lock()
+
+    async def caller(self, token: str) -> Caller:
+        """Return who sends a token. Raises TokenRefused or ProviderAway."""
+        import jwt  # here: `weft key` works without the extra
+
+        provider = self._provider
+        try:
+            if len(token) > TOKEN_MAX_CHARACTERS:
+                raise TokenRefused(f"the token is longer than {TOKEN_MAX_CHARACTERS} characters")
+            header = jwt.get_unverified_header(token)
+            if header.get("alg") not in ALGORITHMS:
+                raise TokenRefused(f"the token is not signed with one of {', '.join(ALGORITHMS)}")
+            key = await self._key(str(header.get("kid") or ""))
+            claims = jwt.decode(
+                token, key=key, algorithms=[header["alg"]], audience=provider.audience, issuer=provider.issuer,
+                leeway=LEEWAY_SECONDS, options={"require": ["aud", "exp", "iss", "sub"]},
+            )  # fmt: skip
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            raise TokenRefused(f"the token is not valid: {str(error)[:200]}") from None
+        return self._caller(claims)
+
+    def _caller(self, claims: Mapping[str, Any]) -> Caller:  # Any: JSON
+        name = hashlib.sha256(f"{claims['iss']}\n{claims['sub']}".encode()).hexdigest()[:16]
+        given = _claim(claims, self._provider.roles_claim)
+        words = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
+        roles = tuple(role for role in ROLES if role in words)
+        tenant = _claim(claims, self._provider.tenant_claim)
+        if tenant == EVERY_TENANT:
+            return Caller(f"oidc-{name}", roles)
+        try:
+            checked = checked_name("tenant", tenant if isinstance(tenant, str) else "")
+        except InvalidInput:
+            raise TokenRefused(f"the claim {self._provider.tenant_claim!r} of the token names no tenant") from None
+        return Caller(f"oidc-{name}", roles, Publisher(name=f"oidc-{name}", tenant=checked))
+
+    async def _key(self, id: str) -> jwt.PyJWK:
+        """Return the provider's key with this id; without an id, its only key."""
+        now = time.monotonic()
+        if (
+            self._find(id) is None or now - self._read_at > KEYS_SECONDS
+        ) and now - self._tried_at > UNKNOWN_KEY_SECONDS:
+            async with self._reading:
+                if time.monotonic() - self._tried_at > UNKNOWN_KEY_SECONDS:
+                    await self._read_keys()
+        if time.monotonic() - self._read_at > KEYS_STALE_SECONDS:
+            raise ProviderAway(f"the identity provider {self._provider.issuer} does not answer")
+        key = self._find(id)
+        if key is None:
+            raise TokenRefused("the token is signed with a key that the identity provider does not list")
+        return key
+
+    def _find(self, id: str) -> jwt.PyJWK | None:
+        if not id and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(id)
+
+    async def _read_keys(self) -> None:
+        """Read the provider's keys. If it does not answer, the known ones stay."""
+        try:
+            document = await asyncio.to_thread(_get, self._provider.issuer.rstrip("/") + DISCOVERY)
+            if document.get("issuer") != self._provider.issuer:
+                raise ValueError(f"it calls itself {str(document.get('issuer'))[:200]!r}")
+            found = await asyncio.to_thread(_get, str(document.get("jwks_uri")))
+            self._keys = _signing_keys(found)
+            self._read_at = time.monotonic()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            logger.warning("cannot read the keys of the identity provider %s: %s", self._provider.issuer, error)
+        self._tried_at = time.monotonic()
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> object:  # Any: JSON
+    """Return a claim; in a name that is no claim, dots lead into objects, as in `realm_access.roles`."""
+    if name in claims:
+        return claims[name]
+    found: object = claims
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _signing_keys(document: Mapping[str, Any]) -> dict[str, jwt.PyJWK]:  # Any: JSON
+    """Return the keys of a JWK set that this release can use, by id."""
+    import jwt  # here: see above
+
+    found: dict[str, jwt.PyJWK] = {}
+    keys = document.get("keys")
+    for each in keys if isinstance(keys, list) else []:
+        if not isinstance(each, dict) or each.get("use", "sig") != "sig" or each.get("kty") == "oct":
+            continue
+        try:
+            found[str(each.get("kid") or "")] = jwt.PyJWK(each)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue  # of a kind that this release does not know
+    return found
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *given: Any, **named: Any) -> None:  # Any: of the base class
+        """Follow no redirect: it could lead to another host, or away from TLS."""
+
+
+def _get(url: str) -> dict[str, Any]:  # Any: JSON
+    """Return a JSON object from a URL. Raises OSError, ValueError or HTTPException."""
+    if not SAFE_URL.fullmatch(url):
+        raise ValueError(f"{url[:200]!r} is not https://…")
+    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler())
+    with opener.open(url, timeout=PROVIDER_SECONDS) as response:
+        data = response.read(DOCUMENT_MAX_BYTES + 1)
+    if len(data) > DOCUMENT_MAX_BYTES:
+        raise ValueError(f"{url[:200]} has more than {DOCUMENT_MAX_BYTES} bytes")
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError(f"{url[:200]} is no JSON object")
+    return document

@@ -63,7 +63,7 @@ def document(resources: Json) -> Json:
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "An API key, unless the gateway is open (WEFT_HTTP_AUTH).",
+                    "description": "An API key, or a token of the identity provider; nothing if the gateway is open.",
                 }
             },
             "schemas": {

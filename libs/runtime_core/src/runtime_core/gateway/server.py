@@ -32,7 +32,20 @@ from runtime_core.gateway.access import Access
 from runtime_core.gateway.console.actions import Actions
 from runtime_core.gateway.console.pages import Pages
 from runtime_core.gateway.console.site import Site
-from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT, ApiKeys, Caller, caller_of
+from runtime_core.gateway.keys import (
+    ANSWER,
+    OPERATE,
+    READ,
+    SUBMIT,
+    UNKNOWN_KEY_SECONDS,
+    ApiKeys,
+    Caller,
+    Provider,
+    ProviderAway,
+    TokenRefused,
+    Tokens,
+    caller_of,
+)
 from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import (
     DEFECT,
@@ -40,6 +53,7 @@ from runtime_core.gateway.requests import (
     METHOD,
     NO_HOST,
     NO_ROUTE,
+    OVERLOADED,
     UNAUTHORIZED,
     Limits,
     Problem,
@@ -115,15 +129,17 @@ def build_application(
     origins: Sequence[str],
     keys: ApiKeys | None = None,
     pages: Sequence[Route] = (),
+    tokens: Tokens | None = None,
 ) -> Starlette:
     """Return the application. `origins` are the web pages whose scripts may call it. None for `keys`: it is open.
 
-    `pages` are those of the console.
+    `pages` are those of the console. `tokens` checks those of an identity provider, which callers may send instead of
+    keys.
     """
     by_path: dict[str, dict[str, Operation]] = {}
     for one in offered:
         by_path.setdefault(one.path, {})[one.method] = one
-    routes = [Route(path, _Resource(limits, methods, keys), methods=None) for path, methods in by_path.items()]
+    routes = [Route(path, _Resource(limits, methods, keys, tokens), methods=None) for path, methods in by_path.items()]
     middleware = []
     if origins:
         middleware.append(
@@ -148,10 +164,13 @@ def build_application(
 class _Resource:
     """A path with its methods, as an ASGI application."""
 
-    def __init__(self, limits: Limits, methods: Mapping[str, Operation], keys: ApiKeys | None) -> None:
+    def __init__(
+        self, limits: Limits, methods: Mapping[str, Operation], keys: ApiKeys | None, tokens: Tokens | None
+    ) -> None:
         self._limits = limits
         self._methods = methods
         self._keys = keys
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._answer(Request(scope, receive, send))
@@ -184,14 +203,29 @@ class _Resource:
         if not role:
             return Caller(address, ())
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        key = await self._keys.find(text.strip()) if scheme.lower() == "bearer" else None
-        if key is None:
-            self._limits.count_request(address)
-            why = "send the header Authorization: Bearer weft_…; `weft key create` makes a key"
-            raise Problem(UNAUTHORIZED, why, "Authorization", headers={"WWW-Authenticate": "Bearer"})
-        if role not in key.roles:
-            raise Problem(FORBIDDEN, f"the key {key.id} lacks the role {role!r}; it has {', '.join(key.roles)}")
-        return caller_of(key)
+        caller = await self._authenticated(address, text.strip() if scheme.lower() == "bearer" else "")
+        if role not in caller.roles:
+            raise Problem(
+                FORBIDDEN, f"{caller.name} lacks the role {role!r}; it has {', '.join(caller.roles) or 'none'}"
+            )
+        return caller
+
+    async def _authenticated(self, address: str, text: str) -> Caller:
+        """Return who sends a key or a token."""
+        assert self._keys is not None
+        why = "send the header Authorization: Bearer weft_…; `weft key create` makes a key"
+        try:
+            if self._tokens is not None and text.count(".") == 2:
+                return await self._tokens.caller(text)
+            key = await self._keys.find(text)
+            if key is not None:
+                return caller_of(key)
+        except TokenRefused as error:
+            why = str(error)
+        except ProviderAway as error:
+            raise Problem(OVERLOADED, str(error), "Authorization", UNKNOWN_KEY_SECONDS) from None
+        self._limits.count_request(address)
+        raise Problem(UNAUTHORIZED, why, "Authorization", headers={"WWW-Authenticate": "Bearer"})
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -205,6 +239,21 @@ FINISH_SHARE = 0.7
 """Share of the shutdown time in which open requests may finish."""
 HEAD_MAX_BYTES = 16 * 1024
 BACKLOG = 1024
+
+
+def tokens_of(settings: Settings) -> Tokens | None:
+    """Return what checks tokens of the identity provider; None without one. Raises ConfigurationError."""
+    issuer = settings.http_oidc_issuer
+    if not issuer:
+        return None
+    if settings.http_auth != "keys":
+        raise ConfigurationError("WEFT_HTTP_OIDC_ISSUER: an open gateway checks nothing: set WEFT_HTTP_AUTH=keys")
+    if not settings.http_oidc_audience:
+        raise ConfigurationError(
+            "WEFT_HTTP_OIDC_AUDIENCE is missing: without it, tokens for other programs would be accepted"
+        )
+    claims = (settings.http_oidc_tenant_claim, settings.http_oidc_roles_claim)
+    return Tokens(Provider(issuer, settings.http_oidc_audience, *claims))
 
 
 class Gateway:
@@ -229,6 +278,7 @@ class Gateway:
                 f"WEFT_HTTP_HOST={host!r}: without keys the gateway listens on this machine only: set "
                 "WEFT_HTTP_AUTH=keys, or WEFT_HTTP_HOST=127.0.0.1"
             )
+        tokens = tokens_of(self._settings)
         await self._client.open()
         self._answers = True
         self._asking.start()
@@ -246,7 +296,7 @@ class Gateway:
         site = Site(limits, keys)
         pages = site.routes([*Pages(site, self._access, streams).pages(), *Actions(self._access).pages()])
         application = build_application(
-            operations(self._access, limits, streams), limits, settings.http_origins, keys, pages
+            operations(self._access, limits, streams), limits, settings.http_origins, keys, pages, tokens
         )
         self._server = _Server(
             uvicorn.Config(
