@@ -247,6 +247,20 @@ async def test_a_nested_run_keeps_the_key_of_its_caller(broker: Broker, bus: Eve
     assert (await broker.take(bus)).task == "two"
 
 
+async def test_a_nested_run_of_one_that_keeps_the_key_begins_with_the_state_it_left(
+    broker: Broker, bus: EventBus
+) -> None:
+    await broker.submit(bus, "one", key="k")
+    to_itself = ask("1", "writer", stream="agent", key="k")
+    assert await suspend(bus, await broker.take(bus), to_itself)
+    assert await suspend(
+        bus, await broker.take(bus), release("1", b'{"n":1}'), ask("2", "writer", stream="agent", key="k")
+    )
+    innermost = await broker.take(bus)
+    assert innermost.run == "r/1/2"
+    assert (await bus.load(innermost)).state == b'{"n":1}'  # type: ignore[union-attr]  # it exists
+
+
 async def test_a_commit_without_the_key_starts_no_nested_call(broker: Broker, bus: EventBus) -> None:
     """A call back into the key's holder waits for the holder's own commit."""
     await asleep(broker, bus)

@@ -101,6 +101,19 @@ async def nested(ctx: AgentContext, below: bool) -> list[str]:
     return list(ctx.state["log"])
 
 
+@app.agent("deeper")
+async def deeper(ctx: AgentContext, depth: int) -> list[int]:
+    """Below the first one, each keeps the key in its block, since the run that waits for it holds it, too."""
+    ctx.state.setdefault("depths", []).append(depth)
+    if depth == 3:
+        await ctx.agent("deeper", 2, key=ctx.key)
+    elif depth:
+        async with ctx.released():
+            await ctx.agent("deeper", depth - 1, key=ctx.key)
+    ctx.state["depths"].append(-depth)
+    return list(ctx.state["depths"])
+
+
 failed: set[str] = set()
 """The tasks of `retried` whose first attempt has failed inside the block."""
 
@@ -174,6 +187,10 @@ async def test_an_error_inside_takes_the_key_back(client: Client) -> None:
 
 async def test_it_may_wait_for_another_run_of_its_key(client: Client) -> None:
     assert (await (await client.submit("itself", 3, key="k")).result()).output == [0, 1, 2, 3]
+
+
+async def test_a_nested_call_that_keeps_the_key_hands_its_state_on(client: Client) -> None:
+    assert (await (await client.submit("deeper", 3, key="k")).result()).output == [3, 2, 1, 0, 0, -1, -2, -3]
 
 
 async def test_a_nested_call_leaves_the_key_to_its_caller(client: Client) -> None:

@@ -556,9 +556,17 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "released_alone",
-        "  if v[1] ~= ref then return redis.call('HSET', rk, RUN.released, 'k') end\n",
+        "    return redis.call('HSET', rk, RUN.released, 'k')\n",
         "",
         "a nested run leaves the key to its caller",
+        "contracts:released_keys",
+    ),
+    lua(
+        "mailbox",
+        "state_of_kept_key",
+        "    if state ~= '' then redis.call('HSET', ik, INSTANCE.working_state, state) end\n",
+        "",
+        "a run that is nested on one that kept its key sees what that one has changed",
         "contracts:released_keys",
     ),
     lua(

@@ -182,11 +182,14 @@ end
 
 -- A run gives up its key while it waits: the next event of the mailbox starts with the state that the run leaves. A
 -- replay of the run begins with the state that it began with, which is kept. If other runs hold the instance too, the
--- run keeps its place: those below a nested run wait for it.
+-- run keeps its place, since those below a nested run wait for it, and its own nested runs begin with that state.
 function KEY.release(base, inst, task, run, state)
   local ik, ref, rk = base .. 'inst:' .. inst, task .. '|' .. run, run_key(base, task, run)
   local v = redis.call('HMGET', ik, INSTANCE.holders, 'state')
-  if v[1] ~= ref then return redis.call('HSET', rk, RUN.released, 'k') end
+  if v[1] ~= ref then
+    if state ~= '' then redis.call('HSET', ik, INSTANCE.working_state, state) end
+    return redis.call('HSET', rk, RUN.released, 'k')
+  end
   redis.call('HSETNX', rk, RUN.state_at_start, v[2] or '')
   redis.call('HSET', rk, RUN.released, 'r')
   if state ~= '' then redis.call('HSET', ik, 'state', state) end
