@@ -251,9 +251,19 @@ def draw_program(choice_source: ChoiceSource, *, agent: str, engines: bool = Fal
     if agent in KEYED:
         program.insert(choice_source.choose(len(program) + 1), ["count"])
         if not choice_source.choose(4):
-            inside = [_draw_op(choice_source, depth + 1, engines) for _ in range(1 + choice_source.choose(2))]
-            program.insert(choice_source.choose(len(program) + 1), ["released", inside])
+            program.insert(choice_source.choose(len(program) + 1), _draw_released(choice_source, agent, depth, engines))
     return program
+
+
+def _draw_released(choice_source: ChoiceSource, agent: str, depth: int, engines: bool) -> Op:
+    """Return a block without the key, in which the agent often asks itself, perhaps under the key that it gave up."""
+    inside = [_draw_op(choice_source, depth + 1, engines) for _ in range(1 + choice_source.choose(2))]
+    if not choice_source.choose(3):
+        program: Program = [["count"], _draw_op(choice_source, 2, engines)]
+        if depth < 2 and not choice_source.choose(2):
+            program.append(_draw_released(choice_source, agent, depth + 1, engines))
+        inside.insert(choice_source.choose(len(inside) + 1), ["ask", agent, pick(choice_source, KEYS), program])
+    return ["released", inside]
 
 
 def draw_topic(choice_source: ChoiceSource) -> tuple[str, str]:
