@@ -11,8 +11,12 @@ import pytest
 from runtime_core.client.client import TaskHandle
 from runtime_core.declare.declaration import Agent
 from runtime_core.host.local import LocalApp
+from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.runs import turn
 from runtime_core.runs.definition import handles
 from weft import AgentContext, App, Client, SubmitOptions, ToolContext
+from weft.aworld import Swarm
+from weft.errors import StepError
 
 app = App("background")
 
@@ -254,3 +258,38 @@ async def test_a_time_limit_reaches_them_too(client: Client) -> None:
 async def _free(client: Client, key: str) -> None:
     """The instance that worked for the task takes the next event."""
     assert (await (await client.submit("keyed", "next", key=key)).result()).value() == "next"
+
+
+@pytest.mark.parametrize("agent", ["asks-itself", "asks-swarm"])
+async def test_agents_that_ask_one_another_without_an_end_end_their_task(
+    agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "NESTED_LIMIT", 20)
+    app, deepest = App("endless"), 0
+
+    @app.agent("asks-itself")
+    async def asks_itself(ctx: AgentContext, depth: int) -> int:
+        nonlocal deepest
+        deepest = depth
+        try:
+            return int(await ctx.agent("asks-itself", depth + 1))
+        except StepError:
+            return depth  # whoever catches it gets no result either: the task has ended
+
+    @app.agent("asks-swarm")
+    async def asks_swarm(ctx: AgentContext, depth: int) -> int:
+        nonlocal deepest
+        deepest = depth
+        return int(await ctx.agent("swarm", depth + 1))
+
+    app.add_swarm("swarm", Swarm("asks-swarm"))
+    async with LocalApp(app) as client:
+        task = await client.submit(agent, 0)
+        response = await task.result(timeout=60)
+        assert await DeadLetters(client.buses).count() == 0
+        again = await (await client.submit(agent, 0)).result(timeout=60)
+    assert response.error is not None
+    assert response.error["type"] == "LimitExceeded"
+    assert response.error["message"].startswith("more than 20 agents wait inside one another, the last one for '")
+    assert again.error == response.error
+    assert deepest == (19 if agent == "asks-itself" else 9)

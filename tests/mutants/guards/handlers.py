@@ -17,6 +17,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/actors:runtime_processes",
     ),
     python(
+        TURNS,
+        "nested",
+        '        if delivery.run.count("/") >= NESTED_LIMIT:\n',
+        "        if False:\n",
+        "agents that ask one another without an end end their task",
+        "integration/runs:branches",
+    ),
+    python(
         "aworld/task.py",
         "empty",
         '            if getattr(self, name) == "":\n',

@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 60.0
 """How much longer than its agent's limit a turn may take until it is committed."""
+NESTED_LIMIT = 400
+"""How many runs of a task may wait inside one another, in one partition. See PLACE_MAX of the record."""
 TAKEN_MAX = 1000
 """How many turns of other processes are remembered."""
 WARM_RUNS = 20_000
@@ -175,6 +177,8 @@ class TurnHandler:
 
     async def _run_turn(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
         """Run one turn until it ends or waits, and commit its effects. Return its outcome, one of `TURN_OUTCOMES`."""
+        if delivery.run.count("/") >= NESTED_LIMIT:
+            return await self._fail(delivery, definition, _too_deep(delivery.name), warm)
         while True:
             try:
                 self._running[delivery] = warm.run
@@ -493,6 +497,16 @@ class TurnHandler:
             usage = total_usage(spend.usage for spend in failed.spends)
             await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, usage, failed.steps)
         return "failed"
+
+
+def _too_deep(name: str) -> Failed:
+    """Return the end of the whole task: each of the runs above would only get the error of the one below."""
+    return Failed(
+        "LimitExceeded",
+        f"more than {NESTED_LIMIT} agents wait inside one another, the last one for {name!r}: an agent that asks "
+        "itself, also through others, needs an end, or use a loop",
+        retryable=False, rejected=True, ends_task=True,
+    )  # fmt: skip
 
 
 def _over_limit(error: LimitExceeded, result: TurnResult) -> Failed:
