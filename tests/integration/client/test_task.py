@@ -10,10 +10,12 @@ import pytest
 
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.client import client as client_module
 from runtime_core.client.client import TaskHandle
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.model_step import ModelCall
+from tests.servers.process import Server
 from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, SubmitOptions, ToolContext
 from weft.aworld import StreamingMode
 from weft.errors import InvalidInput
@@ -277,3 +279,15 @@ async def test_output_written_after_an_empty_read_is_read_before_the_end(
         "last words",
         "weft.task.completed",
     ]
+
+
+async def test_a_submit_that_waits_for_the_first_handler_is_in_the_log_and_ends(
+    valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "HINT_SECONDS", 0.0)
+    why = "no agent-handler has published its agents yet: start one, as `weft up` does"
+    async with Client.connect(valkey.url, namespace=namespace) as connected:
+        with pytest.raises(Rejected, match=f"^data.agent: {why}"):
+            await connected.submit("echo", "x", task_id="t-1", timeout=0.5)
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [f"task t-1 waits at most 0.5 s in namespace {namespace!r}: {why}"]

@@ -17,6 +17,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/actors:runtime_processes",
     ),
     python(
+        "client/client.py",
+        "hint",
+        "                if time.monotonic() >= hint:\n",
+        "                if False:\n",
+        "a submit that waits for the first handler says so in the log",
+        "integration/client:task",
+    ),
+    python(
         TURNS,
         "nested",
         '        if delivery.run.count("/") >= NESTED_LIMIT:\n',

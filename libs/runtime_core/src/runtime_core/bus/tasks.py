@@ -109,7 +109,8 @@ class TaskVerbs(DurabilityVerbs):
                 seconds = float(answer[2]) if len(answer) > 2 else 1.0
                 raise Rejected("overloaded", answer[1], retry_after_seconds=seconds, task_id=new.task_id)
             case "wait":
-                raise NotYet("data.agent", "no agent-handler has published its agents yet", 0.2, new.task_id)
+                why = "no agent-handler has published its agents yet: start one, as `weft up` does"
+                raise NotYet("data.agent", why, 0.2, new.task_id)
             case "fenced":
                 raise Fenced("another admitter leads")
             case "elsewhere" | "taken" | "again":

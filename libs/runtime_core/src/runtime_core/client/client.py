@@ -7,6 +7,8 @@ reply stream lost from the task's hash.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import secrets
 import sys
@@ -55,6 +57,11 @@ if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore
 
 Input = TypeVar("Input")
+
+log = logging.getLogger(__name__)
+
+HINT_SECONDS = 5.0
+"""After this time the log says why a submit waits."""
 
 
 class Client:
@@ -252,7 +259,8 @@ class Client:
         return TaskHandle(self._tails, submitted.task, self._partitions[submitted.partition])
 
     async def _admit(self, admission: Admission, new: Submission, timeout: float | None) -> Submitted:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline, hint = None if timeout is None else began + timeout, began + HINT_SECONDS
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             try:
@@ -264,6 +272,12 @@ class Client:
             except NotYet as error:
                 if left is not None and left < 0.2:
                     raise Rejected(error.field, error.message, None, new.task_id) from None
+                if time.monotonic() >= hint:
+                    hint = math.inf
+                    waits = "" if timeout is None else f" at most {timeout:g} s"
+                    log.warning(
+                        "task %s waits%s in namespace %r: %s", new.task_id, waits, self.namespace, error.message
+                    )
                 await asyncio.sleep(0.1)
             except TimeoutError:
                 raise Rejected(
