@@ -19,6 +19,7 @@ from runtime_core.client.client import Client
 IMAGES = Path(__file__).parent / "images"
 ROOT = Path(__file__).parent.parent
 SHOTS = {
+    "console-overview": ("", "light", (1280, 800)),
     "console-tasks": ("/tasks", "light", (1280, 800)),
     "console-failure": ("/tasks/analyst-acme", "light", (1280, 960)),
     "console-dark": ("/tasks/report-streams", "dark", (1280, 640)),

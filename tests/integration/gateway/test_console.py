@@ -17,7 +17,10 @@ from weft import Client, SubmitOptions
 
 pytestmark = pytest.mark.timeout(300)
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><b onclick='x'>{{ 7*7 }}{% raise %}"
-GETS = ("", "/tasks", "/tasks/t", "/tasks/t/events", "/people")
+GETS = (
+    "", "/tasks", "/tasks/t", "/tasks/t/events", "/people", "/dead", "/dead/1-0", "/schedules", "/agents", "/usage",
+    "/compare",
+)  # fmt: skip
 POSTS = (
     ("/tasks", SUBMIT),
     ("/cancel", OPERATE),
@@ -26,6 +29,10 @@ POSTS = (
     ("/tasks/t/send", ANSWER),
     ("/tasks/t/fork", SUBMIT),
     ("/tasks/t/redrive", OPERATE),
+    ("/dead/1-0/redrive", OPERATE),
+    ("/dead/1-0/drop", OPERATE),
+    ("/schedules/s/run", OPERATE),
+    ("/schedules/s/delete", OPERATE),
 )
 
 
@@ -133,6 +140,7 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
         console_fleet(valkey, namespace, tmp_path, WEFT_HTTP_AUTH="keys") as fleet,
         http(fleet) as acme,
         http(fleet) as evil,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
     ):
         await login(acme, await key_of(fleet, "--tenant", "acme"))
         await login(evil, await key_of(fleet, "--tenant", "evil"))
@@ -165,7 +173,19 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
                 assert answer.status_code == 404, (other, path, answer.text[-500:])
                 assert "a secret" not in answer.text
         await send(evil, "/cancel", foreign, {"task": [name, f"evil.{name}"]})
-        for path in ("/tasks", "/people", "/tasks?q=secret", "/tasks?tenant=acme", f"/tasks?q={name}"):
+        await trusted.schedule("acme.nightly", "reporter", "a secret", every=3600)
+        for path in ("redrive", "drop"):
+            assert (await send(evil, f"/dead/{letter}/{path}", foreign, {})).status_code == 404
+        for path in ("run", "delete"):
+            for id in ("acme.nightly", "nightly", "evil.acme.nightly"):
+                assert (await send(evil, f"/schedules/{id}/{path}", foreign, {})).status_code == 404
+        assert (await evil.get(f"/console/dead/{letter}")).status_code == 404
+        assert (await evil.get(f"/console/compare?one={name}&other={name}")).status_code == 404
+        assert (await evil.get("/console/agents")).status_code == 403
+        assert "nightly" in (await page(acme, "/schedules")).text
+        assert letter in (await acme.get("/console/dead")).text
+        for path in ("", "/tasks", "/people", "/tasks?q=secret", "/tasks?tenant=acme", f"/tasks?q={name}", "/dead",
+                     "/schedules", "/usage", "/usage?by=tenant"):  # fmt: skip
             answer = await evil.get(f"/console{path}", follow_redirects=True)
             assert "acme." not in answer.text.replace(name, ""), path
             assert "Send this newsletter" not in answer.text
@@ -194,7 +214,12 @@ async def test_hostile_texts_stay_texts(valkey: Server, namespace: str, tmp_path
         paths = [f"/tasks/{agent}{tab}" for agent in ("analyst", "editor", "approver", "reporter", "hasty")
                  for tab in ("", "?tab=data", "?tab=output", "?step=r/1", "?step=r/2/1")]  # fmt: skip
         crafted = httpx2.QueryParams(q=HOSTILE, agent=HOSTILE, session=HOSTILE, key=HOSTILE, cursor=HOSTILE)
-        paths += ["/tasks", "/people", f"/tasks?{crafted}", f"/tasks?{httpx2.QueryParams(notice=HOSTILE)}"]
+        letters = (await page(client, "/dead")).all("a", **{"data-open": ""})
+        await trusted.schedule("nightly", "reporter", HOSTILE, every=3600)
+        paths += ["", "/tasks", "/people", f"/tasks?{crafted}", f"/tasks?{httpx2.QueryParams(notice=HOSTILE)}"]
+        paths += ["/dead", letters[0]["href"].removeprefix("/console"), "/schedules", "/agents", "/usage",
+                  "/usage?by=tenant", "/compare?one=analyst&other=reporter"]  # fmt: skip
+        paths += [f"/dead?{httpx2.QueryParams(error=HOSTILE)}", f"/compare?{httpx2.QueryParams(one=HOSTILE)}"]
         for path in paths:
             found = await page(client, path)
             scripts = found.all("script")
@@ -266,6 +291,47 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
                           {"task": ["t-archivist", "unknown"], "back": "/console/tasks?status=waiting"})  # fmt: skip
         assert many.headers["location"] == "/console/tasks?status=waiting&notice=cancelled-many"
         await shown(client, "/tasks/t-archivist", "cancelled")
+
+
+async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        for agent in ("analyst", "reporter", "editor"):
+            await trusted.submit(agent, "ACME", task_id=f"t-{agent}")
+        await trusted.schedule("nightly", "reporter", "news", every=3600)
+        await shown(client, "/tasks/t-analyst", "It took down")
+        board = await shown(client, "", "asks: Publish")
+        assert "the exchange returned no JSON for ACME" in board.text
+        assert "reporter" in (await shown(client, "/usage", "4,400")).text
+        assert "gpt-5-mini" in (await page(client, "/usage?by=model&days=1")).text
+        assert "Search the archive." in (await page(client, "/agents")).text
+        differs = await page(client, "/compare?one=t-analyst&other=t-reporter")
+        assert "First difference: r (name" in differs.text
+
+        dead = await page(client, "/dead")
+        letter = dead.all("a", **{"data-open": ""})[0]["href"].removeprefix("/console")
+        detail = await page(client, letter)
+        assert "parse_quotes" in detail.text
+        data = {"replace": "1", "data": '{"symbol": "OTHER"}'}
+        redriven = await send(client, f"{letter}/redrive", detail, data)
+        assert redriven.headers["location"] == "/console/tasks/t-analyst?notice=redriven"
+        again = (
+            (await shown(client, "/dead", "no JSON for OTHER"))
+            .all("a", **{"data-open": ""})[0]["href"]
+            .removeprefix("/console")
+        )
+        assert (await send(client, f"{again}/drop", detail, {})).headers["location"].endswith("notice=dropped")
+        assert (await send(client, f"{again}/drop", detail, {})).status_code == 404
+
+        ran = await send(client, "/schedules/nightly/run", detail, {})
+        await shown(client, ran.headers["location"].removeprefix("/console"), "completed")
+        await send(client, "/schedules/nightly/delete", detail, {})
+        assert "No schedules" in (await page(client, "/schedules")).text
 
 
 async def test_the_events_of_a_task_are_streamed(valkey: Server, namespace: str, tmp_path: Path) -> None:

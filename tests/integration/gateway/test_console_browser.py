@@ -212,7 +212,8 @@ async def test_no_barriers_and_no_overflow_at_any_width(valkey: Server, namespac
         await shown(client, "/people", "Send this newsletter")
         links = (await client.get("/console/tasks")).text
         pages = sorted(set(re.findall(r'href="/console(/[a-z]+)"', links)))
-        pages += ["/tasks/t-analyst", "/tasks/t-approver", "/tasks/t-reporter", "/tasks/t-hasty?tab=output",
+        pages += ["", "/compare?one=t-analyst&other=t-reporter", "/tasks/t-analyst",
+                  "/tasks/t-approver", "/tasks/t-reporter", "/tasks/t-hasty?tab=output",
                   "/tasks/t-hasty?tab=events", "/tasks/t-reporter?tab=data", "/tasks/nothing"]  # fmt: skip
         for name, theme in (("wide", "light"), ("tablet", "dark"), ("phone", "light")):
             width, height = WIDTHS[name]

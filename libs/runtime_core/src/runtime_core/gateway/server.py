@@ -30,6 +30,7 @@ from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console.actions import Actions
+from runtime_core.gateway.console.boards import Boards
 from runtime_core.gateway.console.pages import Pages
 from runtime_core.gateway.console.site import Site
 from runtime_core.gateway.keys import (
@@ -294,7 +295,8 @@ class Gateway:
         keys = ApiKeys(self._client.buses[0]) if has_keys else None
         streams = StreamRoutes(self._access, limits, self._stopping)
         site = Site(limits, keys)
-        pages = site.routes([*Pages(site, self._access, streams).pages(), *Actions(self._access).pages()])
+        shown = (Pages(site, self._access, streams), Boards(site, self._access), Actions(self._access))
+        pages = site.routes([page for each in shown for page in each.pages()])
         application = build_application(
             operations(self._access, limits, streams), limits, settings.http_origins, keys, pages, tokens
         )

@@ -38,15 +38,11 @@ class Pages:
 
     def pages(self) -> list[Page]:
         return [
-            Page("GET", HOME, self.home, READ),
             Page("GET", f"{HOME}/tasks", self.tasks, READ),
             Page("GET", f"{HOME}/tasks/{{task_id}}", self.task, READ),
             Page("GET", f"{HOME}/tasks/{{task_id}}/events", self.events, READ),
             Page("GET", f"{HOME}/people", self.people, READ),
         ]
-
-    async def home(self, visit: Visit) -> Response:
-        return RedirectResponse(f"{HOME}/tasks", 303, HEADERS)
 
     # -- tasks -------------------------------------------------------------------------------------------------
 

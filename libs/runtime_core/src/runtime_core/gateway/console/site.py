@@ -243,15 +243,20 @@ class Site:
 
 
 NAVIGATION = (
+    ("", "Overview", "home", "o"),
     ("/tasks", "Tasks", "tasks", "t"),
     ("/people", "People", "people", "p"),
+    ("/dead", "Dead letters", "dead", "d"),
+    ("/schedules", "Schedules", "clock", "s"),
+    ("/agents", "Agents and tools", "agents", "a"),
+    ("/usage", "Usage and cost", "usage", "c"),
 )
 """Path, name, icon and key of each page in the navigation."""
 
 
 def pages_of(visit: Visit) -> list[tuple[str, str, str, str]]:
     """Return the pages that the visitor may open."""
-    return list(NAVIGATION)
+    return [each for each in NAVIGATION if each[0] != "/agents" or not visit.caller.tenant]
 
 
 class _Entry:

@@ -27,6 +27,7 @@ NOTICES = {
     "forked": "The fork has started.",
     "redriven": "The dead letter runs again.",
     "dropped": "The dead letter was dropped.",
+    "deleted": "The schedule was deleted.",
     "none": "Nothing was selected.",
 }
 """What a page says after an action, by the name in its URL."""

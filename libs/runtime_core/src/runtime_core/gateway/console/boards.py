@@ -1,0 +1,204 @@
+"""The pages that sum up: overview, dead letters, schedules, agents and tools, usage, and two tasks side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from starlette.responses import Response
+
+from runtime_core import codec
+from runtime_core.client.task_view import EVERY_TASK, Row
+from runtime_core.declare.manifest import Manifest
+from runtime_core.errors import InvalidInput
+from runtime_core.gateway.access import Access, UsageBy
+from runtime_core.gateway.console import views
+from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
+from runtime_core.gateway.keys import OPERATE, READ
+from runtime_core.gateway.requests import NO_STORE, Problem
+from runtime_core.maintenance.dead_letters import LetterFilter
+from runtime_core.wire.events import ENDED
+
+SAMPLE = 500
+"""The newest tasks, of which the overview is made: reading all of a million would take minutes."""
+SHOWN = 8
+GROUPS_MAX = 100
+LETTERS = 50
+DAYS = {"1": "today", "7": "7 days", "30": "30 days"}
+BY: tuple[UsageBy, ...] = ("agent", "model", "tenant", "day")
+BUCKETS = 60
+
+
+class Boards:
+    """Reads, and the forms of these pages."""
+
+    def __init__(self, site: Site, access: Access) -> None:
+        self._site = site
+        self._access = access
+
+    def pages(self) -> list[Page]:
+        return [
+            Page("GET", HOME, self.overview, READ),
+            Page("GET", f"{HOME}/dead", self.letters, READ),
+            Page("GET", f"{HOME}/dead/{{letter_id}}", self.letter, READ),
+            Page("POST", f"{HOME}/dead/{{letter_id}}/redrive", self.redrive, OPERATE),
+            Page("POST", f"{HOME}/dead/{{letter_id}}/drop", self.drop, OPERATE),
+            Page("GET", f"{HOME}/schedules", self.schedules, READ),
+            Page("POST", f"{HOME}/schedules/{{schedule_id}}/run", self.run_schedule, OPERATE),
+            Page("POST", f"{HOME}/schedules/{{schedule_id}}/delete", self.delete_schedule, OPERATE),
+            Page("GET", f"{HOME}/agents", self.agents, READ, every_tenant=True),
+            Page("GET", f"{HOME}/usage", self.usage, READ),
+            Page("GET", f"{HOME}/compare", self.compare, READ),
+        ]
+
+    async def overview(self, visit: Visit) -> Response:
+        page = await self._access.tasks(visit.caller, EVERY_TASK, SAMPLE)
+        rows, now = page.tasks, views.now_ms()
+        groups = await self._access.letter_groups(visit.caller, "error", LetterFilter(), SHOWN)
+        open_rows = sorted(
+            (row for row in rows if row["status"] not in ENDED), key=lambda row: cast(int, row["created"])
+        )
+        waiting = []
+        for row in open_rows[:SHOWN]:
+            try:
+                shown = await self._access.show(visit.caller, str(row["task_id"]))
+            except Problem:
+                continue  # its retention time is over since the list was read
+            waiting.append((row, shown))
+        took = sorted(row["ended"] - row["created"] for row in rows if row["status"] == "completed" and "ended" in row)
+        return self._site.render(
+            visit,
+            "overview.html",
+            counts=Counter(str(row["status"]) for row in rows),
+            sample=len(rows),
+            more=bool(page.cursor),
+            since=min((row["created"] for row in rows), default=now),
+            failed=[row for row in rows if row["status"] == "failed"][:SHOWN],
+            waiting=waiting,
+            groups=groups,
+            questions=len(await self._access.questions(visit.caller, GROUPS_MAX)),
+            median=took[len(took) // 2] if took else None,
+            slow=took[len(took) * 95 // 100] if took else None,
+            buckets=_buckets(rows, now),
+            now=now,
+        )
+
+    # -- dead letters ------------------------------------------------------------------------------------------
+
+    async def letters(self, visit: Visit) -> Response:
+        query = visit.request.query_params
+        error = query.get("error", "")[:2000]
+        groups = await self._access.letter_groups(visit.caller, "error", LetterFilter(), GROUPS_MAX)
+        rows, cursor = await self._access.letters(
+            visit.caller, LetterFilter(error=error), LETTERS, query.get("cursor", "")[:400]
+        )
+        return self._site.render(visit, "dead.html", groups=groups, rows=rows, error=error, cursor=cursor)
+
+    async def letter(self, visit: Visit) -> Response:
+        found = await self._access.letter(visit.caller, visit.request.path_params["letter_id"])
+        return self._site.render(visit, "letter.html", letter=found)
+
+    async def redrive(self, visit: Visit) -> Response:
+        letter_id = visit.request.path_params["letter_id"]
+        data: Any = codec.typed(visit.field("data"), words=True) if visit.field("replace") else ...  # Any: JSON
+        task = await self._access.redrive(visit.caller, letter_id, reopen=True, data=data)
+        return see(f"{HOME}/tasks/{task}" if task else f"{HOME}/dead", "redriven")
+
+    async def drop(self, visit: Visit) -> Response:
+        await self._access.drop(visit.caller, visit.request.path_params["letter_id"])
+        return see(f"{HOME}/dead", "dropped")
+
+    # -- schedules ---------------------------------------------------------------------------------------------
+
+    async def schedules(self, visit: Visit) -> Response:
+        rows = await self._access.schedules(visit.caller, GROUPS_MAX, visit.request.query_params.get("after", "")[:400])
+        return self._site.render(visit, "schedules.html", rows=rows, most=GROUPS_MAX)
+
+    async def run_schedule(self, visit: Visit) -> Response:
+        task = await self._access.run_schedule(visit.caller, visit.request.path_params["schedule_id"])
+        return see(f"{HOME}/tasks/{task}", "started")
+
+    async def delete_schedule(self, visit: Visit) -> Response:
+        await self._access.delete_schedule(visit.caller, visit.request.path_params["schedule_id"])
+        return see(f"{HOME}/schedules", "deleted")
+
+    # -- agents, usage, two tasks ------------------------------------------------------------------------------
+
+    async def agents(self, visit: Visit) -> Response:
+        """Show the manifests of all apps. A tenant's key may not: they name every tenant's agents."""
+        bus = self._access.client.buses[0]
+        stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
+        manifests = []
+        for data in stored:
+            try:
+                manifests.append(Manifest.from_json(data))
+            except InvalidInput:
+                continue  # of a later release
+        return self._site.render(visit, "agents.html", apps=sorted(manifests, key=lambda each: each.app))
+
+    async def usage(self, visit: Visit) -> Response:
+        query = visit.request.query_params
+        days = query.get("days", "7") if query.get("days", "7") in DAYS else "7"
+        by: UsageBy = next((each for each in BY if each == query.get("by")), "agent")
+        until = datetime.now(UTC)
+        try:
+            rows, complete = await self._access.usage(visit.caller, [by], until - timedelta(days=int(days)), until)
+        except Problem as problem:
+            if problem.kind is not NO_STORE:
+                raise
+            rows, complete = [], True
+        shown = [(str(row[by]) or "none", row["tasks"], *views.tokens_and_cost(row["usage"])) for row in rows]
+        key = 0 if by == "day" else 3
+        shown.sort(key=lambda row: cast(Any, row[key]), reverse=by != "day")  # Any: texts, or numbers
+        return self._site.render(
+            visit, "usage.html", rows=shown, by=by, every=BY, days=days, spans=DAYS, complete=complete,
+            most=max((row[3] for row in shown), default=0) or max((row[2] for row in shown), default=0) or 1,
+        )  # fmt: skip
+
+    async def compare(self, visit: Visit) -> Response:
+        query = visit.request.query_params
+        given = [query.get("one", "").strip()[:200], query.get("other", "").strip()[:200]]
+        if not all(given):
+            return self._site.render(visit, "compare.html", given=given, lines=[], difference=None)
+        from runtime_core.trajectory.reading import first_difference  # here: they import SQLAlchemy
+        from runtime_core.trajectory.tree import decoded, to_tree
+
+        one, other = [await self._access.trajectory(visit.caller, task) for task in given]
+        lines = [views.timeline({}, to_tree(each)) for each in (one, other)]
+        found = await asyncio.to_thread(first_difference, one, other)
+        difference = None
+        if found is not None:
+            sides = [
+                None if step is None else {
+                    "input": decoded(step.input), "output": decoded(step.output), "status": step.status,
+                    "kind": step.kind, "name": step.name, "key": step.key,
+                    "error": None if step.error is None else f"{step.error.type}: {step.error.message}",
+                }
+                for step in (found.one, found.other)
+            ]  # fmt: skip
+            difference = {
+                "path": f"{found.run}/{found.step}" if found.step else found.run,
+                "members": found.members,
+                "sides": sides,
+            }
+        return self._site.render(visit, "compare.html", given=given, lines=lines, difference=difference)
+
+
+def _buckets(rows: list[Row], now: float) -> list[tuple[float, float, float, str]]:
+    """Return bars of tasks over time: place, height of all and of failed ones (of 100), and a label."""
+    start = min((row["created"] for row in rows), default=now)
+    width = max((now - start) / BUCKETS, 1.0)
+    every: Counter[int] = Counter()
+    failed: Counter[int] = Counter()
+    for row in rows:
+        at = min(BUCKETS - 1, int((row["created"] - start) / width))
+        every[at] += 1
+        failed[at] += row["status"] == "failed"
+    most = max(every.values(), default=1)
+    return [
+        (at * 1000 / BUCKETS, 100 * every[at] / most, 100 * failed[at] / most,
+         f"{every[at]} tasks, {failed[at]} failed, at {views.utc(start + at * width)}")
+        for at in sorted(every)
+    ]  # fmt: skip
