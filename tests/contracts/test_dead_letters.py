@@ -259,7 +259,7 @@ async def test_pages_have_every_letter_once_and_in_order(broker: Broker, monkeyp
     monkeypatch.setattr("runtime_core.maintenance.dead_letters.SCANNED_MAX", 3)
     async with two_partitions(broker) as pair:
         letters = DeadLetters([side.bus for side in pair.sides])
-        placed = [(0, n) for n in (1, 5, 6, 7, 8, 9, 10)] + [(1, n) for n in (2, 3, 4, 5, 11)]
+        placed = [(0, n) for n in (1, 5, 6, 7, 8, 9, 10, 12, 14, 16)] + [(1, n) for n in (2, 3, 4, 5, 11)]
         for partition, n in placed:
             name = "wanted" if n % 2 else "other"
             bus = pair.sides[partition].bus
