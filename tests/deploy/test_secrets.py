@@ -20,6 +20,8 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
+from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, user_line
+from runtime_core.bus.acl.users import USERS
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.host.service import SERVICES
 from tests.conftest import OwnServer
@@ -58,6 +60,16 @@ def test_passwords_are_new_each_time_and_fit_into_a_url(script: ModuleType) -> N
         assert f"user {user} reset on #{hashlib.sha256(password.encode()).hexdigest()} " in first["users.acl"]
         assert password not in second["users.acl"] + second[key]
     assert not any(first[key] == second[key] for key in first if key != "scaler-username")
+
+
+@pytest.mark.parametrize("namespace", ["weft", "shop"])
+def test_the_users_of_the_cluster_are_those_that_weft_acl_prints(
+    script: ModuleType, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "PREFIX", namespace)
+    target = Target(namespace, partitions=10)
+    printed = [user_line(user, target, [hashlib.sha256(user.name.encode()).hexdigest()]) for user in USERS.values()]
+    assert script.users_file({name: name for name in USERS}).splitlines() == [DEFAULT_OFF, *printed]
 
 
 @pytest.fixture

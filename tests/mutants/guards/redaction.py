@@ -17,6 +17,14 @@ LINES = "unit/telemetry:logs"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        JSON,
+        "long_names",
+        "if len(written) > _LONGEST_SHOWN_NAME and",
+        "if False and",
+        "a long name of JSON with too many candidates is hidden at once",
+        COST,
+    ),
+    python(
         LOGS,
         "log_redact_first",
         "{one_line(redactor().text(text))}",

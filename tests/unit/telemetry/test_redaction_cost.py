@@ -240,8 +240,12 @@ NESTED: dict[str, object] = {"a": {**ROW, "pw": "words"}, "b": [ROW]}
         [{"a": "日本 sk-abcdef \n" * (MIB // 30)}],
         [{"a": '"日本語" \n' * (MIB // 20) + KEY}],
         ["-----BEGIN PRIVATE " + "KEY-----" + "-----END OTHER-----" * (MIB // 19)],
+        {"sk-abcdef " * (MIB // 10): "x"},
+        {"sk-abcdef " * 100 + str(n): "x" for n in range(MIB // 1000)},
+        {"k" * 100_000 + str(n): "x\n" for n in range(10)},
+        [{"a": {"b": "x\n", "pw": "y"}}] * (MIB // 25),
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_hostile_json_costs_a_few_searches(value: object) -> None:
     known = Redactor([KNOWN])
@@ -249,6 +253,15 @@ def test_hostile_json_costs_a_few_searches(value: object) -> None:
     once = _seconds(lambda: known.data(b'["%b"]' % (b"some words " * (len(data) // 11))))
     assert _seconds(lambda: known.data(data)) < 12 * once
     assert KEY.encode() not in known.data(data)
+
+
+def test_a_long_name_among_too_many_candidates_is_hidden_without_a_search_for_its_secrets() -> None:
+    crowded = [KEY] * (MAX_CANDIDATES + 1)
+    shown = json.loads(
+        Redactor().data(json.dumps({"a": crowded, f"{KEY} b": "c", f"{KEY} {'d' * 600}": "e", "f" * 600: "g"}).encode())
+    )
+    assert KEY not in json.dumps(shown)
+    assert {name: shown[name] for name in shown if name != "a"} == {"*** b": "c", "***": "e", "f" * 600: "g"}
 
 
 def _nested(text: str, times: int) -> bytes:

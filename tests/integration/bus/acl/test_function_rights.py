@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ from runtime_core.bus.acl.rules import LATER, Target, find_users, rules
 from runtime_core.bus.acl.users import KEYS, USERS, User
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
+from runtime_core.bus.library import library
 from runtime_core.bus.namespace import connect
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
+from tests.servers.cluster import CLUSTER_OPTIONS, join
 from tests.servers.matrix import MATRIX, repeat_on
 from tests.servers.process import HOST, Server
 
@@ -67,12 +69,12 @@ DANGEROUS = (
 class Broker:
     """A server with all users of the table, whose passwords are their names."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, partitions: int = 1) -> None:
         self.admin = _plain(Redis(host=HOST, port=server.port, protocol=2))
         self.port = server.port
         known = self.admin.execute_command("COMMAND", "INFO", *sorted(LATER))
         lacks = frozenset(name for name, about in zip(sorted(LATER), known, strict=True) if not about)
-        self.target = Target(lacks=lacks)
+        self.target = Target(partitions=partitions, lacks=lacks)
         for user in [*USERS.values(), SHOP]:
             digest = hashlib.sha256(user.name.encode()).hexdigest()
             self.admin.execute_command("ACL", "SETUSER", user.name, *rules(user, self.target, [digest]))
@@ -124,6 +126,16 @@ def broker(request: pytest.FixtureRequest, own_server: OwnServer) -> Iterator[Br
     broker.admin.close()
 
 
+@pytest.fixture
+async def cluster(own_server: OwnServer) -> AsyncIterator[list[Broker]]:
+    servers = [own_server("valkey-9", append=None, options=CLUSTER_OPTIONS) for _ in range(2)]
+    await join(servers)
+    brokers = [Broker(server, partitions=2) for server in servers]
+    yield brokers
+    for broker in brokers:
+        broker.admin.close()
+
+
 def table_of(user: User, target: Target, known: set[str]) -> set[str]:
     """The commands that the table gives a user, with the subcommands that they imply."""
     given = set(user.root_commands(target.partitions))
@@ -134,6 +146,16 @@ def table_of(user: User, target: Target, known: set[str]) -> set[str]:
 
 
 def test_every_command_is_refused_that_the_table_does_not_give(broker: Broker) -> None:
+    _check_commands(broker)
+
+
+def test_every_server_of_a_cluster_gives_what_the_table_gives(cluster: list[Broker]) -> None:
+    for broker in cluster:
+        _check_commands(broker)
+        _check_keys(broker)
+
+
+def _check_commands(broker: Broker) -> None:
     known = set(broker.commands())
     assert len(known) > 200
     for user in EVERYBODY.values():
@@ -221,9 +243,13 @@ def test_a_publisher_reaches_its_own_stream_and_answers_only(broker: Broker) -> 
 
 
 def test_keys_outside_the_table_are_refused(broker: Broker) -> None:
-    """Tries writes by XADD, HSET and the like, and the user's own reads; also in other namespaces."""
+    _check_keys(broker)
+
+
+def _check_keys(broker: Broker) -> None:
+    """Try writes by XADD, HSET and the like, and the user's own reads; also in other namespaces."""
     for user in EVERYBODY.values():
-        reads, writes = user.keys(1) if user.functions else ([], [])
+        reads, writes = user.keys(broker.target.partitions) if user.functions else ([], [])
         for key in (*KEYS, "agent:gpu", "tool:gpu"):
             full = f"weft:{{0}}:{key}" + ("x" if key.endswith(":") else "")
             family = key.removesuffix(":gpu")
@@ -258,6 +284,34 @@ def test_keys_outside_the_table_are_refused(broker: Broker) -> None:
         if user.name != "shop":
             assert not broker.may(user.name, "XREAD", "STREAMS", "shop:answers", "0")
         assert not broker.may(user.name, "HSET", "weft:settings", "partitions", "9")
+
+
+def test_no_function_reaches_another_namespace(broker: Broker) -> None:
+    _check_functions([broker])
+
+
+def test_no_function_reaches_another_namespace_of_a_cluster(cluster: list[Broker]) -> None:
+    _check_functions(cluster)
+
+
+def _check_functions(brokers: list[Broker]) -> None:
+    """Call every function as every user, also with keys that only look like the user's."""
+    for broker in brokers:
+        broker.admin.execute_command("FUNCTION", "LOAD", library().source)
+        names = library().functions.values()
+        for name, user in EVERYBODY.items():
+            own = ["weft:{0}:"] if not user.functions else []
+            foreign = ["other:{0}:", "weft2:{0}:", "weft:{x0}:", "weft:{00}:", "weft", "own:{0}:"]
+            with broker.as_user(name) as connection:
+                for function in names:
+                    for key in (*own, *foreign):
+                        with pytest.raises(NoPermissionError):
+                            connection.execute_command("FCALL", function, "1", key, *["1"] * 20)
+                    with pytest.raises(NoPermissionError):
+                        connection.execute_command("FCALL", function, "2", "weft:{0}:", "other:{0}:", *["1"] * 20)
+                    with pytest.raises(NoPermissionError):
+                        connection.execute_command("FCALL_RO", function, "1", "weft:{0}:", *["1"] * 20)
+        assert broker.admin.execute_command("DBSIZE") == 0, "nothing was written"
 
 
 def test_only_services_that_run_no_code_of_apps_load_functions(broker: Broker) -> None:

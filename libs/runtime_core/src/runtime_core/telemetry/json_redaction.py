@@ -166,11 +166,16 @@ _MEMBER_BYTES = 512
 _DECODED_COMMAS = 16_384
 """JSON with more commas is hidden as a whole before it is decoded: so many members or elements take too long."""
 
+_LONGEST_SHOWN_NAME = 512
+"""A longer name of a member that may hold a secret is hidden as a whole in JSON with too many candidates."""
+
 _COLON = re.compile(rb"\s*+:\s*+")
 
 _LONG_STRING = 16_384
 _LONGEST_NAME = 2 + LONGEST_ESCAPE * max(map(len, SECRET_MEMBERS))
 """The most bytes of a secret's name in JSON, without `-` and `_`."""
+
+_LOWER = bytes(range(256)).lower()
 
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -389,13 +394,17 @@ class JsonRedaction:
         if size < _MEMBER_BYTES * (len(members) - _KEPT_ELEMENTS):
             return _HIDDEN_VALUE
         written = [b"%b:%b" % (_encode(name), bytes(value)) for name, value in members.items()]
-        return b"{%b}" % self._coarse_values(written, list(members), allowance, level)
+        return b"{%b}" % self._coarse_values(written, list(members.items()), allowance, level)
 
     def _coarse_values(
-        self, values: Sequence[bytes], names: Sequence[str] | None, allowance: _Allowance, level: int
+        self,
+        values: Sequence[bytes],
+        members: Sequence[tuple[str, msgspec.Raw]] | None,
+        allowance: _Allowance,
+        level: int,
     ) -> bytes:
-        """Return the elements of an array, or the members (with `names`) of an object, joined. Only those with a hit
-        change."""
+        """Return the elements of an array, or the members (also as `members`) of an object, joined. Only those with a
+        hit change."""
         data = b",".join(values)
         ends = list(accumulate(len(value) + 1 for value in values))
         every = not self._search.matches_no_pattern(data)
@@ -410,27 +419,30 @@ class JsonRedaction:
             allowance.values -= 1
             if allowance.values < 0:
                 # A value in an object needs a name.
-                pieces += data[kept:start], _HIDDEN_VALUE if names is None else _HIDDEN_MEMBER
+                pieces += data[kept:start], _HIDDEN_VALUE if members is None else _HIDDEN_MEMBER
                 kept = len(data)
                 break
             value = data[start:end]
             pieces += (
                 data[kept:start],
                 self._coarsely(value, allowance, level + 1)
-                if names is None
-                else self._coarse_member(names[index], value, allowance, level + 1),
+                if members is None
+                else self._coarse_member(*members[index], allowance, level + 1),
             )
             kept, at = end, end + 1
         pieces.append(data[kept:])
         return b"".join(pieces)
 
-    def _coarse_member(self, name: str, member: bytes, allowance: _Allowance, level: int) -> bytes:
-        value = member[len(_encode(name)) + 1 :]
+    def _coarse_member(self, name: str, raw: msgspec.Raw, allowance: _Allowance, level: int) -> bytes:
+        value = bytes(raw)
         if value[:1] == b'"' and _is_secret_name(name):
             value = _HIDDEN_VALUE
         elif self._search.candidate.search(value) is not None or not self._search.matches_no_pattern(value):
             value = self._coarsely(value, allowance, level)
-        shown = self._search.hidden(name.encode(), allowance)
+        written = name.encode()
+        if len(written) > _LONGEST_SHOWN_NAME and self._search.candidate.search(written) is not None:
+            return b"%b:%b" % (_HIDDEN_VALUE, value)
+        shown = self._search.hidden(written, allowance)
         return b"%b:%b" % (_encode(shown.decode("utf-8", "replace")), value)
 
 
@@ -444,7 +456,7 @@ def _names_secret(written: bytes) -> bool:
 
 
 def _is_secret_name(name: str) -> bool:
-    return name.isascii() and name.lower().replace("_", "").replace("-", "") in SECRET_MEMBERS
+    return name.isascii() and name.encode().translate(_LOWER, b"-_").decode() in SECRET_MEMBERS
 
 
 def _is_json(data: bytes) -> bool:
