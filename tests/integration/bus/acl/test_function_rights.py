@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from redis import Redis
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import MovedError, NoPermissionError, ResponseError
 
 from runtime_core.bus import partition
 from runtime_core.bus.acl.rules import LATER, Target, find_users, rules
@@ -312,6 +314,108 @@ def _check_functions(brokers: list[Broker]) -> None:
                     with pytest.raises(NoPermissionError):
                         connection.execute_command("FCALL_RO", function, "1", "weft:{0}:", *["1"] * 20)
         assert broker.admin.execute_command("DBSIZE") == 0, "nothing was written"
+
+
+BASE = "weft:{0}:"
+CLAIMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "take": tuple(
+        command
+        for stream in ("agent", "tool")
+        for command in (
+            ("XREADGROUP", "GROUP", "g", "c", "STREAMS", BASE + stream, ">"),
+            ("XCLAIM", BASE + stream, "g", "c", "0", "1-1"),
+            ("XAUTOCLAIM", BASE + stream, "g", "c", "0", "0"),
+        )
+    ),
+    "read the work": tuple(("XREAD", "STREAMS", BASE + stream, "0") for stream in ("agent", "tool")),
+    "dead letters": (("XRANGE", BASE + "dead", "-", "+"), ("FCALL", "redrive", "1", BASE, "1-1", "0", "")),
+    "the record": (("XRANGE", BASE + "record", "-", "+"), ("XREAD", "STREAMS", BASE + "record", "0")),
+    "settings": (("HSET", "weft:settings", "partitions", "9"),),
+    "schedules": (
+        ("HSET", BASE + "schedules", "s", "{}"),
+        ("ZADD", BASE + "scheduled", "1", "s"),
+        ("FCALL", "schedule", "1", BASE, "s", "*", "{}", "1", "9", ""),
+        ("FCALL", "schedule", "1", BASE, "known", "*", "", "", "9", ""),
+    ),
+    "lead": (("FCALL", "lead", "1", BASE, "keep", "one", "0"), ("HSET", BASE + "leader:keep", "owner", "x")),
+    "load functions": (("FUNCTION", "LOAD", "REPLACE", "#!lua name=x"), ("FUNCTION", "DELETE", "x")),
+    "list keys": (("KEYS", "*"), ("SCAN", "0"), ("RANDOMKEY",)),
+    "create keys": (("HSET", BASE + "api-keys", "k", "{}"), ("HDEL", BASE + "api-keys", "known")),
+    "register publishers": (("HSET", BASE + "publishers", "p", "{}"), ("HDEL", BASE + "publishers", "p")),
+    "other namespaces": (("HGETALL", "other:{0}:task:t"), ("HSET", "other:{0}:task:t", "a", "b")),
+    "outside the namespace": (("SET", "elsewhere", "x"), ("HSET", "other:{0}:task:t", "a", "b"), ("DEL", "weft2")),
+    "the server": (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "RESETSTAT"), ("REPLICAOF", "NO", "ONE")),
+    "users": (("ACL", "SETUSER", "intruder", "on"), ("ACL", "DELUSER", "admin")),
+    "pause": (("CLIENT", "PAUSE", "1"),),
+    "disconnect": (("CLIENT", "KILL", "USER", "admin"),),
+    "read or write tasks": (
+        ("HGETALL", BASE + "task:t"),
+        ("HSET", BASE + "task:t", "a", "b"),
+        ("DEL", BASE + "task:t"),
+    ),
+    "append to any stream": tuple(("XADD", BASE + stream, "*", "a", "b") for stream in ("agent", "record", "dead")),
+    "read anything": (("XRANGE", "weft:tasks", "-", "+"), ("XREAD", "STREAMS", "weft:tasks", "0"), ("GET", "x")),
+    "delete keys or entries": (
+        ("DEL", "weft:tasks"),
+        ("XDEL", "weft:tasks", "1-1"),
+        ("XTRIM", "weft:tasks", "MAXLEN", "0"),
+    ),
+    "read an entry": (("XRANGE", "weft:tasks", "-", "+"), ("XREAD", "STREAMS", BASE + "agent", "0")),
+    "write anything": (("XADD", "weft:tasks", "*", "a", "b"), ("XADD", BASE + "agent", "*", "a", "b")),
+    "touch any key": (("EXISTS", "weft:tasks"), ("XLEN", BASE + "agent"), ("TYPE", BASE + "meta")),
+    "see what clients send": (("MONITOR",), ("CLIENT", "LIST"), ("SLOWLOG", "GET")),
+    "do anything else": (("INFO",), ("TIME",), ("EXISTS", "x")),
+    "touch commands": (
+        ("XRANGE", "weft:tasks", "-", "+"),
+        ("XADD", "weft:tasks", "*", "a", "b"),
+        ("DEL", "weft:tasks:other"),
+    ),
+}
+"""Attacks on what the table says that a user cannot do, by its words."""
+
+
+def test_nobody_can_do_what_the_table_rules_out(broker: Broker) -> None:
+    _check_claims([broker])
+
+
+def test_nobody_can_do_what_the_table_rules_out_on_a_cluster(cluster: list[Broker]) -> None:
+    _check_claims(cluster)
+
+
+def _check_claims(brokers: list[Broker]) -> None:
+    attacks = {
+        name: [command for words, commands in CLAIMS.items() if words in user.cannot for command in commands]
+        for name, user in EVERYBODY.items()
+    }
+    refused: set[tuple[str, tuple[str, ...]]] = set()
+    for broker in brokers:
+        broker.admin.execute_command("FUNCTION", "LOAD", library().source)
+        with suppress(MovedError):
+            broker.admin.zadd(BASE + "alive", {"one": 1e15})
+            broker.admin.xadd(BASE + "dead", {"a": "b"}, id="1-1")
+            broker.admin.hset(BASE + "schedules", "known", "{}")
+        for name, user in EVERYBODY.items():
+            with broker.as_user(name) as connection:
+                for command in attacks[name]:
+                    if {BASE + stream for stream in user.serves} & set(command):
+                        refused.add((name, command))  # its own work
+                        continue
+                    words: tuple[str | bytes, ...] = command
+                    if command[0] == "FCALL":
+                        words = ("FCALL", library().functions[command[1]], *command[2:])
+                    try:
+                        answer = connection.execute_command(*words)
+                    except MovedError:
+                        continue  # the other server of the Cluster judges
+                    except ResponseError as error:
+                        if not re.search("no permissions|acl failure|unknown command", str(error).lower()):
+                            raise
+                        refused.add((name, command))
+                    else:
+                        raise AssertionError(f"{name} may {command}: {answer}")
+    for name, commands in attacks.items():
+        assert len(commands) > 2, f"{name} cannot {EVERYBODY[name].cannot}"
+        assert {(name, command) for command in commands} <= refused
 
 
 def test_only_services_that_run_no_code_of_apps_load_functions(broker: Broker) -> None:

@@ -397,8 +397,7 @@ GATEWAY = User(
     "gateway",
     "offers tasks over HTTP: submits, forks, reads tasks and their streams, cancels, answers, schedules, redrives and "
     "drops dead letters, reads the digests of API keys",
-    "create keys, register publishers, take work, change states, load functions, list keys, change the server or its "
-    "users",
+    "create keys, register publishers, take work, load functions, list keys, change the server or its users",
     functions=(
         *_SUBMITS,
         "cancel",
