@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime_core import codec
 from runtime_core.codec import (
     JSON,
     MAX_DATA_BYTES,
@@ -280,3 +281,32 @@ def test_quoted_is_one_short_line() -> None:
         shown = quoted(value)
         assert len(shown) <= 60
         assert shown.isprintable()
+
+
+@pytest.mark.parametrize("number", ["9e300", "1.7E-308", "9e+0300", "-7e-310"])
+def test_json_that_a_decoder_takes_seconds_for_is_refused(number: str) -> None:
+    """1 MiB of them held an event loop for 5 s, longer than a lease."""
+    many = f"[{','.join([number] * (codec.MAX_LONG_EXPONENTS + 1))}]".encode()
+    wrapped = b'{"input":' + many + b"}"
+    for read in (codec.decode, codec.decode_object):
+        with pytest.raises(InvalidInput, match="exponents of three digits"):
+            read(wrapped)
+    with pytest.raises(InvalidInput, match="exponents of three digits"):
+        codec.encode([float(number)] * (codec.MAX_LONG_EXPONENTS + 1))
+    allowed = codec.decode(f"[{','.join([number] * codec.MAX_LONG_EXPONENTS)}]".encode())
+    assert allowed == [float(number)] * codec.MAX_LONG_EXPONENTS
+    text = ["\\", '"', number * (codec.MAX_LONG_EXPONENTS + 1)]
+    assert codec.decode(codec.encode(text)) == text
+
+
+def test_a_value_that_cannot_be_shown_is_quoted_by_its_type() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    nested: object = 1
+    for _ in range(100_000):
+        nested = [nested]
+    assert [codec.quoted(value) for value in (Broken(), 10**5000, nested)] == [
+        "a value of type Broken", "a value of type int", "a value of type list",
+    ]  # fmt: skip

@@ -29,6 +29,10 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
 
+MAX_LONG_EXPONENTS = 1000
+"""How many numbers with exponents of three digits JSON may hold: msgspec reads 30 of them in a millisecond."""
+_LONG_EXPONENTS = (b"0e000", b"0e+000", b"0e-000", b"0E000", b"0E+000", b"0E-000")
+
 _ALL_BYTES = bytes(range(256))
 _NOT_QUOTE_OR_BRACKET = bytes(b for b in _ALL_BYTES if b not in b'"[]{}')
 # As signed bytes: one level down, one level up.
@@ -94,6 +98,7 @@ def decode_object(data: bytes, depth: int = MAX_DEPTH) -> dict[str, msgspec.Raw]
     """
     if _json_deeper_than(data, depth):
         raise _too_deep(depth)
+    _refuse_long_exponents(data)
     try:
         return _raw_object_decoder.decode(data)
     except (ValueError, RecursionError) as error:
@@ -118,6 +123,7 @@ def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> byte
         return data  # a text passes all checks below, and most inputs and outputs are texts
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _json_deeper_than(data, MAX_DEPTH):
         raise _too_deep(MAX_DEPTH)
+    _refuse_long_exponents(data)
     # The encoder writes NaN and infinities as `null`, so a text without `null` has none.
     if value is not None and (b"null" in data or _has_long_number(data)):
         _refuse_foreign(msgspec.to_builtins(value))
@@ -149,8 +155,11 @@ def quoted(value: object, width: int = 60) -> str:
     """Return `value` as one short line for an error message."""
     try:
         text = _json_encoder.encode(value).decode()
-    except (TypeError, ValueError, RecursionError):
-        text = repr(value)
+    except Exception:
+        try:
+            text = repr(value)
+        except Exception:  # too many digits or levels, or the value's own error
+            text = f"a value of type {type(value).__name__}"
     # Control characters could forge lines in a log.
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: width + 1])
     return text if len(text) <= width else text[: width - 1] + "…"
@@ -171,6 +180,7 @@ def _format(content_type: str) -> str:
 def _decode_json(data: bytes) -> object:
     if _json_deeper_than(data, MAX_DEPTH):
         raise _too_deep(MAX_DEPTH)
+    _refuse_long_exponents(data)
     try:
         value = _json_decoder.decode(data)
     except UnicodeDecodeError as error:
@@ -238,6 +248,24 @@ def _too_deep(depth: int) -> InvalidInput:
 def _has_long_number(data: bytes) -> bool:
     """Return whether JSON has a run of 19 digits: only such a run can be an integer outside 64 bits."""
     return _LONG_NUMBER in data.translate(_AS_ZEROS)  # a fifth of the time of a regular expression
+
+
+def _refuse_long_exponents(data: bytes) -> None:
+    """Refuse JSON that decoders take seconds for. Outside strings only."""
+    if len(data) < len(_LONG_EXPONENTS[0]) * MAX_LONG_EXPONENTS:
+        return
+    data = data.translate(_AS_ZEROS)
+    if sum(map(data.count, _LONG_EXPONENTS)) <= MAX_LONG_EXPONENTS:
+        return
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    numbers = b" ".join(data.split(b'"')[::2])
+    if sum(map(numbers.count, _LONG_EXPONENTS)) > MAX_LONG_EXPONENTS:
+        raise InvalidInput(
+            "data",
+            f"holds more than {MAX_LONG_EXPONENTS} numbers with exponents of three digits, such as 1e300; "
+            "send them as text",
+        )
 
 
 def _json_deeper_than(data: bytes, depth: int) -> bool:
