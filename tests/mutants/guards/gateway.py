@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 KEYS = "integration/gateway:keys"
+CONSOLE = "integration/gateway:console"
 TOKENS = "integration/gateway:tokens"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -192,5 +193,45 @@ MUTANTS: tuple[Mutant, ...] = (
         'return Caller(f"oidc-{name}", roles)',
         "a token is bound to the tenant of its claim",
         TOKENS,
+    ),
+    python(
+        "gateway/console/site.py",
+        "token",
+        'if not hmac.compare_digest(form.get(TOKEN, [""])[0].encode(), visit.token.encode()):',
+        "if False:",
+        "a form without its token is refused",
+        CONSOLE,
+    ),
+    python(
+        "gateway/console/site.py",
+        "role",
+        "if page.role and page.role not in caller.roles:",
+        "if False:",
+        "a key opens pages and sends forms as its roles say",
+        CONSOLE,
+    ),
+    python(
+        "gateway/console/site.py",
+        "every_tenant",
+        "if page.every_tenant and caller.tenant:",
+        "if False:",
+        "a tenant's key opens no page of all tenants",
+        CONSOLE,
+    ),
+    python(
+        "gateway/console/site.py",
+        "autoescape",
+        "            autoescape=True,\n",
+        "            autoescape=False,\n",
+        "texts of users stay texts",
+        CONSOLE,
+    ),
+    python(
+        "gateway/console/site.py",
+        "local_path",
+        "if parts is None or parts.scheme or parts.netloc or not parts.path.startswith(HOME):",
+        "if parts is None:",
+        "a login leads to no other site",
+        CONSOLE,
     ),
 )
