@@ -141,6 +141,34 @@ async def test_an_answer_reaches_a_task_on_services(valkey: Server, namespace: s
             assert (await running)["far"].answer == "draft: yes"
 
 
+async def test_a_task_that_no_handler_can_run_leaves_a_hint(
+    valkey: Server, namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler has run there before, so that the submit is accepted."""
+
+    def hints() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "no agent-handler" in each.getMessage()]
+
+    async with (
+        Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runners_app:app", replicas=1) as fleet,
+        Client.connect(valkey.url, namespace=namespace) as client,
+    ):
+        await fleet.stop()
+        running = asyncio.create_task(Runners.run_task(Task(id="alone", input="draft", agent="queries"), client=client))
+        async with asyncio.timeout(60):
+            while not hints():
+                await asyncio.sleep(0.05)
+            await fleet.restart()
+            handle = await client.task("alone")
+            async for event in handle.stream():
+                if event.request_id:
+                    await Runners.answer("alone", event.request_id, "yes", client=client)
+            assert (await running)["alone"].answer == "draft: yes"
+    assert hints() == [
+        f"task alone waits: no agent-handler runs in namespace {namespace!r}; start one, as `weft up` does"
+    ]
+
+
 PROGRAM = """
 import asyncio
 import sys

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from runtime_core import codec
 from runtime_core.aworld.task import Task
+from runtime_core.bus.keys import GROUPS
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.wire.events import HUMAN_REQUESTED, StreamEvent, stream_event
 
@@ -31,6 +32,8 @@ LOOK_SECONDS = 1.0
 LOOK_ENTRIES = 1000
 """The most entries of one task's stream that one look reads."""
 _LOOK_SECONDS = 0.1
+_HANDLERS = f"{GROUPS['agent']}@".encode()
+"""What the owner names of agent-handlers begin with."""
 _YES = {"y", "yes", "true", "approve", "ok"}
 _NO = {"n", "no", "false", "deny"}
 _TERMINAL = threading.Lock()
@@ -106,12 +109,17 @@ class Listeners:
 
 
 class Hints:
-    """Warns about the questions of tasks that nobody listens to. One command a second looks at all of them."""
+    """Warns about the questions of tasks that nobody listens to, and about tasks that nobody can run.
+
+    Two commands a second look at all tasks of a partition.
+    """
 
     def __init__(self) -> None:
         self._cursors: dict[TaskHandle, str] = {}
         """The last entry of each task's stream that was read."""
         self._looking: asyncio.Task[None] | None = None
+        self._unattended: set[EventBus] = set()
+        """The partitions in which no agent-handler ran at the last look."""
 
     async def follow(self, task: TaskHandle) -> None:
         """Look at a task that has run for a while, until this is cancelled."""
@@ -135,6 +143,7 @@ class Hints:
             for bus, tasks in by_bus.items():
                 try:
                     await self._read(bus, tasks)
+                    await self._look_for_handlers(bus, tasks)
                 except WeftError as error:
                     log.debug("cannot look for questions: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
@@ -151,6 +160,18 @@ class Hints:
                     self._cursors[task] = entry.decode()
                 if HUMAN_REQUESTED.encode() in fields:
                     log.warning('%s, or set conf run_mode="interactive"', hint_of(stream_event(entry, fields)))
+
+    async def _look_for_handlers(self, bus: EventBus, tasks: Sequence[TaskHandle]) -> None:
+        alive = cast(list[bytes], await bus.transport.call("ZRANGE", bus.keys.alive, 0, -1))
+        if any(owner.startswith(_HANDLERS) for owner in alive):
+            self._unattended.discard(bus)
+        elif bus not in self._unattended and self._cursors.keys() & set(tasks):
+            self._unattended.add(bus)
+            log.warning(
+                "task %s waits: no agent-handler runs in namespace %r; start one, as `weft up` does",
+                tasks[0].task_id,
+                bus.keys.namespace,
+            )
 
 
 def hint_of(event: StreamEvent) -> str:
