@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -584,3 +585,134 @@ async def test_a_task_without_limits_pays_nothing(broker: Broker, bus: EventBus)
     await answer(bus, await broker.take(bus, "tool"))
     assert "p" not in (await broker.task("t")).get("fl", "")
     assert await broker.call("EXISTS", broker.keys.base + "limits") == 0
+
+
+# -- the newest wins ---------------------------------------------------------------------------------------------------
+
+
+async def arrive(
+    broker: Broker,
+    bus: EventBus,
+    *,
+    replaces: str = "waiting",
+    quiet_ms: int = 0,
+    limit: tuple[str, int, int, int] = ONE,
+) -> tuple[Delivery, bool | None]:
+    delivery = await broker.take(bus)
+    return delivery, await bus.take_slots(delivery, [limit], each_attempt=False, replaces=replaces, quiet_ms=quiet_ms)
+
+
+async def submitted(broker: Broker, bus: EventBus, task: str, agent: str = "writer", key: str = "") -> None:
+    """Submit a task in a later millisecond than the one before."""
+    await broker.submit(bus, task, agent, key)
+    await asyncio.sleep(0.002)
+
+
+async def superseded(broker: Broker, task: str, by: str) -> None:
+    final = await broker.final(task)
+    assert (final["status"], cast(dict[str, str], final["error"])["type"]) == ("cancelled", "Superseded")
+    assert f"task {by}" in cast(dict[str, str], final["error"])["message"]
+
+
+async def test_of_those_that_wait_the_newest_stays(broker: Broker, bus: EventBus) -> None:
+    for task in ("t1", "t2", "t3"):
+        await submitted(broker, bus, task)
+    turn, taken = await arrive(broker, bus)
+    assert taken is True
+    for _ in range(2):
+        assert (await arrive(broker, bus))[1] is False
+    await superseded(broker, "t2", "t3")
+    await complete(bus, turn)
+    turn, taken = await arrive(broker, bus)
+    assert (turn.task, taken) == ("t3", True)
+    await complete(bus, turn)
+    await clean(broker)
+    await broker.idle()
+
+
+async def test_an_older_one_that_comes_late_is_replaced_itself(broker: Broker, bus: EventBus) -> None:
+    """Its first owner died before it took its slot."""
+    for task in ("t1", "late", "newer"):
+        await submitted(broker, bus, task)
+    assert (await arrive(broker, bus))[1] is True
+    late = await broker.take(bus)
+    assert (await arrive(broker, bus))[1] is False
+    assert await bus.take_slots(late, [ONE], each_attempt=False, replaces="waiting") is None
+    await superseded(broker, "late", "newer")
+    assert (await broker.task("newer"))["cur"] == "slot"
+
+
+async def test_the_newest_may_end_what_runs(broker: Broker, bus: EventBus) -> None:
+    for task in ("t1", "t2"):
+        await submitted(broker, bus, task)
+    first, taken = await arrive(broker, bus, replaces="running")
+    assert taken is True
+    second, taken = await arrive(broker, bus, replaces="running")
+    assert taken is True
+    await superseded(broker, "t1", "t2")
+    assert await broker.call("ZRANGE", broker.keys.base + f"slots:{ONE[0]}", 0, -1) == [b"t2|r"]
+    assert not await complete(bus, first)
+    assert await complete(bus, second)
+    await clean(broker)
+    await broker.idle()
+
+
+async def test_the_newest_event_of_an_instance_starts_next(broker: Broker, bus: EventBus) -> None:
+    for task in ("t1", "t2", "t3"):
+        await submitted(broker, bus, task, key="k")
+    turn, taken = await arrive(broker, bus)
+    assert taken is None, "t2 and t3 wait in the mailbox"
+    await superseded(broker, "t1", "t3")
+    turn, taken = await arrive(broker, bus)
+    assert (turn.task, taken) == ("t2", None)
+    turn, taken = await arrive(broker, bus)
+    assert (turn.task, taken) == ("t3", True)
+    await complete(bus, turn)
+    await clean(broker)
+    await broker.idle()
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_the_last_one_starts_after_a_quiet_time(broker: Broker, bus: EventBus, key: str) -> None:
+    await submitted(broker, bus, "t1", key=key)
+    assert (await arrive(broker, bus, quiet_ms=5_000))[1] is False
+    await broker.pass_time(3_000)
+    await bus.promote()
+    await broker.nothing(bus)
+    await submitted(broker, bus, "t2", key=key)
+    if not key:
+        assert (await arrive(broker, bus, quiet_ms=5_000))[1] is False
+        await superseded(broker, "t1", "t2")
+    await broker.pass_time(2_500)
+    await bus.promote()
+    if key:
+        assert (await arrive(broker, bus, quiet_ms=5_000))[1] is None, "t1 finds t2 in the mailbox"
+        await superseded(broker, "t1", "t2")
+        assert (await arrive(broker, bus, quiet_ms=5_000))[1] is False
+    await broker.nothing(bus)
+    await broker.pass_time(5_000)
+    await bus.promote()
+    turn, taken = await arrive(broker, bus, quiet_ms=5_000)
+    assert (turn.task, taken) == ("t2", True)
+    assert await bus.take_slots(turn, [ONE], each_attempt=False, replaces="waiting", quiet_ms=5_000) is True
+    await complete(bus, turn)
+    await clean(broker)
+    await broker.idle()
+
+
+async def test_a_child_run_is_replaced_with_an_error_for_its_caller(broker: Broker, bus: EventBus) -> None:
+    limit = ("agent:editor||", 1, 0, 0)
+    await submitted(broker, bus, "holder", "editor")
+    assert (await arrive(broker, bus, limit=limit))[1] is True
+    await submitted(broker, bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="e"))
+    assert (await arrive(broker, bus, limit=limit))[1] is False
+    await asyncio.sleep(0.002)
+    await submitted(broker, bus, "newer", "editor")
+    assert (await arrive(broker, bus, limit=limit))[1] is False
+    resumed = await broker.take(bus)
+    assert (resumed.task, resumed.step) == ("t", "1")
+    assert b"Superseded" in resumed.data
+    await complete(bus, resumed)
+    await broker.submit(bus, "next", "editor", "e")
+    assert (await broker.take(bus)).task == "next"

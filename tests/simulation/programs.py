@@ -30,6 +30,8 @@ KEYED = ("alpha", "beta")
 KEYS = ("k", "l")
 NARROW = "narrow"
 """An agent of which one run may be open at a time. Its runs ask nobody, so that they do not wait for each other."""
+FRESH, EAGER = "fresh", "eager"
+"""The same, where newer runs replace those that wait, after a quiet time; and those that run, too."""
 RATE, RATE_SECONDS = 3, 1.0
 LATE = "late"
 """An agent that nobody knows before a client subscribes it to `UNHEARD`."""
@@ -70,10 +72,15 @@ def simulated_app() -> App:
         app.agent(name, retry=RETRY, timeout_seconds=TURN_SECONDS)(_named(play))
 
     async def play_alone(ctx: AgentContext, program: list[Any]) -> int:
-        with LEDGER.get().in_slot("agent:narrow||", ctx.task_id, ctx.run_id):
+        with LEDGER.get().in_slot(f"agent:{ctx.agent_name}||", ctx.task_id, ctx.run_id):
             return await play(ctx, program)
 
-    app.agent(NARROW, retry=RETRY, timeout_seconds=TURN_SECONDS, limit=Limit(running=1))(_named(play_alone))
+    for name, limit in (
+        (NARROW, Limit(running=1)),
+        (FRESH, Limit(running=1, debounce=0.3)),
+        (EAGER, Limit(running=1, replaces="running")),
+    ):
+        app.agent(name, retry=RETRY, timeout_seconds=TURN_SECONDS, limit=limit)(_named(play_alone))
 
     @app.tool(retry=RETRY, limit=[Limit(running=1), Limit(per="input.fails", rate=RATE, seconds=RATE_SECONDS)])
     async def slim(ctx: ToolContext, seconds: float, fails: int) -> int:
@@ -305,7 +312,8 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
             return ["slim", pick(choice_source, (0.1, 0.5, 2.0)), pick(choice_source, (0, 0, 1, 3))]
         case "narrow":
             inside = draw_program(choice_source, agent=NARROW, engines=engines, depth=2)
-            return [pick(choice_source, ("ask", "ask", "send")), NARROW, "", inside]
+            agent = pick(choice_source, (NARROW, NARROW, FRESH, EAGER))
+            return [pick(choice_source, ("ask", "ask", "send")), agent, "", inside]
         case "try":
             return ["try", 0, pick(choice_source, (3, 1))]
         case "broken":

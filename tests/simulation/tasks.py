@@ -8,7 +8,7 @@ import msgspec
 
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.objects import OBJECT, draw_object_program, envelope_of
-from tests.simulation.programs import KEYED, KEYS, NARROW, Program, draw_program
+from tests.simulation.programs import EAGER, FRESH, KEYED, KEYS, NARROW, Program, draw_program
 
 
 @dataclass
@@ -44,14 +44,20 @@ def draw_tasks(choice_source: ChoiceSource, *, objects: bool, engines: bool) -> 
     tasks = []
     clients = 1 + choice_source.choose(2)
     for number in range(1 + weighted(choice_source, [(3, 0), (4, 1), (3, 2), (1, 3)])):
-        agent = OBJECT if objects and choice_source.choose(4) else pick(choice_source, (*KEYED, "free", "free", NARROW))
+        agent = (
+            OBJECT
+            if objects and choice_source.choose(4)
+            else pick(choice_source, (*KEYED, "free", "free", NARROW, FRESH, EAGER))
+        )
         key = pick(choice_source, KEYS) if agent in (*KEYED, OBJECT) else ""
         timeout = 2.0 if choice_source.choose(12) == 11 else None
         copies = 2 if choice_source.choose(8) == 7 else 1
         program = (
             draw_object_program(choice_source, key)
             if agent == OBJECT
-            else draw_program(choice_source, agent=agent, engines=engines, depth=2 if agent == NARROW else 0)
+            else draw_program(
+                choice_source, agent=agent, engines=engines, depth=2 if agent in (NARROW, FRESH, EAGER) else 0
+            )
         )
         client = choice_source.choose(clients)
         # One client's submits to an instance stay in order within a tenant.

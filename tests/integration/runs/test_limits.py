@@ -68,6 +68,27 @@ async def secret(ctx: AgentContext, account: dict[str, str]) -> None:
     await ctx.human("well?")
 
 
+@app.agent("index", limit=Limit(per="input.document", debounce=0.2))
+async def index(ctx: AgentContext, change: dict[str, str]) -> str:
+    ORDER.append(change["text"])
+    return change["text"]
+
+
+@app.agent("preview", limit=Limit(per="key", running=1, replaces="waiting"))
+async def preview(ctx: AgentContext, text: str) -> str:
+    ORDER.append(text)
+    if text == "first":
+        await ctx.human("well?")
+    return text
+
+
+@app.agent("only", limit=Limit(running=1, replaces="running"))
+async def only(ctx: AgentContext, wait: bool) -> str:
+    if wait:
+        await ctx.human("well?")
+    return "done"
+
+
 @app.tool(retry=QUICK, limit=Limit(per="input.account.key", running=1))
 async def fetch(account: dict[str, str], fails: int) -> str:
     with RUNNING.count(account["key"]):
@@ -156,6 +177,36 @@ async def test_a_waiting_task_says_for_which_limit_and_starts_by_priority(client
     await first.signal(asked, "yes")
     await asyncio.gather(low.result(), high.result())
     assert ORDER[-2:] == ["high", "low"]
+
+
+async def test_the_last_change_of_a_document_is_indexed_after_a_quiet_time(client: Client) -> None:
+    tasks = [await client.submit("index", {"document": "a", "text": str(number)}) for number in range(4)]
+    other = await client.submit("index", {"document": "b", "text": "other"})
+    ends = [await task.result() for task in tasks]
+    assert [end.status for end in ends] == ["cancelled", "cancelled", "cancelled", "completed"]
+    assert ends[0].error is not None
+    assert ends[0].error["type"] == "Superseded"
+    assert (await other.result()).output == "other"
+    assert sorted(ORDER) == ["3", "other"]
+
+
+async def test_the_newest_event_of_an_instance_wins(client: Client) -> None:
+    first = await client.submit("preview", "first", key="k")
+    asked = await question(first)
+    tasks = [await client.submit("preview", text, key="k") for text in ("second", "third", "fourth")]
+    await first.signal(asked, "yes")
+    assert [(await task.result()).status for task in (first, *tasks)] == [
+        "completed", "cancelled", "cancelled", "completed",
+    ]  # fmt: skip
+    assert ORDER == ["first", "first", "fourth"] or ORDER == ["first", "fourth"]
+
+
+async def test_the_newest_run_ends_the_one_that_runs(client: Client) -> None:
+    first = await client.submit("only", True)
+    await question(first)
+    assert (await (await client.submit("only", False)).result()).output == "done"
+    end = await first.result()
+    assert (end.status, end.error and end.error["type"]) == ("cancelled", "Superseded")
 
 
 async def test_the_value_of_an_input_is_not_part_of_a_key(client: Client) -> None:

@@ -16,7 +16,14 @@ PLACE = Place("app.py", 1)
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({}, "Limit limits nothing: give running=…, or rate=… with seconds=…"),
+        ({}, "Limit limits nothing: give running=…, rate=… with seconds=…, or debounce=…"),
+        ({"debounce": 0}, "Limit.debounce is 0: give seconds above 0"),
+        ({"debounce": True}, "Limit.debounce is True"),
+        ({"debounce": float("nan")}, "Limit.debounce is nan"),
+        ({"debounce": "1"}, "Limit.debounce is '1'"),
+        ({"running": 1, "replaces": "all"}, "Limit.replaces is 'all': give 'waiting' or 'running'"),
+        ({"running": 2, "replaces": "running"}, "which needs running=1"),
+        ({"per": "key", "running": 1, "replaces": "running"}, "not per 'key'"),
         ({"running": 0}, "Limit.running is 0: give a whole number from 1"),
         ({"running": -1}, "Limit.running is -1"),
         ({"running": True}, "Limit.running is True"),
@@ -67,6 +74,8 @@ def _tool(limit: object) -> None:
             [Limit(running=1), Limit(running=2)],
             "two limits per 'nothing' with the same seconds: give one Limit",
         ),
+        (_tool, Limit(debounce=1), "must be the only limit of an agent"),
+        (_agent, [Limit(debounce=1), Limit(per="tenant", running=1)], "put running and rate into the same Limit"),
         (_tool, Limit(per="key", running=1), "only agents have keys: give 'input.<name>'"),
     ],
 )

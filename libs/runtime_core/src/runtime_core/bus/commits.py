@@ -363,16 +363,23 @@ class FailureVerbs(Partition):
         return None if reply == b"DONE" else reply == 1
 
     async def take_slots(
-        self, delivery: Delivery, limits: Sequence[tuple[str, int, int, int]], *, each_attempt: bool
+        self,
+        delivery: Delivery,
+        limits: Sequence[tuple[str, int, int, int]],
+        *,
+        each_attempt: bool,
+        replaces: str = "",
+        quiet_ms: int = 0,
     ) -> bool | None:
         """Take the slots of a run or a call before it starts: of each limit its name, how many may be open, how many
-        may start, and within how many ms. `each_attempt`: an attempt counts as a start.
+        may start, and within how many ms. `each_attempt`: an attempt counts as a start. `replaces` and `quiet_ms` are
+        `Limit.replaces` and `Limit.debounce` of the only limit.
 
         Returns False if it waits now, and its delivery is settled. Returns None if nobody wants it any more.
         """
         reply = await self.insist(
             "take_slots", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run,
-            "1" if each_attempt else "", *(each for limit in limits for each in limit),
+            "1" if each_attempt else "", replaces[:1], quiet_ms, *(each for limit in limits for each in limit),
         )  # fmt: skip
         self._fence(reply)
         return None if reply == b"DONE" else reply == b"OK"

@@ -304,7 +304,14 @@ async def take_slots(
         )
         for limit in limits
     ]
-    return await bus.take_slots(delivery, shares, each_attempt=each_attempt)
+    newest = next((limit for limit in limits if limit.replaces), None)
+    return await bus.take_slots(
+        delivery,
+        shares,
+        each_attempt=each_attempt,
+        replaces=newest.replaces if newest else "",
+        quiet_ms=round(1000 * (newest.debounce or 0)) if newest else 0,
+    )
 
 
 def _limit_key(per: str, delivery: Delivery, data: bytes, context: bytes) -> str:

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType, SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, Literal, cast
 from weakref import WeakKeyDictionary
 
 from runtime_core.errors import ConfigurationError, InvalidInput
@@ -134,6 +134,11 @@ class Limit:
     rate: int | None = None
     """How many may start within any `seconds`; None: any number."""
     seconds: float | None = None
+    debounce: float | None = None
+    """Of an agent: how many seconds no newer run for the key may be asked for before one starts. The older ones end."""
+    replaces: Literal["", "waiting", "running"] = ""
+    """Of an agent: which older runs for the key end, as cancelled with the error `Superseded`, when a newer one comes:
+    those that wait, or also those that run. With `debounce`, those that wait."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.per, str) or not _PER.fullmatch(self.per):
@@ -141,8 +146,9 @@ class Limit:
                 f"Limit.per is {self.per!r}: give 'tenant', 'session', 'key', 'input.<name>', or leave it out for one "
                 "limit for all"
             )
-        if self.running is None and self.rate is None:
-            raise ConfigurationError("Limit limits nothing: give running=…, or rate=… with seconds=…")
+        if self.running is None and self.rate is None and self.debounce is None:
+            raise ConfigurationError("Limit limits nothing: give running=…, rate=… with seconds=…, or debounce=…")
+        self._check_replaces()
         for name, most in (("running", MAX_RUNNING), ("rate", MAX_RATE)):
             value: object = getattr(self, name)
             if value is None:
@@ -160,6 +166,24 @@ class Limit:
         ):
             raise ConfigurationError(
                 f"Limit.seconds is {seconds!r}: give a number from {LEAST_WINDOW_SECONDS:g} to {MAX_WINDOW_SECONDS:g}"
+            )
+
+    def _check_replaces(self) -> None:
+        debounce: object = self.debounce
+        if debounce is not None:
+            number = isinstance(debounce, int | float) and not isinstance(debounce, bool)
+            if not number or not 0 < cast(float, debounce) <= MAX_WINDOW_SECONDS:
+                raise ConfigurationError(f"Limit.debounce is {debounce!r}: give seconds above 0")
+            if not self.replaces:
+                object.__setattr__(self, "replaces", "waiting")
+        if self.replaces not in ("", "waiting", "running"):
+            raise ConfigurationError(
+                f"Limit.replaces is {self.replaces!r}: give 'waiting' or 'running', or leave it out"
+            )
+        if self.replaces == "running" and (self.running != 1 or self.per == "key"):
+            raise ConfigurationError(
+                "Limit.replaces is 'running', which needs running=1 and a limit that is not per 'key': newer runs of "
+                "an instance wait in its mailbox, where replaces='waiting' finds them"
             )
 
     @property
@@ -204,6 +228,11 @@ def checked_limits(what: str, limit: object, place: Place, *, keyed: bool) -> tu
             raise ConfigurationError(
                 f"{what} ({place}) has a limit per 'key', but only agents have keys: give 'input.<name>' for an "
                 "argument of the tool"
+            )
+        if each.replaces and (not keyed or len(limits) > 1):
+            raise ConfigurationError(
+                f"{what} ({place}) has a limit with replaces or debounce, which must be the only limit of an agent: "
+                "put running and rate into the same Limit"
             )
         if each.label in labels:
             raise ConfigurationError(

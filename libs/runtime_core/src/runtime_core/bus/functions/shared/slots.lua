@@ -6,10 +6,11 @@
 --   slots:<limit>   open work, `task|path`, by the time it got its slot (ms)
 --   starts:<limit>  when the last ones started (ms), the oldest first: no more than may start; expires
 --   waits:<limit>   waiting work, `task|path`, by priority, then in the order of arrival
---   waiting         <task|path>: stream, time since when (ms), fields of its entry, and its limits as it declared them,
---                   packed
+--   waiting         <task|path>: stream, time since when (ms), fields of its entry, its limits as it declared them, and
+--                   when it may start after its debounce (ms), packed
 --   limited         how many hold slots and wait, by agent or tool: `slots agent:<name>`, `waits tool:<name>`
---   held:<task>     <path>: the entry that has its slots, the limit that it waits for or an empty line, and its limits
+--   held:<task>     <path>: the entry that has its slots, the limit that it waits for, an empty line or `?` if it has not
+--                   begun after its debounce, and its limits
 -- Work waits for one limit at a time, and holds no slot meanwhile, except a call between two attempts. Whatever ends work
 -- frees its slots (`SLOT.free`) and starts the next. A timer looks after limits for which work waits.
 local SLOT = {LOOKS = 100, CHECK_MS = 10000, HIGHEST = 9, DEFAULT = 5, PRIORITY = 2 ^ 44}
@@ -131,11 +132,13 @@ end
 -- and when it may start if this limit does not let it.
 function SLOT.start(base, limit, ref, order, w, held, now)
   local task, path = split_ref(ref)
-  local stream, _, fields, declared = unpack(w)
+  local stream, _, fields, declared, quiet_until = unpack(w)
   local limits = {unpack(held, 3)}
   -- Nothing else may have used a limit meanwhile.
   for i = 1, #declared, 2 do redis.call('HSETNX', base .. 'limits', declared[i], declared[i + 1]) end
   local full, due = SLOT.first_full(base, limits, ref, now)
+  local quiet = tonumber(quiet_until or '0')
+  if quiet > now then return true, math.max(quiet, due or 0) end
   if full == limit then return true, due end
   redis.call('XLEN', base .. stream) -- raises before the first write
   SLOT.put(base, 'waits', limit, ref)
@@ -143,6 +146,7 @@ function SLOT.start(base, limit, ref, order, w, held, now)
   local entry = redis.call('XADD', base .. stream, '*', unpack(fields))
   redis.call('HDEL', base .. 'waiting', ref)
   SLOT.give(base, limits, ref, entry, now)
+  if quiet_until then redis.call('HSET', base .. 'held:' .. task, path, entry .. '\n?\n' .. table.concat(limits, '\n')) end
   if is_agent_stream(stream) then redis.call('HSET', run_key(base, task, path), RUN.current, entry) end
 end
 
