@@ -37,11 +37,12 @@ READY = re.compile(r"HTTP on (http://\S+:\d+)")
 def main() -> None:
     import asyncio
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="desk-") as folder:
         log = Path(folder) / "log"
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "WEFT_DATA_DIR": folder}
-        command = [sys.executable, "-m", "runtime_core.cli.main", "up", "--app", "tests.apps.console_app:app",
-                   "--http-port", "0"]  # fmt: skip
+        environ = {**os.environ, "WEFT_DATA_DIR": folder}
+        # A copy, since its path is seen in a traceback.
+        shutil.copy(ROOT / "tests" / "apps" / "console_app.py", folder)
+        command = [sys.executable, "-m", "runtime_core.cli.main", "up", "--app", "console_app:app", "--http-port", "0"]
         with log.open("wb") as out:
             running = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=out)  # noqa: S603 - our own
         try:
