@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 PAGE = Path(__file__).with_name("api.md")
+_ARGUMENT = re.compile(r" {4}(\w+)(?: \((.*?)\))?: (.*)")
+"""An argument in a docstring: its name, its type in parentheses, and its description."""
 MODULES = {
     "weft": "apps, agents, tools and clients",
     "weft.testing": "tests of apps",
@@ -59,9 +64,44 @@ def _entry(name: str, found: Any) -> Iterator[str]:  # Any, below too: whatever 
         yield f"```text\n{name.rpartition('.')[2]}{signature}\n```"
     yield _text(found) or "See its members."
     if inspect.isclass(found):
-        members = [f"- `{label}`: {_first(member)}" for label, member in _members(found)]
+        members = [f"- `{name}`: {text}" for name, text in _attributes(found)]
+        for label, member in _members(found):
+            members.append(f"- `{label}`: {_first(member)}")
+            members += [f"    {line}" for line in _arguments(member)]
         if members:
             yield "\n".join(members)
+
+
+def _attributes(found: type) -> Iterator[tuple[str, str]]:
+    """Yield the public attributes with a docstring below their assignment, in the class or its constructor."""
+    seen = set()
+    for owner in found.__mro__:
+        if not owner.__module__.startswith(("weft", "runtime_core")):
+            continue
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        except (OSError, TypeError):  # created without source
+            continue
+        body = cast(ast.ClassDef, tree).body
+        constructors = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        for lines in [body, *(each.body for each in constructors)]:
+            for line, following in itertools.pairwise(lines):
+                name = _assigned(line)
+                if name and not name.startswith("_") and name not in seen and isinstance(following, ast.Expr):
+                    text = following.value
+                    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                        seen.add(name)
+                        yield name, " ".join(text.value.split())
+
+
+def _assigned(line: ast.stmt) -> str:
+    """Return the name that `name = …` or `self.name = …` assigns; empty for anything else."""
+    target = (
+        line.target if isinstance(line, ast.AnnAssign) else line.targets[0] if isinstance(line, ast.Assign) else None
+    )
+    if isinstance(target, ast.Name):
+        return target.id
+    return target.attr if isinstance(target, ast.Attribute) else ""
 
 
 def _members(found: type) -> Iterator[tuple[str, Any]]:
@@ -113,6 +153,7 @@ def _plain(found: object) -> str:
     """Return a text without the quotes of annotations, modules' paths and addresses."""
     text = re.sub(r"(?<=[:>] )'([^']*)'(?=[,)= ]|$)", r"\1", str(found))
     text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)
+    text = re.sub(r"\*\*settings: Unpack\[\w+\]", "**settings", text)
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
@@ -123,15 +164,32 @@ def _text(found: Any) -> str:
     # Sections of arguments become lists.
     lines: list[str] = []
     for line in text.splitlines():
-        if match := re.fullmatch(r"(Args|Returns|Raises|Yields):", line):
+        if match := _ARGUMENT.fullmatch(line):
+            lines.append(_item(match))
+        elif match := re.fullmatch(r"(Args|Options|Returns|Raises|Yields):", line):
             lines += ["", f"**{match[1]}**", ""]
-        elif match := re.fullmatch(r" {4}(\w+): (.*)", line):
-            lines.append(f"- `{match[1]}`: {match[2]}")
         elif line.startswith("        "):
             lines.append("  " + line.strip())
         else:
             lines.append(line)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _item(argument: re.Match[str]) -> str:
+    name, type, text = argument.groups()
+    return f"- `{name}`{f' (`{type}`)' if type else ''}: {text}"
+
+
+def _arguments(member: Any) -> list[str]:
+    """Return the arguments in a docstring, as items of a list."""
+    _, _, rest = cast(str, inspect.getdoc(member)).partition("\nArgs:\n")
+    items: list[str] = []
+    for line in rest.partition("\n\n")[0].splitlines():
+        if match := _ARGUMENT.fullmatch(line):
+            items.append(_item(match))
+        elif items:
+            items[-1] += f" {line.strip()}"
+    return items
 
 
 def _first(member: Any) -> str:

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from weft import AgentContext, App, HookEvent
-from weft.aworld import Runners, StreamingMode, Swarm, Task
+from weft import AgentContext, App, HookEvent, StreamingMode
+from weft.aworld import Runners, Swarm, Task
 
 app = App("hooks")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -193,3 +194,24 @@ def test_the_checks_of_documents_find_their_targets() -> None:
     assert anchors_of("# When it `fails`\n```\n# no\n```\n") == {"when-it-fails"}
     assert links_of("[a](b.md#c) [d](https://e)") == ["b.md#c"]
     assert section("## A\nx\n## B\ny\n", "A") == "x\n"
+
+
+def messages() -> Iterator[tuple[Path, str]]:
+    """Yield the texts in the library's code, without the docstrings."""
+    for path in sorted((ROOT / "libs/runtime_core/src").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                yield path, node.value
+
+
+def test_messages_name_pages_by_their_titles() -> None:
+    """A user who has only the wheel has no folder docs/, but finds a title in the site."""
+    titles = {
+        path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for path in (ROOT / "docs").rglob("*.md")
+    }
+    named = [title for _, text in messages() for title in re.findall(r'page "([^"]+)"', text)]
+    assert named
+    assert set(named) <= titles
+    assert [(path.name, text) for path, text in messages() if re.search(r"docs/[\w/-]+\.md", text)] == []

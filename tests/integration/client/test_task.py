@@ -16,8 +16,7 @@ from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.model_step import ModelCall
 from tests.servers.process import Server
-from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, SubmitOptions, ToolContext
-from weft.aworld import StreamingMode
+from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, StreamingMode, SubmitOptions, ToolContext
 from weft.errors import InvalidInput
 
 app = App("meter")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,9 +18,11 @@ from pydantic import BaseModel
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
 from runtime_core.declare.declaration import Agent, RetryPolicy
+from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.runs.definition import AgentDefinition, handles
-from runtime_core.tools.tool import ToolContext
+from runtime_core.runs.definition import AgentDefinition, AgentSettings, handles
+from runtime_core.tools.mcp.server import MCPServer, MCPSettings
+from runtime_core.tools.tool import Tool, ToolContext, ToolSettings
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -425,6 +430,31 @@ def _wrong_retry(app: App) -> None:
     app.tool(name="it", retry=3)(lambda: 1)  # type: ignore[call-overload]  # wrong on purpose
 
 
+def _unknown_option(app: App) -> None:
+    def it() -> None: ...
+
+    app.tool(retries=3)(it)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def _unknown_option_of_an_agent(app: App) -> None:
+    @app.agent("it", labels=["a"])  # type: ignore[call-arg]  # wrong on purpose
+    async def it(ctx: AgentContext) -> None: ...
+
+
+def _unknown_option_of_a_class(app: App) -> None:
+    app.add_agent("it", Agent, poll="gpu")  # type: ignore[call-arg]  # wrong on purpose
+
+
+def _unknown_option_of_a_job(app: App) -> None:
+    def it() -> None: ...
+
+    app.batch_job(cpus=2)(it)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def _unknown_option_of_a_server(app: App) -> None:
+    app.add_mcp("it", cmd=["program"])  # type: ignore[call-arg]  # wrong on purpose
+
+
 def _wrong_pool(app: App) -> None:
     app.engine_function(name="it", pool="a:b")(lambda: 1)
 
@@ -546,6 +576,23 @@ def _includes_no_app(app: App) -> None:
         (_tool_that_yields, r"^tool 'it' \(.*\) is a generator: return a list"),
         (_async_engine_function, r"^engine function 'it' \(.*\) is async: declare a plain function"),
         (_wrong_timeout, r"^tool 'it' \(.*\) has timeout_seconds=0: give a number above 0"),
+        (
+            _unknown_option,
+            r"^tool 'it' \(.*test_app\.py:\d+\) has no option 'retries': did you mean retry\? known are name, ",
+        ),
+        (
+            _unknown_option_of_an_agent,
+            r"^agent 'it' \(.*test_app\.py:\d+\) has no option 'labels': known are retry, pool, ",
+        ),
+        (_unknown_option_of_a_class, r"^agent 'it' \(.*test_app\.py:\d+\) has no option 'poll': did you mean pool\?"),
+        (
+            _unknown_option_of_a_job,
+            r"^engine function 'it' \(.*test_app\.py:\d+\) has no option 'cpus': known are name, ",
+        ),
+        (
+            _unknown_option_of_a_server,
+            r"^MCP server 'it' \(.*test_app\.py:\d+\) has no option 'cmd': did you mean cwd\?",
+        ),
         (_wrong_retry, r"^tool 'it' \(.*\) has retry=3: give a RetryPolicy"),
         (_wrong_pool, r"^engine function 'it' \(.*\) has pool='a:b'"),
         (_unnamed, r"^tool name '<lambda>' \(.*\) is invalid"),
@@ -573,6 +620,27 @@ def test_wrong_declarations_are_refused_in_one_line_with_their_place(
         declare(App("test"))
 
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declares", "options", "constructor"),
+    [
+        (App.tool, ToolSettings, Tool),
+        (App.engine_function, EngineFunctionSettings, EngineFunction),
+        (App.agent, AgentSettings, AgentDefinition),
+        (App.add_mcp, MCPSettings, MCPServer),
+    ],
+)
+def test_the_help_of_a_declaration_describes_each_option_with_its_default(
+    declares: Callable[..., object], options: type, constructor: type
+) -> None:
+    described = " ".join((inspect.getdoc(declares) or "").partition("Args:")[2].split())
+    defaults = inspect.signature(constructor).parameters
+    shown = dict(re.findall(r"(\w+) \([^:]+\): .*?Default: ((?:\([^)]*\)|'[^']*'|[\w.-])+)", described))
+
+    assert {name: ast.literal_eval(default.rstrip(".")) for name, default in shown.items()} == {
+        name: defaults[name].default for name in options.__annotations__
+    }
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a b", "a/b", "a:b", "a~b", "a\n", "\x00", "ä", "a" * 129, "-a", None, 5])

@@ -181,7 +181,9 @@ class Divergence(WeftError):
         there = recorded or "another step (weft task show names it)"
         super().__init__(
             f"step {step} of run {run}{f' ({line})' if line else ''}: the journal has {there}, but the code now "
-            f"requests {now}: roll back or fix the code (docs/changing-code.md), then redrive"
+            f"requests {now}: the code has changed, or it depends on a clock, random numbers or other outside values "
+            "(use ctx.now, ctx.random, ctx.step). Fix it or roll back, then redrive; or cancel the task; see the page "
+            '"Change code under running tasks"'
         )
         self.run = run
         self.step = step

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.shared_context import Context
     from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
-    from runtime_core.wire.events import StreamEvent, TaskFailed, TaskOutput, TaskResponse
+    from runtime_core.wire.events import StreamEvent, StreamingMode, TaskFailed, TaskOutput, TaskResponse
 
 __all__ = [
     "Agent",
@@ -64,6 +64,7 @@ __all__ = [
     "RetryPolicy",
     "Schedule",
     "StreamEvent",
+    "StreamingMode",
     "SubmitOptions",
     "TaskFailed",
     "TaskHandle",
@@ -97,6 +98,7 @@ _PLACES = {
     "RetryPolicy": "runtime_core.declare.declaration",
     "Schedule": "runtime_core.ingress.schedules",
     "StreamEvent": "runtime_core.wire.events",
+    "StreamingMode": "runtime_core.wire.events",
     "SubmitOptions": "runtime_core.wire.commands",
     "TaskFailed": "runtime_core.wire.events",
     "TaskHandle": "runtime_core.client.task",

@@ -157,7 +157,8 @@ def decode_envelope(data: bytes) -> MessageEnvelope:
         return _envelope.decode(data)
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            "input", f'is not a message for this agent, {error}; see docs/runtime.md, "On the wire"'
+            "input",
+            f'is not a message for this agent, {error}; see "On the wire" on the page "Agents as objects: the runtime"',
         ) from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Functions
-from runtime_core.declare.declaration import NAME, Agent, Place, label, note_agent, place_of, shown
+from runtime_core.declare.declaration import NAME, Agent, Place, check_options, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.engines.local import engine_name
@@ -80,10 +80,28 @@ class App:
     def tool(self, function: None = None, /, **settings: Unpack[ToolSettings]) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Callable[..., object] | None = None, /, **settings: Unpack[ToolSettings]) -> object:
-        """Declare a sync or async function as a tool: `@app.tool` or `@app.tool(name=…)`. See `ToolSettings`."""
+        """Declare a sync or async function as a tool: `@app.tool` or `@app.tool(name=…)`.
+
+        Args:
+            function: The function. It takes typed arguments, and a ToolContext if it declares one.
+            name (str | None): The tool's name. Default: None, the function's own name.
+            timeout_seconds (float): The limit of one attempt, in seconds. Default: 60.0.
+            retry (RetryPolicy | None): How often and when a failed attempt is repeated. Default: None, a RetryPolicy()
+                with its defaults.
+            pool (str): The pool of tool-handlers that run it. Default: '', the default pool.
+            repeatable (bool): Whether to repeat an attempt whose outcome is unknown, as after a crash. False: the call
+                fails instead. Default: True.
+            limit (Limit | Sequence[Limit] | None): How many of its calls may be open, or start in a time, for each key.
+                Default: None.
+
+        Raises:
+            ConfigurationError: An option is unknown or wrong, or Weft cannot call the function.
+        """
 
         def declare(function: Function, depth: int = 2) -> Function:
-            self.functions.tools.add(Tool(function, place_of(function, depth), **settings))
+            place = place_of(function, depth)
+            check_options(f"tool {label(function)!r}", settings, ToolSettings.__annotations__, place)
+            self.functions.tools.add(Tool(function, place, **settings))
             return function
 
         return declare if function is None else declare(function, 3)
@@ -99,13 +117,29 @@ class App:
     def engine_function(
         self, function: Callable[..., object] | None = None, /, **settings: Unpack[EngineFunctionSettings]
     ) -> object:
-        """Declare a sync function, or a class with `__call__`, for engines to run; see `EngineFunction`.
+        """Declare a sync function, or a class with `__call__`, for engines to run.
 
-        See `EngineFunctionSettings` for the settings. A function whose first argument is named `spark` is a Spark job.
+        A function whose first argument is named `spark` is a Spark job.
+
+        Args:
+            function: The function. It takes typed arguments, and an EngineContext if it declares one.
+            name (str | None): Its name. Default: None, the function's own name.
+            timeout_seconds (float): The limit of one attempt, in seconds. Default: 3600.0.
+            retry (RetryPolicy | None): How often and when a failed attempt is repeated. Default: None, a RetryPolicy()
+                with its defaults.
+            pool (str): The pool of handlers that run it. Default: '', the default pool.
+            version (str): The end of its name, as in `rank@2`. An app may declare several versions. Default: '', none.
+            resources (Resources | None): The cluster's resources for one call. The local engine ignores them. Default:
+                None, one CPU.
+            actors (int): The number of long-lived Ray workers for this function, which keep what they load. Default: 0,
+                any worker.
+
+        Raises:
+            ConfigurationError: An option is unknown or wrong, or engines cannot call the function.
         """
 
         def declare(function: Function, depth: int = 2) -> Function:
-            self.functions.engine_functions.add(EngineFunction(function, place_of(function, depth), **settings))
+            self._add_engine_function(function, place_of(function, depth), settings)
             return function
 
         return declare if function is None else declare(function, 3)
@@ -139,26 +173,53 @@ class App:
     ) -> object:
         """Declare a function that returns the command (text or a list of texts) of a Ray batch job.
 
-        `ctx.engine("ray").call(function, …)` runs the command on the cluster and returns its outcome.
+        `ctx.engine("ray").call(function, …)` runs the command on the cluster and returns its outcome. The options are
+        those of `engine_function`.
         """
 
         def declare(function: Function, depth: int = 2) -> Function:
-            job = EngineFunction(function, place_of(function, depth), batch=True, **settings)
-            self.functions.engine_functions.add(job)
+            self._add_engine_function(function, place_of(function, depth), settings, batch=True)
             return function
 
         return declare if function is None else declare(function, 3)
 
+    def _add_engine_function(
+        self, function: Callable[..., object], place: Place, settings: EngineFunctionSettings, *, batch: bool = False
+    ) -> None:
+        check_options(f"engine function {label(function)!r}", settings, EngineFunctionSettings.__annotations__, place)
+        self.functions.engine_functions.add(EngineFunction(function, place, batch=batch, **settings))
+
     def agent(self, name: str, **settings: Unpack[AgentSettings]) -> Callable[[AgentFunction], AgentFunction]:
         """Declare `async def f(ctx: AgentContext, input: T) -> R` as an agent; the input is optional.
 
-        See `AgentSettings` for the settings.
+        Args:
+            name: The agent's name.
+            retry (RetryPolicy | None): How often and when a failed turn is repeated. Default: None, a RetryPolicy()
+                with its defaults.
+            pool (str): The pool of agent-handlers that run it. Default: '', the default pool.
+            timeout_seconds (float): The limit of one turn, in seconds. The waits between turns do not count. Default:
+                600.0.
+            tools (Sequence[str | Callable]): The only tools that its runs may call, or that it offers to a model.
+                Default: (), all that its task allows.
+            topics (Sequence[str]): The topics that it subscribes to. `name*` matches all topics with that prefix.
+                Default: (), none.
+            interleave (bool): Whether one instance handles several events at a time. If two change its state, the later
+                commit wins. Default: False.
+            internal (bool): Whether only other agents may call it. Submits and schedules that name it are then
+                rejected. Default: False.
+            limit (Limit | Sequence[Limit] | None): How many of its runs may be open, or start in a time, for each key.
+                Default: None.
+
+        Raises:
+            ConfigurationError: An option is unknown or wrong, or the function does not have this form.
         """
         if callable(name):
             raise ConfigurationError(f"@app.agent ({place_of(name, 2)}) needs a name: write @app.agent('name')")
 
         def declare(function: AgentFunction) -> AgentFunction:
-            self.functions.agents.add(FunctionAgent(name, function, place_of(function, 2), **settings))
+            place = place_of(function, 2)
+            check_options(f"agent {name!r}", settings, AgentSettings.__annotations__, place)
+            self.functions.agents.add(FunctionAgent(name, function, place, **settings))
             note_agent(function, name)
             return function
 
@@ -176,13 +237,15 @@ class App:
             name: The agent's name.
             agent: A subclass of Agent, whose `@handles` methods take its messages; an LLMAgent, which a model drives;
                 or an object or class with `async_policy(observation)` or `policy(observation)` (see `runs.policy`).
-            settings: See `AgentSettings`.
+            settings: The options of `agent`.
         """
+        place = place_of(None, 2)
+        check_options(f"agent {name!r}", settings, AgentSettings.__annotations__, place)
         kind = ClassAgent if isinstance(agent, type) and issubclass(agent, Agent) else _kind_of(agent)
         definition = kind(
             name,
             agent,  # type: ignore[arg-type]  # each kind checks its own argument
-            place_of(None, 2),
+            place,
             **settings,
         )
         self.functions.agents.add(definition)
@@ -199,7 +262,7 @@ class App:
         memory: object = ...,
         **settings: Unpack[AgentSettings],
     ) -> None:
-        """Declare a pydantic-ai agent with its tools (`docs/pydantic-ai.md`). Needs the extra `llm`.
+        """Declare a pydantic-ai agent with its tools (the page "Agents of pydantic-ai"). Needs the extra `llm`.
 
         Args:
             name: The agent's name.
@@ -209,15 +272,17 @@ class App:
             stream: Whether the task's client gets the model's text while it arrives.
             prices: Prices by model name or pattern, from which `cost` is computed.
             memory: What an instance with a key keeps of its conversation, as for LLMAgent.
-            settings: See `AgentSettings`.
+            settings: The options of `agent`.
         """
         from runtime_core.llm.pydantic_ai.definition import PydanticAgent
         from runtime_core.llm.tokens import REMEMBERED
 
+        place = place_of(None, 2)
+        check_options(f"agent {name!r}", settings, AgentSettings.__annotations__, place)
         definition = PydanticAgent(
             name,
             agent,
-            place_of(None, 2),
+            place,
             deps=deps,
             stream=stream,
             prices=prices or {},
@@ -298,12 +363,42 @@ class App:
     def add_mcp(self, name: str, **settings: Unpack[MCPSettings]) -> None:
         """Declare an MCP server, as in `add_mcp("files", command=[…])` or `add_mcp("docs", url="https://…/mcp")`.
 
-        The tool-handlers of its pool connect to it. Agents call its tools with `ctx.tool("files.<tool>", …)`. See
-        `MCPSettings`. Tool-handlers need the extra `mcp`.
-        """
-        from runtime_core.tools.mcp.server import MCPServer
+        The tool-handlers of its pool connect to it. Agents call its tools with `ctx.tool("files.<tool>", …)`.
+        Tool-handlers need the extra `mcp`. Give either `command` or `url`.
 
-        self._add_mcp_server(MCPServer(name, place_of(None, 2), **settings))
+        Args:
+            name: The server's name.
+            command (Sequence[str] | None): A program and its arguments. Each tool-handler starts one; it speaks MCP on
+                stdin and stdout. Default: None.
+            env (Mapping[str, str] | Callable): Variables of the program, or a function that returns them at each start.
+                Of the handler's own variables, it only inherits HOME, PATH and the like. Default: None.
+            cwd (str | None): The program's working directory. Default: None, the handler's.
+            url (str | None): The URL of a remote server (streamable HTTP). Default: None.
+            headers (Mapping[str, str] | Callable): Headers of each request, such as Authorization, or a function that
+                returns them at each connect. Default: None.
+            tools (Sequence[str]): Patterns of the server's tool names, as in `("read_*", "list_files")`. Default:
+                ('*',), all tools.
+            prefix (str | None): The prefix of its tools in the app, as in `<prefix>.<tool>`. Default: None, the
+                server's name.
+            pool (str): The pool of tool-handlers that connect to it. Default: '', the default pool.
+            timeout_seconds (float): The limit of one attempt of a call, in seconds. Default: 60.0.
+            retry (RetryPolicy | None): How often and when a failed call is repeated. Default: None, a RetryPolicy()
+                with its defaults.
+            repeatable (bool | Mapping[str, bool]): Whether calls may be repeated: for all tools, or by the server's
+                tool name. Default: None, the server's annotations decide.
+            when_down (str): Calls while the server is unavailable: 'wait' for it, or 'fail'. Default: 'wait'.
+            mode (str): 'auto' uses the newest protocol that both sides know; 'legacy' starts with the handshake of
+                2025-11-25. Default: 'auto'.
+            connect_seconds (float): The limit of a start with the first list of tools, in seconds. Default: 60.0.
+
+        Raises:
+            ConfigurationError: An option is unknown or wrong.
+        """
+        from runtime_core.tools.mcp.server import MCPServer, MCPSettings
+
+        place = place_of(None, 2)
+        check_options(f"MCP server {name!r}", settings, MCPSettings.__annotations__, place)
+        self._add_mcp_server(MCPServer(name, place, **settings))
 
     def _add_mcp_server(self, server: MCPServer) -> None:
         known = self.functions.mcp_servers

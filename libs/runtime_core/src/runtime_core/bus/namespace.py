@@ -75,7 +75,7 @@ async def open_namespace(
             raise
         raise ConfigurationError(
             f"WEFT_REDIS_URL: the broker's user may not work in the namespace {namespace!r} ({error}): use another"
-            " user or WEFT_NAMESPACE, or grant the rights in docs/operations.md under The broker"
+            ' user or WEFT_NAMESPACE, or grant the rights that the page "Users of the broker" lists'
         ) from error
 
 

@@ -25,6 +25,11 @@ REPORT_PART = 1 / 3
 """A loop that is blocked for this share of the lease is reported, and its heartbeat comes from another thread."""
 CHECKS_PER_REPORT = 10
 """How often the thread checks within that time."""
+REMEDY = (
+    "move the blocking code to a plain function (def), as a tool or in ctx.step, which runs in a thread, or await in "
+    "between"
+)
+"""Fits agents and tools: an agent itself is always async."""
 STACK_FRAMES = 20
 IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
@@ -175,9 +180,8 @@ class LoopWatch:
         if frame is not None and not _idle(frame):
             place, _ = place_in_code(frame)
             logger.warning(
-                "event loop blocked for %.1f s in %s by %s, so nothing else in the process runs: write the code as a "
-                "plain function, which runs in a thread, or await in between\n%s",
-                self._held_seconds, place or _place_of(frame), self._culprit(frame), _text(frame),
+                "event loop blocked for %.1f s in %s by %s, so nothing else in the process runs: %s\n%s",
+                self._held_seconds, place or _place_of(frame), self._culprit(frame), REMEDY, _text(frame),
             )  # fmt: skip
 
     def _culprit(self, frame: FrameType) -> str:
@@ -216,8 +220,7 @@ class LoopWatch:
         place, _ = place_in_code(frame)
         raise LoopInterrupt(
             f"blocked the event loop for {held:.1f} s in {place or _place_of(frame)}, "
-            "so nothing else in the process could run: write it as a plain function, which runs in a thread, or await "
-            "in between"
+            f"so nothing else in the process could run: {REMEDY}"
         )
 
 

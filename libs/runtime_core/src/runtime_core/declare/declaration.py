@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -9,7 +10,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType, SimpleNamespace
 from typing import ClassVar, Literal, cast
@@ -321,6 +322,15 @@ def checked_name(kind: str, given: object, function: object, place: Place) -> st
             "_ . or -, at most 128 in total; name='…' sets another name"
         )
     return name
+
+
+def check_options(what: str, given: Collection[str], known: Collection[str], place: Place) -> None:
+    """Raise ConfigurationError, with the known options, for one that a declaration does not have."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigurationError(f"{what} ({place}) has no option {name!r}: {hint}known are {', '.join(known)}")
 
 
 def checked_pool(what: str, pool: object, place: Place) -> str:

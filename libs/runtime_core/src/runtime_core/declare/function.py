@@ -22,15 +22,12 @@ from runtime_core.errors import ConfigurationError, InvalidInput
 
 
 class FunctionSettings(TypedDict, total=False):
-    """Settings of a declared function."""
+    """The options of any declared function. `App.tool` and `App.engine_function` describe them."""
 
     name: str | None
-    """None: the function's own name."""
     timeout_seconds: float
-    """The limit of one attempt."""
     retry: RetryPolicy | None
     pool: str
-    """The pool of handlers that run it; empty: the default pool."""
 
 
 class DeclaredFunction:

@@ -90,18 +90,15 @@ ONE_CPU = Resources()
 
 
 class EngineFunctionSettings(FunctionSettings, total=False):
-    """The settings of an engine function; `timeout_seconds` is 3600 by default."""
+    """The options of an engine function. `App.engine_function` describes them."""
 
     version: str
-    """The end of its name, as in `rank@2`. Two versions may be declared side by side. Empty: none."""
     resources: Resources | None
-    """The cluster resources of one call; None: one CPU. The local engine ignores them."""
     actors: int
-    """The number of long-lived Ray workers for this function, which keep what they load; 0: any worker."""
 
 
 class EngineFunction(DeclaredFunction):
-    """A plain function with its name, limits and typed arguments: see `EngineFunctionSettings`.
+    """A plain function with its name, limits and typed arguments. `App.engine_function` describes its options.
 
     It keeps no state: a call may run in a thread here or on another worker. A class with `__call__` works, too: each
     process creates one object at the first call. An argument of type EngineContext gets the context of the step. A

@@ -169,7 +169,7 @@ class ModelSettings:
 
 
 class CallOptions(TypedDict, total=False):
-    """The arguments of an LLMAgent that set how its model is called; `ModelSettings` documents them."""
+    """The arguments of an LLMAgent that set how its model is called. `LLMAgent` describes them."""
 
     base_url: str | None
     api_key: str | None
@@ -239,8 +239,7 @@ class LLMAgent:
     """An agent that a model drives: `app.add_agent("researcher", LLMAgent("openai-chat:gpt-x", …))`.
 
     `model` is a model name of pydantic-ai (`openai-chat:…`, `anthropic:…`), a pydantic-ai Model, or a function that
-    returns one. `options` set how it is called: `base_url`, `settings`, `prices`, `window`, `stream` …
-    (`ModelSettings`). `instructions` is text, or a function of ctx, sync or async, whose steps are journaled.
+    returns one. `instructions` is text, or a function of ctx, sync or async, whose steps are journaled.
 
     `tools` are declared functions, names, or patterns such as `files.*`, of any app. `handoffs` are agents that may
     take over the conversation; `members` are agents that the model calls as tools. `approval` lists the rules for
@@ -253,6 +252,23 @@ class LLMAgent:
 
     `max_turns` limits the model calls of one run. `output_retries` and `tool_retries` (for each tool) limit the
     model's corrections. `name` is its name in swarms, `description` its description for other models.
+
+    Options:
+        base_url (str | None): The URL of an OpenAI-compatible server. Default: None, `OPENAI_BASE_URL`.
+        api_key (str | None): Its key. Default: None, `OPENAI_API_KEY`. Each process reads both at its first call.
+        settings (Mapping[str, Any]): Passed to the model, such as `temperature` and `max_tokens`. Default: {}.
+        prices (Mapping[str, Price]): Prices by model name or pattern, from which `cost` is computed. Default: {}.
+        window (Window | None): The strategy that keeps a request within the model's window: `KeepAll()`,
+            `KeepRecent(…)`, `Summarise(…)`, or an object with `fit`. Default: None, which sends everything.
+        estimate (Callable | None): A function that estimates the tokens of messages, for windows and limits. Default:
+            None, an estimate from their bytes.
+        stream (bool): Whether the client gets the text while the model writes it. Default: True.
+        retry (RetryPolicy): Retries after outages. Waiting needs no process. Default: 8 attempts, with delays from
+            1 to 60 seconds.
+        rate_limit_patience_seconds (float): The longest total delay of a call by rate limits. Default: 3600.0.
+        connect_seconds (float): The limit for opening a connection. Default: 10.0.
+        call_seconds (float): The limit of one whole request. Default: 600.0.
+        silence_seconds (float): The longest pause in a streamed answer. Default: 60.0.
     """
 
     def __init__(

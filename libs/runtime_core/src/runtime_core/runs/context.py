@@ -549,7 +549,7 @@ class AgentContext:
 
         A run that passed this place before the change gets False, and any other run True. A replay gets the same
         answer. The first answer counts for the whole run; a coroutine of `gather` or `background` that asks first has
-        its own. See `docs/changing-code.md`.
+        its own. See the page "Change code under running tasks".
         """
         run, branch = self._here("ctx.patched")
         return patched(run, branch, checked_patch(name))

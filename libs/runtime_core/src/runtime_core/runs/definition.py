@@ -83,27 +83,20 @@ def handles(message_type: object) -> Callable[[Method], Method]:
 
 
 class AgentSettings(TypedDict, total=False):
-    """The settings of an agent, as its declaration gives them."""
+    """The options of an agent. `App.agent` describes them."""
 
     retry: RetryPolicy | None
     pool: str
-    """The pool of handlers that run it; empty: the default pool."""
     timeout_seconds: float
-    """The limit of one turn, without the waits between turns; 600 by default."""
     tools: Sequence[str | Callable[..., object]]
-    """The only tools that its runs may call, or that it offers to a model; empty: all that its task allows."""
     topics: Sequence[str]
-    """The topics that it subscribes to; `name*` matches all topics with that prefix."""
     interleave: bool
-    """Handle events of one instance concurrently. If two change its state, the later commit wins."""
     internal: bool
-    """Only other agents may call it; submits and schedules that name it are rejected."""
     limit: Limit | Sequence[Limit] | None
-    """How many of its runs may be open, or start in a time, for each key; see `Limit`."""
 
 
 class AgentDefinition(ABC):
-    """A declared agent. `AgentSettings` describes the arguments."""
+    """A declared agent. `App.agent` describes its options."""
 
     run_type: ClassVar[type[Run]] = Run
     """The class of its runs."""

@@ -296,16 +296,14 @@ class ToolSource(Protocol):
 
 
 class ToolSettings(FunctionSettings, total=False):
-    """Options of a tool's declaration; `timeout_seconds` defaults to 60."""
+    """The options of a tool. `App.tool` describes them."""
 
     repeatable: bool
-    """False: an attempt with an unknown outcome must not be repeated."""
     limit: Limit | Sequence[Limit] | None
-    """How many of its calls may be open, or start in a time, for each key; see `Limit`."""
 
 
 class Tool(DeclaredFunction):
-    """A function, async or plain, with its name, limits and typed arguments: see `ToolSettings`."""
+    """A function, async or plain, with its name, limits and typed arguments. `App.tool` describes its options."""
 
     def __init__(
         self,

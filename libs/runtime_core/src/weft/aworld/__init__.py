@@ -69,7 +69,6 @@ if TYPE_CHECKING:
         TrajectoryItem,
         TrajectoryStrategy,
     )
-    from runtime_core.wire.events import StreamingMode
 
 __all__ = [
     "ActionModel",
@@ -125,7 +124,6 @@ __all__ = [
     "Runner",
     "Runners",
     "StateManager",
-    "StreamingMode",
     "Swarm",
     "Task",
     "TaskConfig",
@@ -199,7 +197,6 @@ _PLACES = {
     "Runner": "runtime_core.aworld.runner",
     "Runners": "runtime_core.aworld.runners",
     "StateManager": "runtime_core.aworld.nodes.state_manager",
-    "StreamingMode": "runtime_core.wire.events",
     "Swarm": "runtime_core.aworld.orchestration",
     "Task": "runtime_core.aworld.task",
     "TaskConfig": "runtime_core.aworld.task",

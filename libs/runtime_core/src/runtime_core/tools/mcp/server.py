@@ -21,40 +21,26 @@ _SERVER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class MCPSettings(TypedDict, total=False):
-    """Options of an MCP server's declaration. One of `command` and `url` is required."""
+    """The options of an MCP server. `App.add_mcp` describes them."""
 
     command: Sequence[str] | None
-    """A program and its arguments. Each tool-handler starts one; it speaks MCP on stdin and stdout."""
     env: Named
-    """Variables of the program. Of the handler's own, it only inherits HOME, PATH and the like."""
     cwd: str | None
-    """The program's working directory; None: the handler's."""
     url: str | None
-    """The URL of a remote server (streamable HTTP)."""
     headers: Named
-    """Headers of each request, such as Authorization."""
     tools: Sequence[str]
-    """Patterns of the server's tool names, as in `("read_*", "list_files")`; `("*",)` takes all tools."""
     prefix: str | None
-    """The prefix of its tools in the app, as in `<prefix>.<tool>`; None: the server's name."""
     pool: str
-    """The pool of the tool-handlers that run it; "" is the default pool."""
     timeout_seconds: float
-    """Limit of one attempt of a call; 60 by default."""
     retry: RetryPolicy | None
-    """The policy of repeatable calls."""
     repeatable: bool | Mapping[str, bool]
-    """Whether calls may be repeated: for all tools, or by the server's tool name. By default its annotations decide."""
     when_down: WhenDown
-    """Calls while the server is unavailable: `wait` for it, or `fail`."""
     mode: Mode
-    """`auto` uses the newest protocol that both sides know; `legacy` starts with the handshake of 2025-11-25."""
     connect_seconds: float
-    """Limit of a start, including the first list of tools; 60 by default."""
 
 
 class MCPServer:
-    """An MCP server of an app; see `MCPSettings`. Its repr shows no header and no variable."""
+    """An MCP server of an app. `App.add_mcp` describes its options. Its repr shows no header and no variable."""
 
     def __init__(
         self,
