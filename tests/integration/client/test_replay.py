@@ -14,13 +14,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime_core.client.replay import Check, check
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import InvalidInput
 from runtime_core.host.local import LocalApp
-from runtime_core.trajectory.store import TrajectoryStore
+from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
+from runtime_core.wire.step import ENCODER, NOTHING, StepError
 from tests.service_forks import SOURCES
 from weft import AgentContext, App
 
@@ -115,20 +118,70 @@ async def test_another_agent_is_named(tmp_path: Path) -> None:
     assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', 'ctx.tool("rank", items=["tea"])')
 
 
-async def test_a_further_step_and_a_missing_one_are_named(tmp_path: Path) -> None:
+async def test_a_missing_step_is_named(tmp_path: Path) -> None:
+    async def less(ctx: AgentContext, topic: str) -> object:
+        return await ctx.tool("search", query=topic)
+
+    step, was, now = only(await checked(before, less, tmp_path))
+    assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', "it ends without this step")
+
+
+async def test_a_step_after_the_last_one_is_a_note(tmp_path: Path) -> None:
     async def more(ctx: AgentContext, topic: str) -> object:
         await before(ctx, topic)
         return await ctx.tool("rank", items=[])
 
-    async def less(ctx: AgentContext, topic: str) -> object:
+    async with recorded(desk(before), tmp_path, ("t-1", "desk", ""), ("t-2", "desk", "")) as store:
+        found = await check(store, desk(more), namespace="local")
+    assert (found.ok, found.tasks, found.runs, found.differences) == (True, 2, 4, [])
+    assert [(each.task, each.now) for each in found.further] == [
+        ("t-1", 'ctx.tool("rank", items=[])'),
+        ("t-2", 'ctx.tool("rank", items=[])'),
+    ]
+    note, total = str(found).splitlines()
+    assert note.startswith("note: 2 runs of agent 'desk' (test_replay.py:")
+    assert 'ended, and the code goes on, such as ctx.tool("rank", items=[]) in task t-1' in note
+    assert total == "2 tasks, 4 runs, 0 differ"
+
+
+async def test_a_step_inserted_in_a_branch_before_the_last_step_is_a_difference(tmp_path: Path) -> None:
+    async def branch(ctx: AgentContext, topic: str, *, twice: bool) -> object:
+        await ctx.tool("search", query=topic)
+        return await ctx.tool("rank", items=[]) if twice else None
+
+    async def old(ctx: AgentContext, topic: str) -> object:
+        await ctx.gather(branch(ctx, topic, twice=False), branch(ctx, topic, twice=False))
+        return await ctx.tool("rank", items=[topic])
+
+    async def new(ctx: AgentContext, topic: str) -> object:
+        await ctx.gather(branch(ctx, topic, twice=True), branch(ctx, topic, twice=False))
+        return await ctx.tool("rank", items=[topic])
+
+    _, was, now = only(await checked(old, new, tmp_path))
+    assert (was, now) == ("it ended without another step", 'ctx.tool("rank", items=[])')
+
+
+async def test_a_redriven_step_counts_with_its_later_result(tmp_path: Path) -> None:
+    async def one(ctx: AgentContext, topic: str) -> object:
         return await ctx.tool("search", query=topic)
 
-    (tmp_path / "a").mkdir()
-    step, was, now = only(await checked(before, more, tmp_path / "a"))
-    assert (was, now) == ("it ended without another step", 'ctx.tool("rank", items=[])')
-    (tmp_path / "b").mkdir()
-    step, was, now = only(await checked(before, less, tmp_path / "b"))
-    assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', "it ends without this step")
+    async with recorded(desk(one), tmp_path, ("t-1", "desk", "")) as store:
+        found = await store.task("local", "t-1")
+        assert found is not None
+        (call,) = (each for each in found.steps if each.kind == "tool")
+        failed = msgspec.structs.replace(
+            call, attempt=3, ended=call.ended - 5, status="failed", output=NOTHING, error=StepError("OSError", "down")
+        )
+        record = RecordEntry("9999999999999-0", "t-1", ENCODER.encode([failed]), None)
+        await store.write("local", 1, 1, [record])
+        assert [each.status for each in (await in_store(store)).steps if each.kind == "tool"] == ["failed", "completed"]
+        assert (await check(store, desk(one), namespace="local")).ok
+
+
+async def in_store(store: TrajectoryStore) -> TaskTrajectory:
+    found = await store.task("local", "t-1")
+    assert found is not None
+    return found
 
 
 async def test_an_error_of_the_new_code_is_named(tmp_path: Path) -> None:

@@ -76,6 +76,14 @@ async def test_the_later_row_of_a_key_replaces_the_earlier_one(store: Trajectory
     assert [(s.name, s.attempt) for s in await steps_of(store, "t")] == [("newest", 1), ("search", 2)]
 
 
+async def test_the_row_of_a_redriven_step_comes_last(store: TrajectoryStore) -> None:
+    """A redrive counts the attempts from one again."""
+    failed = step(attempt=3, status="failed", ended=100.0)
+    await store.write("weft", 0, 1, [entry("1-0", "t", failed), entry("1-1", "t", step(attempt=1, ended=200.0))])
+    assert [(s.status, s.attempt) for s in await steps_of(store, "t")] == [("failed", 3), ("completed", 1)]
+    assert [stored.step.attempt async for stored in store.steps("weft")] == [3, 1]
+
+
 async def test_the_later_row_of_a_key_takes_back_the_error_of_the_earlier_one(store: TrajectoryStore) -> None:
     failed, plain = step(error=StepError("ValueError", "no")), step()
     await store.write("weft", 0, 1, [entry("1-0", "t", failed, plain), entry("1-1", "u", plain, failed)])

@@ -9,7 +9,7 @@ import pytest
 
 from runtime_core.text import duration
 from runtime_core.trajectory.reading import TaskTrajectory
-from runtime_core.trajectory.tree import render, to_tree
+from runtime_core.trajectory.tree import last_failure, render, to_tree
 from runtime_core.wire.step import Fork, Step, StepError, TaskEnd
 
 
@@ -98,6 +98,27 @@ def test_attempts_of_a_step_share_a_line_and_the_last_one_speaks() -> None:
     ]
     (root,) = to_tree(found)["runs"]
     assert [error["message"] for error in root["children"][0]["errors"]] == ["first"]
+
+
+def test_a_redriven_step_shows_its_success_after_its_failures() -> None:
+    down = [StepError("OSError", f"down {number}", "raise OSError", at=number) for number in (1, 2, 3)]
+    failed = step("r", "1", attempt=3, status="failed", error=down[2], errors=down[:2])
+    found = trajectory(step("r", kind="agent", name="desk"), failed, step("r", "1", took=9.0))
+    (line,) = (line for line in render(found).splitlines() if "▸" in line)
+    assert line.startswith("   └─ ▸ tool search  step 1  completed  9.0 ms  4 attempts  ✗ attempt 1: OSError: down 1")
+    assert last_failure(found) is None
+    (root,) = to_tree(found)["runs"]
+    (child,) = root["children"]
+    assert (child["status"], child["attempts"], len(child["errors"])) == ("completed", 4, 3)
+
+
+def test_the_last_failure_is_that_of_the_step_which_failed_its_run() -> None:
+    call = step("r/1/2", kind="tool", status="failed", error=StepError("ValueError", "no room", "in tool", at=1))
+    child = step("r/1", kind="agent", status="failed", error=StepError("ToolError", "2: no room", "in child", at=2))
+    own = step("r", kind="agent", status="failed", error=StepError("AgentError", "1: 2: no room", "in agent", at=3))
+    assert last_failure(trajectory(own, child, call)) == (call, call.error)
+    other = step("r", kind="agent", status="failed", error=StepError("KeyError", "'x'", "in agent", at=3))
+    assert last_failure(trajectory(other, child, call)) == (other, other.error)
 
 
 def test_recorded_text_cannot_drive_the_terminal() -> None:

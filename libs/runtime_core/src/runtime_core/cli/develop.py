@@ -230,8 +230,9 @@ async def check_recorded(
             )
     if as_json:
         differences = [asdict(difference) for difference in found.differences]
+        further = [asdict(each) for each in found.further]
         print_json({"ok": found.ok, "tasks": found.tasks, "runs": found.runs, "differences": differences,
-                    "skipped": dict(found.skipped)})  # fmt: skip
+                    "further": further, "skipped": dict(found.skipped)})  # fmt: skip
     else:
         for line in str(found).splitlines():
             print(plain(line))

@@ -20,7 +20,7 @@ from runtime_core.hooks.declared import STEP, named_before
 from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, canonical, pack, payload_of, status_of, time_of
 from runtime_core.telemetry.secret_search import HIDDEN
-from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.reading import TaskTrajectory, in_order
 from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS
 from runtime_core.wire.events import StreamingMode
@@ -279,7 +279,7 @@ async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajector
 
 def in_place(steps: Iterable[Step]) -> list[Step]:
     """Return steps in the order of a trajectory."""
-    return sorted(steps, key=lambda step: (place(step.run, step.step), step.attempt))
+    return sorted(steps, key=in_order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -460,6 +460,9 @@ class Check:
     """The runs that were replayed."""
     differences: list[Difference] = field(default_factory=list)
     """At most one per task."""
+    further: list[Difference] = field(default_factory=list)
+    """Steps that the code requests after the last step of an ended run. Running tasks can take them, so they are no
+    differences."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Runs that could not be compared, by reason."""
 
@@ -469,6 +472,13 @@ class Check:
 
     def __str__(self) -> str:
         lines = [str(difference) for difference in self.differences]
+        counts = Counter((further.agent, further.line) for further in self.further)
+        for further in {(each.agent, each.line): each for each in reversed(self.further)}.values():
+            count, line = counts[further.agent, further.line], f" ({further.line})" if further.line else ""
+            lines.append(
+                f"note: {count} {'run' if count == 1 else 'runs'} of agent {further.agent!r}{line} ended, and the code "
+                f"goes on, such as {further.now} in task {further.task}; running tasks will take that step"
+            )
         lines += [f"{count} runs were not compared: {reason}" for reason, count in self.skipped.items()]
         return "\n".join([*lines, f"{self.tasks} tasks, {self.runs} runs, {len(self.differences)} differ"])
 
@@ -543,7 +553,10 @@ async def _first_difference(trajectory: TaskTrajectory, app: DeclaredApp, found:
         if recorded.key and run.state.used:
             found.skipped[_UNRECORDED_STATE] += 1
             continue
-        return Difference(trajectory.task, recorded.agent, recorded.id, *what)
+        difference = Difference(trajectory.task, recorded.agent, recorded.id, *what)
+        if run.unrecorded is None or run.diverged_at is not None or _first_left(run) is not None:
+            return difference
+        found.further.append(difference)
     return None
 
 
@@ -560,7 +573,7 @@ def _difference(run: ReplayRun, replayed: RunReplay | None) -> tuple[str, str, s
     if replayed.error is not None:
         error = f"{replayed.error['type']}: {replayed.error['message']}"
         return "", "it completed", f"it fails with {quoted(error, 200)}", ""
-    left = next((step for step in run.recorded.before(None) if _is_left(step, run)), None)
+    left = _first_left(run)
     if left is None:
         return None
     return left.id, as_call(left.kind, left.name, left.key, left.request), "it ends without this step", ""
@@ -570,6 +583,11 @@ _COMPARED = (
     "tool", "agent", "engine", "ray", "spark", "human", "receive", "timer", "step", "model", "send", "publish",
     "release", "acquire",
 )  # fmt: skip
+
+
+def _first_left(run: ReplayRun) -> RecordedStep | None:
+    """Return the first recorded step that the code has not requested."""
+    return next((step for step in run.recorded.before(None) if _is_left(step, run)), None)
 
 
 def _is_left(step: RecordedStep, run: ReplayRun) -> bool:

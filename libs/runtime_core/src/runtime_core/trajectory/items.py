@@ -303,7 +303,7 @@ class MemoryTrajectoryStrategy(TrajectoryStrategy):
 
 def _decisions(trajectory: TaskTrajectory) -> Iterator[tuple[Step, Step | None, list[Step], bool]]:
     """Yield (run, model call, following steps, whether it is the run's last), by start time."""
-    # Keep the last attempt of each step; rows are ordered by attempt.
+    # Keep the last row of each step.
     rows = {(step.run, step.step): step for step in trajectory.steps}
     runs: dict[str, Step] = {}
     parts: dict[str, list[tuple[str, Step]]] = {}

@@ -33,7 +33,11 @@ class TaskTrajectory:
     end: TaskEnd | None
     """None until the end of the task is recorded."""
     steps: list[Step]
-    """Ordered by run path, step path and attempt. A run's own row comes first, and `r/2` before `r/10`."""
+    """Ordered by run path and step path. A run's own row comes first, and `r/2` before `r/10`.
+
+    Of the rows of one step, the last one counts: a redriven step has a further row, which ended later and may have a
+    lower attempt.
+    """
     fork: Fork | None = None
     """The origin of the task, if it is a fork."""
     inherited: list[Step] = field(default_factory=list)
@@ -162,6 +166,11 @@ def usage_report(kind: str, name: str, usage: str, attributes: str | None) -> tu
     known = msgspec.json.decode(attributes) if attributes else {}
     named = kind == "model" or (kind == "usage" and name != "usage")
     return str(known.get(RESPONSE_MODEL, name)) if named else "", msgspec.json.decode(usage)
+
+
+def in_order(step: Step) -> tuple[str, float, int]:
+    """Return the sort key of a trajectory's steps."""
+    return place(step.run, step.step), step.ended, step.attempt
 
 
 def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> Difference | None:
@@ -316,7 +325,7 @@ async def inherited_by(connection: AsyncConnection, namespace: str, fork: Fork) 
         if further is not None and place("r", origin.step) < place("r", further.step):
             further = Fork(further.task, origin.step)
         origin = further
-    inherited.sort(key=lambda step: (place(step.run, step.step), step.attempt))
+    inherited.sort(key=in_order)
     return inherited
 
 
@@ -325,7 +334,7 @@ async def _steps_before(connection: AsyncConnection, namespace: str, fork: Fork)
     read = (
         select(tables.STEPS)
         .where(steps.namespace == namespace, steps.task == fork.task)
-        .order_by(steps.place, steps.attempt)
+        .order_by(steps.place, steps.ended, steps.attempt)
     )
     rows = [row for row in (await connection.execute(read)).all() if before(row.run, row.step, fork.step)]
     contents = await contents_of(connection, namespace, rows)

@@ -169,7 +169,7 @@ class TrajectoryStore:
         read_steps = (
             select(tables.STEPS)
             .where(steps.namespace == namespace, steps.task == task)
-            .order_by(steps.place, steps.attempt)
+            .order_by(steps.place, steps.ended, steps.attempt)
         )
         read_end = select(tables.TASKS).where(tasks.namespace == namespace, tasks.task == task)
         with translated("the task was not read"):
@@ -305,9 +305,9 @@ class TrajectoryStore:
             select(tables.STEPS, *end_columns)
             .select_from(joined)
             .where(steps.namespace == namespace, *wanted)
-            .order_by(steps.task, steps.place, steps.attempt)
+            .order_by(steps.task, steps.place, steps.ended, steps.attempt)
         )
-        position = tuple_(steps.task, steps.place, steps.attempt)
+        position = tuple_(steps.task, steps.place, steps.ended, steps.attempt)
         rows_wanted = _PAGE_ROWS_MAX // 10
         page = query
         while True:
@@ -324,7 +324,7 @@ class TrajectoryStore:
             if len(rows) < rows_wanted:
                 return
             last = rows[-1]
-            page = query.where(position > tuple_(last.task, last.place, last.attempt))
+            page = query.where(position > tuple_(last.task, last.place, last.ended, last.attempt))
             rows_wanted = max(10, min(_PAGE_ROWS_MAX, len(rows) * _PAGE_BYTES // size))
 
     async def usage(

@@ -235,9 +235,10 @@ def _line(node: _Node) -> str:
     if place_in_task := "/".join(filter(None, (node.run.partition("/")[2], node.step))):
         parts.append(f"step {plain(place_in_task)}")
     parts += [plain(step.status), duration(step.ended - step.started)]
-    if step.attempt > 1:
-        parts.append(f"{step.attempt} attempts")
-    failed = list(enumerate(_errors_of(node), 1))[-SHOWN_FAILURES:]
+    errors = _errors_of(node)
+    if (attempts := _attempts_of(step, errors)) > 1:
+        parts.append(f"{attempts} attempts")
+    failed = list(enumerate(errors, 1))[-SHOWN_FAILURES:]
     parts += [f"✗ attempt {number}: {_error_line(error)}" for number, error in failed]
     if PIECES in step.attributes:
         parts.append(f"{step.attributes[PIECES]} pieces")
@@ -258,22 +259,47 @@ def _line(node: _Node) -> str:
 
 
 def _errors_of(node: _Node) -> list[StepError]:
-    """Return the errors of the earlier attempts, the oldest first."""
-    recorded = node.last.errors if node.last is not None else []
-    return recorded or [earlier.error for earlier in node.attempts[:-1] if earlier.error is not None]
+    """Return the errors of the earlier attempts, the oldest first; those before a redrive included."""
+    found: list[StepError] = []
+    for earlier in node.attempts[:-1]:
+        found += [*earlier.errors, *filter(None, [earlier.error])]
+    if node.last is not None:
+        found += [error for error in node.last.errors if error not in found]
+    return found
+
+
+def _attempts_of(step: Step, errors: list[StepError]) -> int:
+    """Return how often a step ran in all: a redrive counts its attempts from one again."""
+    return max(step.attempt, len(errors) + 1)
 
 
 def last_failure(trajectory: TaskTrajectory) -> tuple[Step, StepError] | None:
-    """Return the latest error with a traceback, and its step; None if there is none."""
+    """Return the latest error with a traceback, and its step; None if there is none.
+
+    Of a run that failed because a step of it did, it is the error of that step.
+    """
+    last = {(step.run, step.step): step for step in trajectory.steps}  # without what a redrive has replaced
     failures = [
         (error.at, number, step, error)
-        for number, step in enumerate(trajectory.steps)
+        for number, step in enumerate(last.values())
         for error in (*step.errors, *filter(None, [step.error]))
         if error.traceback
     ]
     if not failures:
         return None
     _, _, step, error = max(failures, key=lambda failure: failure[:2])
+    below: dict[str, list[Step]] = {}
+    for each in last.values():
+        below.setdefault(each.run if each.step else each.run.rpartition("/")[0], []).append(each)
+    while not step.step:
+        causes = [
+            (cause.ended, number, cause, cause.error)
+            for number, cause in enumerate(below.get(step.run, ()))
+            if cause.error is not None and cause.error.traceback and cause.error.message in error.message
+        ]
+        if not causes:
+            break
+        _, _, step, error = max(causes, key=lambda cause: cause[:2])
     return step, error
 
 
@@ -358,7 +384,7 @@ def _node_dict(node: _Node) -> NodeDict:
         "name": step.name,
         "key": step.key,
         "status": step.status,
-        "attempts": step.attempt if recorded else 0,
+        "attempts": _attempts_of(step, errors) if recorded else 0,
         "started": step.started,
         "ended": step.ended,
         "input": decoded(step.input),
