@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from runtime_core.codec import (
     decode_object,
     encode,
     quoted,
+    typed,
 )
 from runtime_core.errors import InvalidInput
 
@@ -310,3 +312,24 @@ def test_a_value_that_cannot_be_shown_is_quoted_by_its_type() -> None:
     assert [codec.quoted(value) for value in (Broken(), 10**5000, nested)] == [
         "a value of type Broken", "a value of type int", "a value of type list",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"a": tru}', "column 7 (Expecting value)"),
+        ("[1, 2", "column 6 (Expecting ',' delimiter)"),
+        ('{"a": 1,\n b: 2}', "line 2, column 2 (Expecting property name"),
+    ],
+)
+def test_typed_json_that_is_wrong_names_the_place(text: str, where: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(f"input: is not JSON at {where}")):
+        typed(text, field="input")
+    assert typed(text) == text
+
+
+def test_typed_text_stays_text() -> None:
+    for text in ("tea", "-", "3 apples", "a {b}"):
+        assert typed(text, field="input") == text
+    assert typed('{"a": 1}', field="input") == {"a": 1}
+    assert typed('"{a}"', field="input") == "{a}"

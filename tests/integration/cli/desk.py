@@ -37,6 +37,11 @@ async def broken(text: str) -> str:
     return "done right"
 
 
+@app.tool(retry=RetryPolicy(attempts=3, base_seconds=0.001))
+async def stubborn(text: str) -> str:
+    raise RuntimeError(f"never {text}")
+
+
 @app.tool(retry=LATER)
 async def moody(text: str) -> str:
     raise RuntimeError("not now")
@@ -140,6 +145,11 @@ async def sleeper(ctx: AgentContext, seconds: float) -> str:
 @app.agent("caller")
 async def caller(ctx: AgentContext, text: str) -> object:
     return await ctx.tool(broken, text=text)
+
+
+@app.agent("tries")
+async def tries(ctx: AgentContext, text: str) -> object:
+    return await ctx.tool(stubborn, text=text)
 
 
 @app.agent("twice")

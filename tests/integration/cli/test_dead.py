@@ -41,6 +41,19 @@ def test_dead_letters_are_listed_counted_and_shown_whole(weft: Weft) -> None:
     assert f"dead     {listed[0]['letter_id']}" in weft("task", "show", "dead-2").out
 
 
+def test_equal_errors_are_shown_once_and_an_ended_task_is_reopened(weft: Weft) -> None:
+    weft("submit", "tries", "this", "--task-id", "tries-1")
+    (letter,) = letters_of(weft, "tries-1")
+    text = weft("dead", "show", letter).out
+    assert text.startswith("errors 1 to 3 of 3, ")
+    assert text.count('raise RuntimeError(f"never {text}")') == 1
+    assert f"redrive it: weft dead redrive {letter} --reopen    drop it: weft dead drop {letter}\n" in text
+    shown_with(weft, "tries-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
+    shown = weft("task", "show", "tries-1").out
+    assert "\nthe last traceback, of tool stubborn:\n" in shown
+    assert 'raise RuntimeError(f"never {text}")' in shown
+
+
 def test_a_truncated_letter_is_not_redriven(weft: Weft, desk: Desk) -> None:
     data = b'{"agent": "echo", "input": "' + b"x" * (2 * 1024 * 1024) + b'"}'
     with closing(desk.redis()) as server:

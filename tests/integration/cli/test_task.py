@@ -30,6 +30,18 @@ def test_tasks_are_listed_newest_first_and_filtered(weft: Weft) -> None:
     weft("task", "cancel", "list-3")
 
 
+def test_a_list_counts_the_steps_of_an_ended_task(weft: Weft) -> None:
+    weft("submit", "caller", "right", "--task-id", "counted-1")
+    (row,) = [each for each in weft("task", "list", "--json").json if each["task_id"] == "counted-1"]
+    assert row["steps"] == weft("task", "show", "counted-1", "--json").json["steps"] == 2
+
+
+def test_wrong_json_is_no_text(weft: Weft) -> None:
+    ended = weft("submit", "echo", '{"a": tru}')
+    assert ended.status == 1
+    assert ended.err.startswith("weft submit: input: is not JSON at column 7 (Expecting value): correct it")
+
+
 def test_tasks_are_filtered_by_session_key_and_time(weft: Weft) -> None:
     for number, key in ((1, "a"), (2, "b")):
         weft("submit", "echo", "x", "--task-id", f"of-{number}", "--session", "s-filter", "--key", key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,8 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
             await redis.zadd(f"{namespace}:{{0}}:timers", {"s|t-1|r|2": 1}, xx=True)
         await until(lambda: waits("park"), 30, "the task is parked")
         shown = weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        assert "status   waiting (parked)\n" in shown
+        assert re.search(r"t-1 +parked +careless", weft(valkey, namespace, tmp_path, "task", "list").stdout)
         assert "changing_app.py:" in shown
         assert "in careless\n" in shown
         assert "code: found = await ctx.tool(lookup_all, names=[name])\n" in shown

@@ -318,16 +318,31 @@ def _msgpack_deeper_than(data: bytes, depth: int) -> bool:
     return False
 
 
-def typed(text: str, *, words: bool = False) -> object:
+def typed(text: str, *, words: bool = False, field: str = "") -> object:
     """Parse an object, an array, a number or a quoted string as JSON; return any other text as is.
 
-    With `words`, also parse `true`, `false` and `null`, the most common answers to questions.
+    With `words`, also parse `true`, `false` and `null`, the most common answers to questions. With `field`, raises
+    InvalidInput(field) for text that begins like an object or an array and is not JSON.
     """
     stripped = text.strip()
     if stripped[:1] not in tuple('{["-0123456789') and not (words and stripped in ("true", "false", "null")):
         return text
     try:
         value: object = msgspec.json.decode(stripped)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError) as error:
+        if field and stripped[0] in "{[":
+            raise InvalidInput(field, _not_json(stripped, error)) from None
         return text
     return value
+
+
+def _not_json(text: str, error: Exception) -> str:
+    where, why = "", str(error)
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as found:
+        line = f"line {found.lineno}, " if "\n" in text else ""
+        where, why = f" at {line}column {found.colno}", found.msg
+    except (ValueError, RecursionError):
+        pass  # msgspec's own words are all there is
+    return f"is not JSON{where} ({why}): correct it, or quote it to give it as text, as in '\"[draft] …\"'"

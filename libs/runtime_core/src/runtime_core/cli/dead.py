@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, TypeVar, cast
 
 from typer import Argument, BadParameter, Option
 
@@ -24,6 +24,7 @@ from runtime_core.cli.output import (
 )
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.wire.events import ENDED
 
 app = Commands("Inspect, redrive or drop dead letters.")
 
@@ -98,10 +99,12 @@ async def show(
     """
     async with broker() as opened:
         letter = (await DeadLetters(opened.buses).get(letter_id)).without_secrets()
+        bus = opened.buses[letter.partition]
+        status = await bus.transport.call("HGET", bus.keys.task(letter.task), "status") if letter.task else b""
     if as_json:
         print_json(letter.details())
     else:
-        _print_letter(letter)
+        _print_letter(letter, has_ended=cast(bytes, status or b"").decode() in ENDED)
 
 
 @app.verb("redrive", seconds=None)
@@ -203,11 +206,11 @@ def _fail(verb: str, done: int, failed: list[dict[str, str]]) -> None:
         raise WeftError(first if count == 1 else f"{count} of {count + done} were not {verb}; the first: {first}")
 
 
-def _print_letter(letter: DeadLetter) -> None:
+def _print_letter(letter: DeadLetter, *, has_ended: bool) -> None:
     # The last error first: it is what the reader came for.
-    numbered = list(enumerate(letter.errors, 1))
-    for number, error in numbered[-1:]:
-        _print_error(number, len(numbered), error)
+    groups = _equal_errors(letter.errors)
+    for group in groups[-1:]:
+        _print_error(*group, len(letter.errors))
         print()
     print_facts(
         [
@@ -224,14 +227,15 @@ def _print_letter(letter: DeadLetter) -> None:
             ("error", error_line(letter.error, 2000)),
         ]
     )
-    for number, error in reversed(numbered[:-1]):
+    for group in reversed(groups[:-1]):
         print()
-        _print_error(number, len(numbered), error)
+        _print_error(*group, len(letter.errors))
     drop = f"drop it: weft dead drop {letter.letter_id}"
     if letter.cut:
         print(f"\nit was too large to be stored whole, so it cannot be redriven; {drop}")
     else:
-        print(f"\nredrive it: weft dead redrive {letter.letter_id}    {drop}")
+        reopen = " --reopen" * has_ended  # its task has ended
+        print(f"\nredrive it: weft dead redrive {letter.letter_id}{reopen}    {drop}")
 
 
 def _describe_cut(letter: DeadLetter) -> str:
@@ -246,7 +250,19 @@ def _describe_cut(letter: DeadLetter) -> str:
     return "; ".join(parts)
 
 
-def _print_error(number: int, count: int, error: dict[str, Any]) -> None:  # Any: JSON
-    print(f"error {number} of {count}, {moment(error.get('at'))}: {error_line(error)}")
+def _equal_errors(errors: Sequence[dict[str, Any]]) -> list[tuple[int, int, dict[str, Any]]]:  # Any: JSON
+    """Return errors as (first attempt, last attempt, last error), with equal ones in a row as one."""
+    groups: list[tuple[int, int, dict[str, Any]]] = []  # Any: JSON
+    for number, error in enumerate(errors, 1):
+        first = number
+        if groups and {**groups[-1][2], "at": None} == {**error, "at": None}:
+            first = groups.pop()[0]
+        groups.append((first, number, error))
+    return groups
+
+
+def _print_error(first: int, last: int, error: dict[str, Any], count: int) -> None:  # Any: JSON
+    numbers = f"error {last}" if first == last else f"errors {first} to {last}"
+    print(f"{numbers} of {count}, {moment(error.get('at'))}: {error_line(error)}")
     if error.get("traceback"):
         print(shown(str(error["traceback"]).rstrip()))

@@ -181,6 +181,8 @@ def status_line(view: Row, now_ms: float) -> str:
     """Return the task's status, and for a waiting one what it waits for: a task at rest is healthy."""
     waits = view.get("waits_for") or []
     kinds = {wait["kind"] for wait in waits}
+    if any(wait.get("place") == "park" for wait in waits):
+        return f"{view['status']} (parked)"
     if view["status"] in ENDED or len(kinds) != 1:
         return str(view["status"])
     since = min((wait["since"] for wait in waits if "since" in wait), default=None)
@@ -208,7 +210,12 @@ def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON
 
 def changes_of(view: Row) -> list[str]:
     """Return what `weft task watch` prints of a task: its status, its error and the steps for which it waits."""
-    waits = [f"{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}" for wait in view.get("waits_for", ())]
+    waits = [
+        f"{'parked ' * (wait.get('place') == 'park')}{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}"
+        for wait in view.get("waits_for", ())
+    ]
+    if any(wait.get("place") == "park" for wait in view.get("waits_for", ())):
+        waits.append(f"see weft task show {view['task_id']}")
     return [view["status"], *filter(None, [error_line(view.get("error"), 600)]), *waits[:5]]
 
 

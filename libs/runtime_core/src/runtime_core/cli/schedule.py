@@ -59,7 +59,7 @@ async def set_schedule(
     data: Row = {
         "schedule_id": schedule_id,
         "agent": agent,
-        "input": None if input is None else codec.typed(input),
+        "input": None if input is None else codec.typed(input, field="input"),
         "timezone": timezone,
         "overlap": overlap,
         "catch_up": catch_up,

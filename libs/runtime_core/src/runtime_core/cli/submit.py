@@ -111,7 +111,7 @@ async def submit(
     async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
         task = await client.submit(
             agent,
-            None if text is None else codec.typed(text),
+            None if text is None else codec.typed(text, field="input"),
             key=key,
             task_id=task_id,
             session_id=session,

@@ -133,7 +133,7 @@ async def list_command(
         sorted(rows.values(), key=lambda row: cast(float, row["created"]), reverse=True)[:limit],
         {
             "TASK": "task_id",
-            "STATUS": "status",
+            "STATUS": lambda row: "parked" if row.get("parked") else row["status"],
             "AGENT": instance_of,
             "CREATED": lambda row: moment(row["created"]),
             "TOOK": lambda row: duration(row["ended"] - row["created"]) if row.get("ended") else None,
@@ -308,7 +308,7 @@ async def fork(
       weft task fork t-1 --at 2 '{"title": "a better one"}'
       weft task fork t-1 "another topic"
     """
-    changed: Row = {} if input is None else {"input": codec.typed(input)}
+    changed: Row = {} if input is None else {"input": codec.typed(input, field="input")}
     settings = read_settings()
     async with Client.connect(broker_url(settings), namespace=settings.namespace) as client:
         async with trajectories(settings) as store:
@@ -381,7 +381,7 @@ async def signal(
     Example:
       weft task signal t-1 r:2-9b1deb4d3b7d4bad true
     """
-    given = codec.typed(value, words=True)
+    given = codec.typed(value, words=True, field="value")
     event = f"weft task signal\n{secrets.token_hex(8)}"
     answer = await _write(task_id, lambda bus: bus.signal(task_id, request_id, codec.encode(given), event))
     check_answered(answer, task_id, request_id)
@@ -408,7 +408,7 @@ async def send(
     Example:
       weft task send t-1 budget 20 --id budget-1
     """
-    given, name = codec.typed(value, words=True), checked_message("name", name)
+    given, name = codec.typed(value, words=True, field="value"), checked_message("name", name)
     event = f"weft task send\n{checked_key('id', id) or secrets.token_hex(8)}"
     answer = await _write(task_id, lambda bus: bus.send_message(task_id, name, codec.encode(given), event))
     check_sent(answer, task_id, name)

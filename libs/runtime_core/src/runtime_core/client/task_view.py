@@ -276,7 +276,7 @@ MAX_SEARCHED = 2_000
 """The same, if it searches inputs and errors."""
 _READ_TOGETHER = 500
 _SEARCHED_TOGETHER = 20
-_FIELDS = ("status", "h", "ended", "steps", "av")
+_FIELDS = ("status", "h", "ended", "steps", "av", "cur")
 _TENANT_LINE = 10
 """The line of a task's header that names its tenant."""
 _CURSOR = re.compile(r"(\d{1,15}) (\S{1,200})")
@@ -327,7 +327,10 @@ class TaskPage:
     """A part of a list."""
 
     tasks: list[Row]
-    """As `describe_task` returns them, without inputs and outputs, and with `tenant` if the task has one."""
+    """As `describe_task` returns them, without inputs and outputs, and with `tenant` if the task has one.
+
+    `parked` is true if the task's first run is parked.
+    """
     cursor: str
     """Continues behind this page; empty at the end of the list. A page may have fewer tasks than asked for."""
 
@@ -414,6 +417,8 @@ class _Scan:
             row = describe_task(place[1], fields)
             if tenant:
                 row["tenant"] = tenant
+            if fields.get(b"cur") == b"park":
+                row["parked"] = True
             if self.wanted.matches(row):
                 matching.append((place, row))
         self.found += await self._with_text(matching) if self.wanted.text else matching

@@ -328,6 +328,7 @@ def _task_schema() -> Json:
             "created": milliseconds,
             "ended": milliseconds,
             "steps": {"type": "integer"},
+            "parked": {"type": "boolean", "description": "In a list: whether its first run is parked."},
             "input": {},
             "output": {},
             "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},

@@ -76,7 +76,8 @@ local function store_end(key, ending, pinned, status, final, ms, steps)
   local header = head.stream .. '\n' .. head.agent .. '\n' .. head.key .. '\n\n' .. head.created .. '\n' ..
     head.max_steps .. '\n' .. head.id .. '\n' .. head.source .. '\n' .. head.digest .. '\n' .. head.session
   if head.tenant ~= '' then header = header .. '\n' .. head.tenant end
-  redis.call('HSET', key, 'status', status, RUN.header, header, TASK.final, final, 'ended', ms)
+  redis.call('HSET', key, 'status', status, RUN.header, header, TASK.final, final, 'ended', ms,
+    'steps', steps)
   redis.call('EXPIRE', key, ending.retention)
 end
 
