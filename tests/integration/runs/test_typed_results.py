@@ -51,6 +51,16 @@ def plain(word: str) -> dict[str, Any]:
     return {word: [1, None]}
 
 
+@app.tool
+def miscounts(word: str) -> int:
+    return word  # type: ignore[return-value]  # wrong on purpose
+
+
+@app.agent("miscounter")
+async def miscounter(ctx: AgentContext, word: str) -> int:
+    return word if word == "own" else await ctx.tool("miscounts", word=word)  # type: ignore[return-value]  # as above
+
+
 @app.agent("buyer")
 async def buyer(ctx: AgentContext, item: str) -> Order:
     return await ctx.tool(order, item, tags=["a", "b"])
@@ -144,3 +154,14 @@ async def test_a_wrong_call_or_result_is_named(client: Client, agent: str, error
     assert response.error is not None
     assert response.error["type"] == error
     assert not [part for part in parts if part not in response.error["message"]], response.error
+
+
+async def test_a_result_of_another_type_than_declared_fails_at_its_function(client: Client) -> None:
+    own = await (await client.submit("miscounter", "own")).result()
+    assert own.error is not None
+    assert own.error["type"] == "InvalidResult"
+    assert "it does not fit the return type of agent 'miscounter': correct the result or" in own.error["message"]
+    of_tool = await (await client.submit("miscounter", "tool")).result()
+    assert of_tool.error is not None
+    assert "result: Input should be a valid integer" in of_tool.error["message"]
+    assert "it does not fit the return type of tool 'miscounts'" in of_tool.error["message"]

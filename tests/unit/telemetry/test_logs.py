@@ -111,6 +111,12 @@ def test_control_characters_cannot_forge_a_line_or_drive_a_terminal(log: logging
     assert stream.getvalue().endswith("\n    ValueError: a\\x1b[2J\n    b\\x9b2J\n")
 
 
+def test_the_frames_of_a_failed_attempt_follow_its_line(log: logging.Logger) -> None:
+    stream = written_by("text")
+    log.error("failed", extra={"fields": {"traceback": 'File "app.py"\n  raise\x1b[2J', "n": 1}})
+    assert stream.getvalue().endswith('failed  n=1\n    File "app.py"\n      raise\\x1b[2J\n')
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_long_text_is_shortened(log: logging.Logger, format: str) -> None:
     stream = written_by(format)

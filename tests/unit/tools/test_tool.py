@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from runtime_core.app.app import App
 from runtime_core.declare.schema import encode
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
 from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext
 
 
@@ -490,6 +490,60 @@ async def test_a_result_that_was_not_awaited_says_so(call: Call) -> None:
     with pytest.raises(InvalidInput, match="coroutine was not awaited"):
         await call(it)
     forgotten.close()
+
+
+class Price(TypedDict):
+    item: str
+    cents: int
+
+
+@pytest.mark.parametrize(
+    ("declared", "result", "message"),
+    [
+        (int, "x", "result: Input should be a valid integer"),
+        (int, True, "result: Input should be a number, not a boolean"),
+        (Price, {"item": "tea", "cent": 3}, "result.cents: is missing"),
+        (list[Price], [{"item": "tea", "cents": "x"}], "result.0.cents: "),
+        (dict[str, int], {"a": None}, "result.a: "),
+        (str | None, 3, "result: "),
+        (Literal["a", "b"], "c", "result: "),
+        (None, 3, "result: "),
+    ],
+    ids=str,
+)
+async def test_a_result_has_the_declared_type(call: Call, declared: object, result: object, message: str) -> None:
+    def it():  # type: ignore[no-untyped-def]  # its type is set below
+        return result
+
+    it.__annotations__["return"] = declared
+    with pytest.raises(InvalidResult) as refused:
+        await call(it)
+    assert str(refused.value).startswith(message)
+    assert "; it does not fit the return type of tool 'it': correct the result or the type" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "result"),
+    [
+        (int, 3),
+        (float, 3),
+        (Price, {"item": "tea", "cents": 3}),
+        (list[str], ("a", "b")),
+        (dict[str, object], {"a": object.__name__}),
+        (str | None, None),
+        (str, uuid.UUID(int=1)),
+        (object, "x"),
+        (Passage, {"other": "class"}),  # classes are not checked
+        (list[Decimal], ["x"]),
+    ],
+    ids=str,
+)
+async def test_a_result_that_fits_is_kept(call: Call, declared: object, result: object) -> None:
+    def it():  # type: ignore[no-untyped-def]  # its type is set below
+        return result
+
+    it.__annotations__["return"] = declared
+    await call(it)
 
 
 # ---------------------------------------------------------------- declarations that are refused

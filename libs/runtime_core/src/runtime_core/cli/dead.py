@@ -209,8 +209,8 @@ def _fail(verb: str, done: int, failed: list[dict[str, str]]) -> None:
 def _print_letter(letter: DeadLetter, *, has_ended: bool) -> None:
     # The last error first: it is what the reader came for.
     groups = _equal_errors(letter.errors)
-    for group in groups[-1:]:
-        _print_error(*group, len(letter.errors))
+    for first, last, error in groups[-1:]:
+        _print_error(first, last, error, len(letter.errors))
         print()
     print_facts(
         [
@@ -227,9 +227,9 @@ def _print_letter(letter: DeadLetter, *, has_ended: bool) -> None:
             ("error", error_line(letter.error, 2000)),
         ]
     )
-    for group in reversed(groups[:-1]):
+    for first, last, error in reversed(groups[:-1]):
         print()
-        _print_error(*group, len(letter.errors))
+        _print_error(first, last, error, len(letter.errors))
     drop = f"drop it: weft dead drop {letter.letter_id}"
     if letter.cut:
         print(f"\nit was too large to be stored whole, so it cannot be redriven; {drop}")

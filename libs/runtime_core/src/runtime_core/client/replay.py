@@ -461,8 +461,7 @@ class Check:
     differences: list[Difference] = field(default_factory=list)
     """At most one per task."""
     further: list[Difference] = field(default_factory=list)
-    """Steps that the code requests after the last step of an ended run. Running tasks can take them, so they are no
-    differences."""
+    """Steps that the code adds after the last one of an ended run: running tasks can take them."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Runs that could not be compared, by reason."""
 
@@ -472,12 +471,11 @@ class Check:
 
     def __str__(self) -> str:
         lines = [str(difference) for difference in self.differences]
-        counts = Counter((further.agent, further.line) for further in self.further)
-        for further in {(each.agent, each.line): each for each in reversed(self.further)}.values():
-            count, line = counts[further.agent, further.line], f" ({further.line})" if further.line else ""
+        for (agent, line), count in Counter((each.agent, each.line) for each in self.further).items():
+            first = next(each for each in self.further if (each.agent, each.line) == (agent, line))
             lines.append(
-                f"note: {count} {'run' if count == 1 else 'runs'} of agent {further.agent!r}{line} ended, and the code "
-                f"goes on, such as {further.now} in task {further.task}; running tasks will take that step"
+                f"note: {count} {'run' if count == 1 else 'runs'} of agent {agent!r}ended, and "
+                f"the code goes on{f' at {line}' if line else ''}, such as {first.now} in task {first.task}; running tasks will take that step"
             )
         lines += [f"{count} runs were not compared: {reason}" for reason, count in self.skipped.items()]
         return "\n".join([*lines, f"{self.tasks} tasks, {self.runs} runs, {len(self.differences)} differ"])
@@ -554,7 +552,7 @@ async def _first_difference(trajectory: TaskTrajectory, app: DeclaredApp, found:
             found.skipped[_UNRECORDED_STATE] += 1
             continue
         difference = Difference(trajectory.task, recorded.agent, recorded.id, *what)
-        if run.unrecorded is None or run.diverged_at is not None or _first_left(run) is not None:
+        if run.unrecorded is None or any(_is_left(step, run) for step in recorded.steps.values()):
             return difference
         found.further.append(difference)
     return None
@@ -573,7 +571,7 @@ def _difference(run: ReplayRun, replayed: RunReplay | None) -> tuple[str, str, s
     if replayed.error is not None:
         error = f"{replayed.error['type']}: {replayed.error['message']}"
         return "", "it completed", f"it fails with {quoted(error, 200)}", ""
-    left = _first_left(run)
+    left = next((step for step in run.recorded.before(None) if _is_left(step, run)), None)
     if left is None:
         return None
     return left.id, as_call(left.kind, left.name, left.key, left.request), "it ends without this step", ""
@@ -583,11 +581,6 @@ _COMPARED = (
     "tool", "agent", "engine", "ray", "spark", "human", "receive", "timer", "step", "model", "send", "publish",
     "release", "acquire",
 )  # fmt: skip
-
-
-def _first_left(run: ReplayRun) -> RecordedStep | None:
-    """Return the first recorded step that the code has not requested."""
-    return next((step for step in run.recorded.before(None) if _is_left(step, run)), None)
 
 
 def _is_left(step: RecordedStep, run: ReplayRun) -> bool:

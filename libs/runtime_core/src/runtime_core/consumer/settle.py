@@ -262,7 +262,7 @@ async def schedule_retry(
     if not isinstance(decision, RetryAt):
         return decision
     metrics.retries.inc()
-    logger.info(
+    logger.warning(
         "%r: attempt %d failed (%s: %s); retrying in %.2f s",
         delivery, delivery.attempt, error.type, error.message, decision.delay_seconds,
     )  # fmt: skip

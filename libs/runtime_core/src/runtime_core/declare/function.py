@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TypedDict
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Union, cast, get_args, get_origin
+
+from pydantic import PydanticUserError, TypeAdapter
+from typing_extensions import get_type_hints, is_typeddict
 
 from runtime_core.declare.declaration import (
+    NO_DEFAULT,
     Place,
     RetryPolicy,
     arguments_of,
@@ -16,9 +21,19 @@ from runtime_core.declare.declaration import (
     checked_retry,
     checked_timeout,
     is_generator,
+    resolved,
 )
-from runtime_core.declare.schema import Arguments, Reader, Schema, arguments_reader, result_reader, result_schema
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.declare.schema import (
+    Arguments,
+    Reader,
+    Schema,
+    arguments_reader,
+    is_json,
+    numbers_only,
+    result_reader,
+    result_schema,
+)
+from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
 
 
 class FunctionSettings(TypedDict, total=False):
@@ -77,6 +92,11 @@ class DeclaredFunction:
         """The reader of the results for a caller in this program; None if their JSON is enough."""
         return result_reader(self.what, self.function, self.place)
 
+    @functools.cached_property
+    def result_check(self) -> ResultCheck | None:
+        """The check of results; None if their type is not declared, or allows any JSON."""
+        return result_check(self.what, self.function, self.place)
+
     def named(self, values: Sequence[object]) -> dict[str, object]:
         """Return values that a caller gives by position under the names of the arguments. Raises InvalidInput."""
         if len(values) > len(self._arguments):
@@ -86,3 +106,62 @@ class DeclaredFunction:
     def check(self) -> None:
         """Build the reader and the schema. Raises ConfigurationError."""
         _ = self.arguments, self.result_schema
+
+
+class ResultCheck:
+    """Checks results of a function against its return type, for types whose JSON shows whether a value fits."""
+
+    __slots__ = ("_reader", "_what", "exact")
+
+    def __init__(self, what: str, hint: object, exact: type | None) -> None:
+        """`exact`: a value of this type fits for sure."""
+        self._what = what
+        self._reader = Reader(TypeAdapter(numbers_only(hint)))  # type: ignore[arg-type]  # a type known only at run time
+        self.exact = exact
+
+    def check(self, data: bytes, field: str) -> None:
+        """Raise InvalidResult, which names the wrong part, if the JSON of a result does not fit."""
+        try:
+            self._reader.decode(data, field)
+        except InvalidInput as error:
+            raise InvalidResult(
+                error.field,
+                f"{error.message}; it does not fit the return type of {self._what}: correct the result or the type",
+            ) from None
+
+
+def result_check(what: str, function: Callable[..., object], place: Place) -> ResultCheck | None:
+    """Return the check of a function's results; None if any JSON fits, or JSON cannot tell.
+
+    Models, dataclasses and other classes are not checked: they check themselves, or need not be read from JSON.
+    """
+    returned = inspect.signature(function).return_annotation
+    if returned is NO_DEFAULT:
+        return None
+    try:
+        hint = resolved(what, "return", returned, function, place)
+        if hint is object or hint is Any or not _is_plain(hint):
+            return None
+        return ResultCheck(what, hint, _exact_type(hint))
+    except (ConfigurationError, PydanticUserError, TypeError, NameError, RecursionError):
+        return None
+
+
+def _is_plain(hint: object) -> bool:
+    """Return whether a type consists of JSON's own types and TypedDicts."""
+    if is_typeddict(hint):
+        return all(map(_is_plain, get_type_hints(hint).values()))
+    arguments = get_args(hint)
+    if get_origin(hint) in (list, dict, Mapping, Sequence, Union, types.UnionType):
+        return all(map(_is_plain, arguments))
+    return is_json(hint)
+
+
+def _exact_type(hint: object) -> type | None:
+    """Return the type of which each value fits; None if there is none."""
+    if hint in (str, int, bool, float, list, dict):
+        return cast(type, hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (list, dict) and arguments[-1] in (Any, object) and arguments[0] in (Any, object, str):
+        return cast(type, origin)
+    return None

@@ -430,7 +430,7 @@ def result_reader(what: str, function: Callable[..., object], place: Place) -> R
         return None
     try:
         hint = resolved(what, "return", returned, function, place)
-        if _is_json(hint):
+        if is_json(hint):
             return None
         return Reader(TypeAdapter(hint))  # type: ignore[arg-type]  # a type known only at run time
     except (ConfigurationError, PydanticUserError, TypeError, NameError):
@@ -440,7 +440,7 @@ def result_reader(what: str, function: Callable[..., object], place: Place) -> R
 _JSON_TYPES = (object, Any, None, type(None), bool, int, float, str, list, dict, Sequence, Mapping)
 
 
-def _is_json(hint: object) -> bool:
+def is_json(hint: object) -> bool:
     """Return whether decoded JSON already has this type."""
     if any(hint is plain for plain in _JSON_TYPES):
         return True
@@ -449,9 +449,9 @@ def _is_json(hint: object) -> bool:
     if origin is Literal:
         return all(isinstance(argument, str | int | None) and not isinstance(argument, Enum) for argument in arguments)
     if origin is dict or origin is Mapping:
-        return arguments[0] is str and _is_json(arguments[1])
+        return arguments[0] is str and is_json(arguments[1])
     if origin in (list, Sequence, Union, types.UnionType):
-        return all(_is_json(argument) for argument in arguments)
+        return all(is_json(argument) for argument in arguments)
     return False
 
 

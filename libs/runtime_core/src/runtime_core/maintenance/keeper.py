@@ -25,6 +25,7 @@ from runtime_core.maintenance.stuck import EngineWatch
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
+from runtime_core.text import shortened
 from runtime_core.wire.blobs import open_blobs
 
 logger = logging.getLogger(__name__)
@@ -284,8 +285,13 @@ OTHER = "other"
 """Label of tasks of agents that no app declares, such as task-end hooks."""
 
 
+REASON_MAX = 200
+"""How many characters of an error the line of an ended task has."""
+
+
 class _Error(msgspec.Struct):
     type: str = ""
+    message: str = ""
 
 
 _ERROR = msgspec.json.Decoder(_Error)
@@ -381,6 +387,8 @@ class _End:
     ended_ms: float
     error: str
     """The error type of a failed task."""
+    reason: str
+    """The error's message."""
     trace: str
     """The traceparent of its context, or empty."""
     again: bool
@@ -395,10 +403,12 @@ def _task_end(fields: list[bytes]) -> _End | None:
     if len(fields) < 6 or fields[4] != b"e":
         return None
     status, agent, steps, created, ended, *_ = fields[5].decode().split("\n")
-    error = _ERROR.decode(fields[7]).type if len(fields) > 7 and fields[7] else ""
+    failed = _ERROR.decode(fields[7]) if len(fields) > 7 and fields[7] else None
+    error, reason = (failed.type, failed.message) if failed is not None else ("", "")
     more = dict(zip(fields[8::2], fields[9::2], strict=True))
     trace = more.get(b"x", b"").decode()
-    return _End(fields[1].decode(), status, agent, steps, float(created), float(ended), error, trace, b"g" in more)
+    times = float(created), float(ended)
+    return _End(fields[1].decode(), status, agent, steps, *times, error, reason, trace, b"g" in more)
 
 
 def _log(ends: list[_End]) -> None:
@@ -409,6 +419,8 @@ def _log(ends: list[_End]) -> None:
         return
     for end in ends:
         level = logging.INFO if end.status == "completed" else logging.WARNING
+        why = f": {shortened(f'{end.error}: {end.reason}', REASON_MAX)}" if end.error else ""
         logger.log(
-            level, "task %s (%s) %s in %.2f s, %s steps", end.task, end.agent, end.status, end.seconds, end.steps
-        )
+            level, "task %s (%s) %s in %.2f s, %s steps%s",
+            end.task, end.agent, end.status, end.seconds, end.steps, why,
+        )  # fmt: skip

@@ -34,6 +34,8 @@ COUNT_PAGES_MAX = 50
 Call = Callable[..., Awaitable[Reply]]
 Fields = dict[bytes, bytes]
 MEASURE_SECONDS = 2.0
+UNSERVED_LOOKS = 5
+"""How many looks in a row have to find work without a handler before a warning: a reload takes a few seconds."""
 """The shortest time between two measurements."""
 TENANTS_SHOWN = 20
 _LIVE = (b"accepted", b"running", b"waiting")
@@ -357,7 +359,7 @@ class Measures:
         self._begun = float("-inf")
         self._backlog: Backlog | None = None
         self._trouble = ""
-        self._unserved_before: set[tuple[str, str]] = set()
+        self._unserved_looks: Counter[tuple[str, str]] = Counter()
         self._logged: set[tuple[str, str]] = set()
         """Kinds and names without a running handler that are logged."""
 
@@ -469,17 +471,18 @@ class Measures:
         )
 
     async def _unserved(self) -> list[Sample]:
-        """Return the work without a handler, and log what two looks in a row have found: one may meet a restart."""
+        """Return the work without a handler, and log what `UNSERVED_LOOKS` looks in a row have found."""
         await forget_served(self._bus)
         found = {(each.kind, each.name): each for each in await find_unserved(self._bus)}
-        for place in (found.keys() & self._unserved_before) - self._logged:
+        looks = self._unserved_looks = Counter({place: self._unserved_looks[place] + 1 for place in found})
+        long = {place for place, count in looks.items() if count >= UNSERVED_LOOKS}
+        for place in long - self._logged:
             logger.warning(
                 "partition %d: %s; start a handler that has it, or roll back", self._bus.keys.partition, found[place]
             )
         for kind, name in self._logged - found.keys():
             logger.info("partition %d: no work waits any more for %s %r", self._bus.keys.partition, kind, name)
-        self._logged = found.keys() & (self._unserved_before | self._logged)
-        self._unserved_before = set(found)
+        self._logged = long
         return [Sample(names.NAMES_UNSERVED, each.count, place) for place, each in found.items()]
 
     async def _queued(self) -> list[Sample]:

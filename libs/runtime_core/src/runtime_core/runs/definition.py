@@ -30,6 +30,7 @@ from runtime_core.declare.declaration import (
     resolved,
     unannotated,
 )
+from runtime_core.declare.function import ResultCheck, result_check
 from runtime_core.declare.manifest import AgentEntry
 from runtime_core.declare.schema import (
     NoInput,
@@ -246,6 +247,16 @@ class FunctionAgent(AgentDefinition):
 
     def input_schema(self) -> Schema:
         return self.input.schema()
+
+    def encode_output(self, value: object) -> bytes:
+        data = encode(value, "output")
+        if (check := self._result_check) is not None and type(value) is not check.exact:
+            check.check(data, "output")
+        return data
+
+    @functools.cached_property
+    def _result_check(self) -> ResultCheck | None:
+        return result_check(self.what, self.function, self.place)
 
     def output_schema(self) -> Schema | None:
         return result_schema(self.what, self.function, self.place)

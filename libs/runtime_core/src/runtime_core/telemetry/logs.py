@@ -112,7 +112,8 @@ class TextFormatter(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = _fields(record)
+        fields = dict(_fields(record))
+        frames = _text(fields.pop("traceback", ""))
         task = log_ids().get("task_id")
         if task is not None and "task" not in fields:
             fields = {**fields, "task": task}
@@ -122,7 +123,7 @@ class TextFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         # Redact first: after the letter of an escaped line break, a key looks like the rest of a word.
         line = f"{clock} {self._service}  {GLYPHS.get(record.levelno, '·')} {one_line(redactor().text(text))}"
-        traceback = redactor().text(_traceback(self, record))
+        traceback = redactor().text(_traceback(self, record) or kept(frames, LONGEST, end=True))
         return line + "".join(f"\n    {one_line(part)}" for part in traceback.splitlines())
 
 

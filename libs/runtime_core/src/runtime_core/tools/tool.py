@@ -356,7 +356,10 @@ class Tool(DeclaredFunction):
                 raise
         else:
             result = await run_in_thread(self.what, self.timeout_seconds, call, threads, abandoned, context.cancel)
-        return encode_result(result)
+        data = encode_result(result)
+        if (check := self.result_check) is not None and type(result) is not check.exact:
+            check.check(data, "result")
+        return data
 
 
 class StepTool(Tool):
