@@ -140,7 +140,7 @@ async def test_a_step_after_the_last_one_is_a_note(tmp_path: Path) -> None:
     ]
     note, total = str(found).splitlines()
     assert note.startswith("note: 2 runs of agent 'desk' ended, and the code goes on at test_replay.py:")
-    assert 'in more, such as ctx.tool("rank", items=[]) in task t-1' in note
+    assert ' in more, such as ctx.tool("rank", items=[]) in task t-1' in note
     assert total == "2 tasks, 4 runs, 0 differ"
 
 

@@ -474,8 +474,8 @@ class Check:
         for (agent, line), count in Counter((each.agent, each.line) for each in self.further).items():
             first = next(each for each in self.further if (each.agent, each.line) == (agent, line))
             lines.append(
-                f"note: {count} {'run' if count == 1 else 'runs'} of agent {agent!r}ended, and "
-                f"the code goes on{f' at {line}' if line else ''}, such as {first.now} in task {first.task}; running tasks will take that step"
+                f"note: {count} {'run' if count == 1 else 'runs'} of agent {agent!r} ended, and the code goes on"
+                f"{f' at {line}' if line else ''}, such as {first.now} in task {first.task}; running tasks will do so"
             )
         lines += [f"{count} runs were not compared: {reason}" for reason, count in self.skipped.items()]
         return "\n".join([*lines, f"{self.tasks} tasks, {self.runs} runs, {len(self.differences)} differ"])
