@@ -96,7 +96,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True) -> Row | 
 
 
 _DIVERGED = re.compile(
-    r"step (\S+) of .*?: the journal has (.*?), but the code now requests (.*): roll back", re.DOTALL
+    r"step (\S+) of .*?: the journal has (.*?), but the code now requests (.*): the code has changed", re.DOTALL
 )
 """The message of a Divergence."""
 _LINE = re.compile(r'  File "([^"]+)", line (\d+), in (.+)\n(?:    (.+))?')
