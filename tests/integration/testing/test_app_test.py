@@ -45,6 +45,20 @@ async def inner(ctx: AgentContext, text: str) -> str:
     return text.upper()
 
 
+@app.agent("asks")
+async def asks(ctx: AgentContext) -> str:
+    await ctx.sleep(timedelta(days=3))
+    tone: str = await ctx.human("which tone?")
+    approval = await ctx.approve("send?", data=tone, timeout=3600)
+    return await ctx.tool(send, text=tone) if approval.approved else "denied"
+
+
+@app.agent("listens")
+async def listens(ctx: AgentContext) -> str:
+    heard: str = await ctx.receive("news")
+    return heard
+
+
 @app.agent("broken")
 async def broken(ctx: AgentContext, text: str) -> str:
     raise ZeroDivisionError("by zero")
@@ -106,6 +120,35 @@ async def test_effects_are_the_same_wherever_the_process_dies(weft_app: AppTest)
     assert name == "send"
 
 
+async def test_a_test_answers_the_questions_of_a_task(weft_app: AppTest) -> None:
+    task = await weft_app.submit("asks")
+    with pytest.raises(AssertionError, match="has no open question"):
+        await weft_app.answer(task, "plain")
+    await weft_app.clock.advance(days=3)
+    assert await weft_app.answer(task, "plain") == "which tone?"
+    with pytest.raises(InvalidInput, match="verdict"):
+        await weft_app.answer(task, "perhaps")
+    assert await weft_app.answer(task, False) == "send?"
+    assert await weft_app.assert_completed(task) == "denied"
+
+
+async def test_a_kill_is_tested_beside_sleeps_and_questions(weft_app: AppTest) -> None:
+    report = await weft_app.kill_and_recover("asks", answer=lambda prompt: "plain" if "tone" in prompt else True)
+    assert report.whole.output == "sent plain"
+    assert len(report.killed) >= 6
+
+
+@pytest.mark.parametrize(
+    ("agent", "names"),
+    [("asks", "asks 'which tone.' and waits for a person: .*answer="), ("listens", "waits for a message")],
+)
+async def test_a_kill_names_what_the_task_waits_for(weft_app: AppTest, agent: str, names: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=names):
+        await weft_app.kill_and_recover(agent)
+    assert time.monotonic() - began < 30
+
+
 async def test_a_kill_finds_an_agent_that_is_not_deterministic(weft_app: AppTest) -> None:
     with pytest.raises(AssertionError, match="other effects after a kill"):
         await weft_app.kill_and_recover("moody", "x")
@@ -146,3 +189,17 @@ def test_the_ini_option_names_the_app(pytester: pytest.Pytester) -> None:
         "    assert await weft_app.assert_completed(await weft_app.submit('echo', 'x')) == 'x'",
     )
     pytester.runpytest_subprocess("-p", "no:asyncio").assert_outcomes(passed=1)
+
+
+def test_a_failure_of_the_kit_shows_the_line_of_the_test_only(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "from weft import App\napp = App('desk')\n"
+        "@app.agent('asks')\nasync def asks(ctx): return await ctx.human('tone?')\n"
+        "async def test_end(weft_app):\n    await weft_app.assert_completed(await weft_app.submit('asks'))\n"
+        "async def test_kill(weft_app):\n    await weft_app.kill_and_recover('asks')\n"
+    )
+    result = pytester.runpytest_subprocess("-p", "no:asyncio")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*waits for an answer without a deadline*", "*waits for a person*"], consecutive=False)
+    result.stdout.no_fnmatch_line("*app_test.py:*")
+    result.stdout.no_fnmatch_line("*crashes.py:*")

@@ -70,7 +70,10 @@ def test_it_says_how_many_steps_are_missing() -> None:
 def test_it_says_that_a_task_has_not_ended() -> None:
     lines = render(trajectory(step("r", took=20))).splitlines()
     assert lines[0] == "task t-1"
-    assert lines[-2:] == ["20.0 ms so far: 1 step (1 tool)", "not complete: the task's end is not recorded"]
+    assert lines[-2:] == [
+        "20.0 ms so far: 1 step (1 tool)",
+        "not complete: the task is still running, or its last steps are not recorded yet",
+    ]
 
 
 def test_a_failed_task_shows_its_error() -> None:
@@ -82,10 +85,10 @@ def test_a_run_that_is_not_recorded_keeps_its_place() -> None:
     lines = render(trajectory(step("r"), step("r/1/2/3"), step("r/1/4", "1"))).splitlines()
     assert lines[1:-2] == [
         "└─ ▸ tool search  completed  1.0 ms",
-        "   └─ - r/1  not recorded",
-        "      ├─ - r/1/2  not recorded",
+        "   └─ - r/1  still running, or not recorded yet",
+        "      ├─ - r/1/2  still running, or not recorded yet",
         "      │  └─ ▸ tool search  step 1/2/3  completed  1.0 ms",
-        "      └─ - r/1/4  not recorded",
+        "      └─ - r/1/4  still running, or not recorded yet",
         "         └─ ▸ tool search  step 1/4/1  completed  1.0 ms",
     ]
 

@@ -403,7 +403,12 @@ async def list_agents(as_json: Json = False) -> None:
         "MESSAGES": "messages",
         "SUBSCRIPTIONS": lambda row: " ".join(row["subscriptions"]) or None,
     }
-    print_rows(rows, columns, as_json, empty="no runtime has registered agents")
+    print_rows(
+        rows,
+        columns,
+        as_json,
+        empty="no runtime has registered agents; agents that an app declares are not listed here",
+    )
 
 
 @agents_commands.verb("drop", seconds=None)  # it cancels many tasks

@@ -67,7 +67,8 @@ DOCKERFILE = """\
 FROM python:3.13-slim
 WORKDIR /app
 COPY . .
-# Put the wheels of packages that no index has into the folder wheels.
+# For packages that no index has, put their wheels into the folder wheels. Weft's own wheel is one of them until Weft is
+# published: `make dist` in a clone of Weft builds it in the clone's folder dist.
 RUN mkdir -p wheels && pip install --no-cache-dir --find-links wheels --requirement requirements.txt
 RUN useradd --system weft
 USER weft
@@ -80,7 +81,7 @@ FILES = {
     "app.py": APP,
     "test_app.py": TEST,
     "Dockerfile": DOCKERFILE,
-    "requirements.txt": "pytest\nweft=={version}\n",
+    "requirements.txt": "pytest\n# Until Weft is published: its wheel, see Dockerfile.\nweft=={version}\n",
     ".dockerignore": ".venv\n.weft\n",
     ".gitignore": ".venv\n.weft\n__pycache__\n",
 }

@@ -82,7 +82,8 @@ class Admission:
         bus = self._buses[self.partition_for(submission)]
         known = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))
         if known and submission.agent.encode() not in known:
-            names = ", ".join(sorted(name.decode() for name in known))
+            # Names of Weft's own agents begin with "weft.".
+            names = ", ".join(sorted(name.decode() for name in known if not name.startswith(b"weft.")))
             raise Rejected("data.agent", f"no agent is named {submission.agent}; known are {names}")
         await self._check_input(submission)
         self._check_outside(submission.agent)

@@ -16,9 +16,10 @@ from runtime_core.client.task import TaskHandle
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.host.local import LocalApp
 from runtime_core.testing.crashes import KillReport, When, compare, run_and_kill
-from runtime_core.testing.fakes import FakeTool, Reply, ScriptedModel, tool_of
+from runtime_core.testing.fakes import Failed, FakeTool, Reply, ScriptedModel, tool_of
 from runtime_core.wire.events import ENDED
 
+__tracebackhide__ = Failed()
 POLL_SECONDS = 0.003
 RETRY = "e|"
 """How the names of timers of retries begin."""
@@ -127,6 +128,20 @@ class AppTest:
         task: TaskHandle = await self.client.submit(agent, input, **settings)
         return task
 
+    async def answer(self, task: TaskHandle, value: object, *, timeout: float = 30.0) -> str:
+        """Wait until a task asks a person a question, answer the oldest one, and return its prompt.
+
+        `timeout` is in real seconds. Raises AssertionError if the task asks nothing, and InvalidInput for an answer
+        that does not fit the question.
+        """
+        await settle(self._bus(), timeout, retries=False)
+        questions = (await task.show()).get("questions") or ()
+        if not questions:
+            raise AssertionError(f"task {task.task_id} has no open question")
+        await task.signal(questions[0]["request_id"], value)
+        prompt: str = questions[0]["prompt"]
+        return prompt
+
     # -- fakes --------------------------------------------------------------------------------------------------
 
     def override(self, tool: object, answer: Callable[..., object]) -> FakeTool:
@@ -197,21 +212,36 @@ class AppTest:
                 )
 
     async def kill_and_recover(
-        self, agent: str, input: object = None, *, key: str = "", timeout: float = 60.0
+        self,
+        agent: str,
+        input: object = None,
+        *,
+        key: str = "",
+        timeout: float = 60.0,
+        answer: Callable[[str], object] | None = None,
     ) -> KillReport:
         """Run a task once without a kill, then once for each place where its process can die, and compare the effects.
 
         Each process runs until just before or just after one of its commits, and then vanishes. New services continue.
         Status, output, emitted output, and the set of tool calls must be the same as without a kill. Takes about a
-        second for each kill. Timers run in real time: override tools and settings that make the agent wait for long.
+        second for each kill. Time moves to the next timer whenever nothing else is left to do, so a sleep of days takes
+        no time. Only retries wait in real time.
 
-        Raises AssertionError that names each difference, ConfigurationError for an agent that the app does not declare,
-        and TimeoutError if an execution takes longer than `timeout` seconds. The report lists repeated tool calls.
+        Args:
+            agent: The agent's name.
+            input: Its input.
+            key: The instance of the agent.
+            timeout: The longest time of one execution, in real seconds.
+            answer: A function that answers questions of `ctx.human` and `ctx.approve`. It gets a question's prompt.
+
+        Raises AssertionError that names each difference, or the question or message that the task waits for,
+        ConfigurationError for an agent that the app does not declare, and TimeoutError if an execution takes longer
+        than `timeout` seconds. The report lists repeated tool calls.
         """
         if agent not in self.app.agents:
             known = ", ".join(sorted(self.app.agents)) or "none"
             raise ConfigurationError(f"app {self.app.name!r} declares no agent {agent!r}: it declares {known}")
-        whole = await run_and_kill(self.app, agent, input, key=key, kill_at=None, timeout=timeout)
+        whole = await run_and_kill(self.app, agent, input, key=key, kill_at=None, timeout=timeout, answer=answer)
         if whole.status != "completed":
             raise AssertionError(f"agent {agent!r} {whole.status} without a kill: {whole.error}")
         killed, problems = [], []
@@ -219,7 +249,7 @@ class AppTest:
             (number, when) for number in range(1, len(whole.commits) + 1) for when in ("before", "after")
         ]
         for place in places:
-            outcome = await run_and_kill(self.app, agent, input, key=key, kill_at=place, timeout=timeout)
+            outcome = await run_and_kill(self.app, agent, input, key=key, kill_at=place, timeout=timeout, answer=answer)
             killed.append(outcome)
             problems += [f"{outcome.kill}: {difference}" for difference in compare(whole, outcome)]
         if problems:
@@ -244,9 +274,9 @@ class AppTest:
                 left = max(0, at - now) / 1000
                 return (
                     f"task {task.task_id} waits for a sleep or an answer, for another {left:g} s: move the time with "
-                    f"`await weft_app.clock.advance(seconds={left:g})`, or answer with `task.signal`"
+                    f"`await weft_app.clock.advance(seconds={left:g})`, or answer with `weft_app.answer`"
                 )
-        return f"task {task.task_id} waits for an answer without a deadline: give one with `task.signal`"
+        return f"task {task.task_id} waits for an answer without a deadline: give one with `weft_app.answer`"
 
     async def _why_failed(self, task: TaskHandle, status: str, error: dict[str, str] | None) -> str:
         said = f": {error['type']}: {error['message']}" if error else ""

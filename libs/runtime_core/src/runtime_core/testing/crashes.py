@@ -23,7 +23,7 @@ from runtime_core.host.host import Host
 from runtime_core.host.local import NAMESPACE, add_services
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.testing.fakes import StandIn
+from runtime_core.testing.fakes import Failed, StandIn
 from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.wire.events import ENDED, TaskResponse
 
@@ -40,7 +40,10 @@ CANCEL_ROUNDS = 1000
 POLL_SECONDS = 0.05
 TASK = "t-kill"
 
+__tracebackhide__ = Failed()
 When = Literal["before", "after"]
+Answer = Callable[[str], object]
+"""Returns the answer to a question, given its prompt."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,14 @@ class Services:
 
 
 async def run_and_kill(
-    app: App, agent: str, input: object, *, key: str, kill_at: tuple[int, When] | None, timeout: float
+    app: App,
+    agent: str,
+    input: object,
+    *,
+    key: str,
+    kill_at: tuple[int, When] | None,
+    timeout: float,
+    answer: Answer | None,
 ) -> Outcome:
     """Run a task on services that are killed at a commit, and then on new ones. Return its effects.
 
@@ -272,9 +282,11 @@ async def run_and_kill(
                 task = await client.submit(agent, input, key=key, task_id=TASK)
                 if kill_at is not None:
                     async with asyncio.timeout(timeout):
-                        await asyncio.wrap_future(first.ended)
+                        while not first.ended.done():
+                            await _continue(client, task, answer)
+                            await asyncio.sleep(POLL_SECONDS)
                     await second.start()
-                response = await _end_of(client, task, timeout)
+                response = await _end_of(client, task, timeout, answer)
                 emitted = [] if response.error else [piece async for piece in _emitted(task)]
             finally:
                 for services in (first, second):
@@ -300,7 +312,7 @@ async def _emitted(task: TaskHandle) -> AsyncIterator[object]:
             yield event.text
 
 
-async def _end_of(client: Client, task: TaskHandle, timeout: float) -> TaskResponse:
+async def _end_of(client: Client, task: TaskHandle, timeout: float, answer: Answer | None) -> TaskResponse:
     """Return the response of a task, also of one that is parked as a dead letter."""
     ended = asyncio.ensure_future(task.result(timeout))
     try:
@@ -309,10 +321,40 @@ async def _end_of(client: Client, task: TaskHandle, timeout: float) -> TaskRespo
                 if (await task.show())["status"] not in ENDED:
                     error = {"type": letter.reason, "message": str(letter.error.get("message", ""))}
                     return TaskResponse(task.task_id, "failed", error=error)
+            await _continue(client, task, answer)
         return await ended
     finally:
         ended.cancel()
         await asyncio.wait((ended,))
+
+
+async def _continue(client: Client, task: TaskHandle, answer: Answer | None) -> None:
+    """Answer the questions of a task that waits, or move the time to its next timer.
+
+    Raises AssertionError if the task waits for something that the test does not give.
+    """
+    bus = client.buses[0]
+    # Work of a killed process is open until others have reclaimed it.
+    if (await bus.idle())[0]:
+        return
+    shown = await task.show()
+    if shown["status"] in ENDED or (await bus.idle())[0]:
+        return
+    if questions := shown.get("questions"):
+        if answer is None:
+            raise AssertionError(
+                f"agent {shown['agent']!r} asks {questions[0]['prompt']!r} and waits for a person: give "
+                "kill_and_recover the answer, as in answer=lambda prompt: True"
+            )
+        for question in questions:
+            await task.signal(question["request_id"], answer(question["prompt"]))
+    elif timers := await bus.timers():
+        await bus.shift_clock(max(0, timers[0][1] - await bus.clock_ms()))
+        await bus.promote()
+    elif not await DeadLetters(client.buses).newest(1):  # a parked task is reported with its dead letter
+        raise AssertionError(
+            f"agent {shown['agent']!r} waits for a message that nobody sends: test it with `submit` and `task.send`"
+        )
 
 
 def compare(whole: Outcome, killed: Outcome) -> list[str]:

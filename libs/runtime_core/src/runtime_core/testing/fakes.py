@@ -11,8 +11,18 @@ from typing import Any
 
 from runtime_core.app.app import App
 from runtime_core.declare.schema import encode_result
-from runtime_core.errors import ConfigurationError
+from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext
+
+
+class Failed:
+    """Hides a module's frames from pytest's report of a failure that its message explains.
+
+    pytest reads it as `__tracebackhide__` of the module.
+    """
+
+    def __call__(self, failure: Any) -> bool:  # Any: pytest's ExceptionInfo
+        return isinstance(failure.value, AssertionError | TimeoutError | WeftError)
 
 
 class StandIn(Tool):

@@ -227,7 +227,7 @@ def _fork_line(fork: Fork, inherited: int) -> str:
 def _line(node: _Node) -> str:
     step = node.last
     if step is None:
-        return f"{_OTHER_GLYPH} {plain(node.run)}  not recorded"
+        return f"{_OTHER_GLYPH} {plain(node.run)}  still running, or not recorded yet"
     kind = plain(_KINDS.get(step.kind, step.kind))
     parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {kind}" + (f" {plain(step.name)}" if step.name != kind else "")]
     if step.key:
@@ -348,7 +348,11 @@ def _total(trajectory: TaskTrajectory) -> str:
     text += f": {len(steps)} {'step' if len(steps) == 1 else 'steps'}" + (f" ({kinds})" if kinds else "")
     if trajectory.complete:
         return text
-    missing = f"{len(steps)} of {end.steps} steps are recorded" if end else "the task's end is not recorded"
+    missing = (
+        f"{len(steps)} of {end.steps} steps are recorded"
+        if end
+        else "the task is still running, or its last steps are not recorded yet"
+    )
     return f"{text}\nnot complete: {missing}"
 
 
