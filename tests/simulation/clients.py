@@ -316,8 +316,12 @@ class Clients:
             sent.accepted = any(answer[0] == "ok" for answer in answers)
             self._history.note(f"message {sent.value} ({name}) to {task}: {answers}")
 
-    def repeat_schedule(self) -> None:
-        """Send the last command again: the broker may have lost it, and an interval would continue forever."""
+    def repeat_lost(self) -> None:
+        """Send again what the broker may have lost: messages that steps wait for, and the schedule's last command.
+
+        Without that command an interval would continue forever.
+        """
+        self._fed.clear()
         if self._history.schedule:
             self.ask(self.set_schedule(self._history.schedule[-1:]))
 

@@ -139,7 +139,7 @@ def lose_tail(history: History) -> None:
             message.uncertain |= message not in messages
         history.scheduler.lose_connections(0.2, base)
         history.scheduler.forget_reads()
-        history.clients.repeat_schedule()
+        history.clients.repeat_lost()
 
     history.scheduler.at(history.scheduler.steps + 1 + history.choice_source.choose(60), crash)
 
