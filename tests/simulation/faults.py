@@ -128,9 +128,7 @@ def lose_tail(history: History) -> None:
         commands += [("RESTORE", key, 0, dump) for key, dump in saved]
         if commands:
             server.pipeline(commands)
-        history.ledger.once.clear()
-        history.ledger.stored.clear()
-        history.ledger.received.clear()
+        history.ledger.lose_tail()
         # What was accepted later may be lost, or not: nobody was promised anything of a server that syncs lazily.
         # Submits that wait for a replica are accepted only when it has them.
         if not history.quorum:

@@ -14,7 +14,7 @@ from runtime_core.ingress.relay import ANSWER_OVERHEAD
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED, StreamEvent, TaskOutput
 from tests.simulation import faults, schedules
-from tests.simulation.programs import LATE, NO_MESSAGE, SUBSCRIPTIONS, UNHEARD
+from tests.simulation.programs import EAGER, FRESH, LATE, NO_MESSAGE, SUBSCRIPTIONS, UNHEARD
 from tests.simulation.services import MOST_ANSWER_BYTES
 from tests.simulation.snapshot import ENDED, Snapshot, Violation
 from tests.simulation.tasks import uses
@@ -205,9 +205,15 @@ def _ends(history: History, held: Snapshot) -> list[Violation]:
     found += [
         Violation("child ended", f"{task} was sent, and nobody has cancelled it: {known[task]}")
         for task in detached
-        if known[task].get("status") not in ("completed", "failed")
+        if known[task].get("status") not in ("completed", "failed") and not _is_replaced(known[task])
     ]
     return found
+
+
+def _is_replaced(task: dict[str, str]) -> bool:
+    """Whether a newer task with the same limit has ended this one."""
+    error = msgspec.json.decode(task.get("out", "{}")).get("error") or {}
+    return error.get("type") == "Superseded" and task["h"].split("\n")[1] in (FRESH, EAGER)
 
 
 def _rows(history: History, held: Snapshot) -> list[Violation]:

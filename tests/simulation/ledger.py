@@ -37,6 +37,8 @@ class Ledger:
     """By task and run: the output of each life of its code that has come to its end."""
     received: dict[tuple[str, str, str], object] = field(default_factory=dict)
     """By task, run and step: the message that the code of a run has received."""
+    outlived: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By task and run: the last life that began before the broker lost its last writes."""
     once: dict[tuple[str, str], int] = field(default_factory=dict)
     """The same of tools that may not be repeated; a redrive takes its call out."""
 
@@ -60,8 +62,17 @@ class Ledger:
         """The agent's code continues with the step's result, so the broker must hold it."""
         self.stored.setdefault(task, {})[run, step] = None
 
-    def message_is_received(self, task: str, run: str, step: str, message: object) -> None:
+    def lose_tail(self) -> None:
+        """The broker has lost its last writes: what it knew may happen again, and otherwise."""
+        self.once.clear()
+        self.stored.clear()
+        self.received.clear()
+        self.outlived = dict(self.lives)
+
+    def message_is_received(self, task: str, run: str, step: str, life: int, message: object) -> None:
         """The agent's code has received a message, or the default for none. Each of its lives receives the same."""
+        if life <= self.outlived.get((task, run), 0):
+            return  # it may have read the message before the broker lost it
         first = self.received.setdefault((task, run, step), message)
         if first != message:
             self.broken.append(

@@ -191,7 +191,7 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
             await ctx.human("well?", timeout=seconds, default="nobody")
         case ["receive", name, seconds]:
             received = ctx.receive(name, timeout=seconds, default=NO_MESSAGE) if seconds else ctx.receive(name)
-            ledger.message_is_received(ctx.task_id, ctx.run_id, received.id, await received)
+            ledger.message_is_received(ctx.task_id, ctx.run_id, received.id, SPEECH.get()[0], await received)
         case ["within", seconds, inner]:
             late = ""
             try:
