@@ -221,6 +221,7 @@ async def test_a_function_agent_takes_no_input_or_one_with_a_default() -> None:
         (b'{"topic": 5}', "input.topic: Input should be a valid string, got 5"),
         (b'{"topic": "a", "facts": [1]}', "input.facts.0: Input should be a valid string, got 1"),
         (b"{}", "input.topic: is missing"),
+        (b'{"topik": "x"}', "input.topic: is missing; there is 'topik'"),
         (b"nonsense", "input: Invalid JSON"),
     ],
 )

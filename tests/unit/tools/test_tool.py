@@ -502,7 +502,7 @@ class Price(TypedDict):
     [
         (int, "x", "result: Input should be a valid integer"),
         (int, True, "result: Input should be a number, not a boolean"),
-        (Price, {"item": "tea", "cent": 3}, "result.cents: is missing"),
+        (Price, {"item": "tea", "cent": 3}, "result.cents: is missing; there is 'cent'"),
         (list[Price], [{"item": "tea", "cents": "x"}], "result.0.cents: "),
         (dict[str, int], {"a": None}, "result.a: "),
         (str | None, 3, "result: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
@@ -294,7 +295,7 @@ class Reader:
             return InvalidInput(name, _line(first["msg"]))
         field = ".".join((name, *_path(location, data, absent=kind == "missing")))
         if kind == "missing":
-            text = "is missing"
+            text = f"is missing{_close_to(str(location[-1]), first['input'])}"
         elif kind == "extra_forbidden":
             known = f"; known are {', '.join(self._known)}" if self._known and len(location) == 1 else ""
             text = f"is not known{known}"
@@ -518,6 +519,13 @@ def _path(location: tuple[int | str, ...], data: bytes, *, absent: bool) -> list
             continue
         parts.append(str(part))
     return parts
+
+
+def _close_to(missing: str, given: object) -> str:
+    """Return which member of an object looks like a misspelt name; empty if none does."""
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, dict) else []
+    close = difflib.get_close_matches(missing, names, 1)
+    return f"; there is {_quoted(close[0])}" if close else ""
 
 
 def _line(text: str) -> str:
