@@ -9,6 +9,46 @@ CALLS = "tools/handler.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "tools/tool.py",
+        "result_type",
+        '            check.check(data, "result")\n',
+        "            pass\n",
+        "a result that does not fit the declared return type fails at the tool",
+        "unit/tools:tool",
+    ),
+    python(
+        "runs/definition.py",
+        "output_type",
+        '            check.check(data, "output")\n',
+        "            pass\n",
+        "an output that does not fit the declared return type fails at the agent",
+        "integration/runs:typed_results",
+    ),
+    python(
+        "client/replay.py",
+        "further",
+        "        if run.unrecorded is None or any(_is_left(step, run) for step in recorded.steps.values()):\n",
+        "        if run.unrecorded is None:\n",
+        "a step before the last recorded one is a difference, also where a branch had ended",
+        "integration/client:replay",
+    ),
+    python(
+        "maintenance/measures.py",
+        "reload",
+        "        long = {place for place, count in looks.items() if count >= UNSERVED_LOOKS}\n",
+        "        long = set(looks)\n",
+        "a restart of handlers raises no alarm",
+        "contracts:served_names",
+    ),
+    python(
+        "codec.py",
+        "not_json",
+        '        if field and stripped[0] in "{[":\n',
+        "        if False:\n",
+        "text on the command line that begins like JSON has to be JSON",
+        "unit:codec",
+    ),
+    python(
         "maintenance/waits.py",
         "behind",
         "                waiting[name] += await _queued(bus, instance)\n            elif",

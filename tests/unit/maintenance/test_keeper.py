@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from collections import Counter
 from typing import cast
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.event_bus import EventBus
@@ -18,7 +20,7 @@ from runtime_core.host.local import LocalApp
 from runtime_core.maintenance.keeper import SWEEP_BATCH, Keeper, RecordFollower
 from runtime_core.maintenance.measures import Measures
 from runtime_core.telemetry.metrics import Metrics
-from weft import AgentContext, App
+from weft import AgentContext, App, Reject
 
 LONG_AGO_MS = 1
 DEADLINE_SECONDS = 60.0
@@ -69,6 +71,24 @@ def objects_of_the_runtime() -> Counter[str]:
         if isinstance(module, str) and module.startswith("runtime_core."):
             found[f"{module}.{type(each).__qualname__}"] += 1
     return found
+
+
+async def test_the_line_of_a_failed_task_has_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    app = App("refusing")
+
+    @app.agent("refuses")
+    async def refuses(ctx: AgentContext) -> None:
+        raise Reject("no such order")
+
+    async with LocalApp(app) as client:
+        assert (await (await client.submit("refuses", task_id="t-1")).result(timeout=60)).status == "failed"
+        follower = RecordFollower(client.buses[0], Metrics(CollectorRegistry(), "state-manager"))
+        await client.buses[0].publish_cursor("state-manager", "0-0")
+        await follower.follow()
+    lines = [record.message for record in caplog.records if record.message.startswith("task t-1 (refuses) failed in")]
+    assert lines
+    assert lines[-1].endswith("steps: Reject: no such order")
 
 
 async def test_hundreds_of_tasks_leave_nothing_behind_in_their_process() -> None:
