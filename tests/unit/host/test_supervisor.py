@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from runtime_core.config.settings import Settings
+from runtime_core.errors import ConfigurationError
 from runtime_core.host import supervisor as supervisor_module
-from runtime_core.host.stack import SERVICES, banner, child_specs, services_for
+from runtime_core.host.stack import SERVICES, _check_ports, banner, child_specs, services_for
 from runtime_core.host.supervisor import ChildSpec, Supervisor
 from runtime_core.telemetry.logs import last_line
 
@@ -379,3 +380,10 @@ def test_up_refuses_what_cannot_work_in_one_line(
         output, _ = up.communicate(timeout=60)
         assert up.returncode == 1
         assert re.fullmatch(said, output)
+
+
+def test_a_gateway_without_its_libraries_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ConfigurationError, match=r"needs uvicorn, .* extra 'gateway', or leave out --http-port"):
+        _check_ports(Settings.from_environment({}), 1, http=True)
+    _check_ports(Settings.from_environment({}), 1, http=False)

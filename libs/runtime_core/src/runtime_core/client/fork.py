@@ -224,7 +224,9 @@ async def on_broker(
         run.agent = known.end.agent
     if not run.agent:
         raise InvalidInput(
-            "task_id", f"the broker has no data of task {task!r}: give the trajectory store that recorded it"
+            "task_id",
+            f"the broker has no data of task {task!r}: check the id, or name the trajectory store that recorded it "
+            "(WEFT_TRAJECTORY_URL; in Python also store=…)",
         )
     _add_journal(run, fields)
     for name, value in fields.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import os
 import signal
 import socket
@@ -37,6 +38,8 @@ REPLICATED = frozenset({"agent_handler", "tool_handler"})
 """Services that scale with replicas. Of the others one replica leads, or all wait for the same cluster."""
 WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
 ENTRY = "runtime_core.host"
+GATEWAY_LIBRARIES = ("starlette", "uvicorn")
+"""What the HTTP gateway cannot start without; the extra `gateway` installs it."""
 """The module that starts a service by name."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -168,13 +171,21 @@ def _http_url(settings: Settings) -> str:
 
 
 def _check_ports(settings: Settings, count: int, *, http: bool) -> None:
-    """Check the ports of all services once, before each would refuse to start. Raises ConfigurationError."""
+    """Check the ports and the gateway's libraries once, before each service would refuse to start.
+
+    Raises ConfigurationError.
+    """
     first = settings.metrics_port or 0
     for port in range(first, first + count) if first else ():
         if _is_in_use(settings.metrics_host, port):
             raise ConfigurationError(
                 f"port {port} is in use: choose another first port with --metrics-port (0: any free ports)"
             )
+    if http and (missing := [each for each in GATEWAY_LIBRARIES if importlib.util.find_spec(each) is None]):
+        raise ConfigurationError(
+            f"the HTTP gateway needs {missing[0]}, which is not installed: install Weft with the extra 'gateway', or "
+            "leave out --http-port"
+        )
     port = settings.http_port or 0
     if http and port and _is_in_use(settings.http_host, port):
         raise ConfigurationError(f"port {port} is in use: choose another one with --http-port (0: any free port)")

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 # How long a call waits if its tool was not ready.
 NOT_READY_SECONDS = 0.5
 NOT_ALLOWED = "NotAllowed"
+NAMES_SHOWN = 20
+"""How many of the app's tools an error about an unknown name lists."""
 """The type of the ToolError of a call that the task, or the calling agent, does not allow."""
 
 
@@ -100,7 +102,8 @@ class CallHandler:
             tool = self._others.find(delivery.name)
         if tool is None:
             known = await self._bus.knows_tool(delivery.name)
-            await self._calls.hand_on(delivery, known, f"no tool is named {delivery.name}")
+            names = ", ".join(sorted(self._tools)[:NAMES_SHOWN]) or "none"
+            await self._calls.hand_on(delivery, known, f"no tool is named {delivery.name}; this app has {names}")
             return
         began, outcome = time.perf_counter(), "lost"
         try:
