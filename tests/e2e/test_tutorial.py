@@ -110,10 +110,10 @@ def test_a_tool_in_javascript_runs_as_printed(folder: Path, variables: dict[str,
 
 
 def test_every_block_is_one_that_is_tried() -> None:
-    """Blocks for a cluster are `console`: tests/deploy builds what they apply."""
+    """Blocks for a cluster are `console` and `dockerfile`: tests/deploy builds what they apply."""
     languages = {block.language for page in (*PAGES, *how_to()) for block in blocks(page)}
     assert languages <= {"python", "sh", "text", "js"}
-    assert {block.language for block in blocks("tutorial/6-deploy.md")} == {"console"}
+    assert {block.language for block in blocks("tutorial/6-deploy.md")} == {"console", "dockerfile"}
 
 
 def how_to() -> list[str]:

@@ -70,6 +70,22 @@ def page() -> Page:
         ),
     )
     page.row(
+        "Limits",
+        graph(
+            "Slots held",
+            "Open runs and calls that hold slots, by the agent or tool that declares the limit.",
+            Query(promql.total(names.LIMIT_SLOTS, by="name"), "{{name}}"),
+            stacked=True,
+        ),
+        graph(
+            "Waiting for a slot",
+            "Runs and calls that wait for a slot. If it grows without bound, more is submitted than the limit lets "
+            "through.",
+            Query(promql.total(names.LIMIT_WAITING, by="name"), "{{name}}"),
+            stacked=True,
+        ),
+    )
+    page.row(
         "Tools",
         graph(
             "Calls",

@@ -42,7 +42,7 @@ def test_the_names_are_in_weft_aworld_too_or_where_the_page_says() -> None:
             if name.endswith("Runtime"):
                 assert isinstance(engines.engine_named(name.removesuffix("Runtime").lower()), own)
                 continue
-            place = weft if name in ("Context", "TaskResponse") else every
+            place = weft if name in ("Context", "StreamingMode", "TaskResponse") else every
             place = engines if name in ("RunConfig", "RuntimeEngine") else place
             assert getattr(place, name) is own, f"{module}.{name}"
 
