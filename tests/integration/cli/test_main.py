@@ -41,6 +41,11 @@ def test_help_imports_nothing_that_takes_time() -> None:
     ("arguments", "said"),
     [
         (["submit"], "weft submit: Missing argument 'AGENT'; see `weft submit --help`"),
+        (
+            ["completion", "tcsh"],
+            "weft completion: Invalid value for 'SHELL': 'tcsh' is not one of 'bash', 'zsh', 'fish'; "
+            "see `weft completion --help`",
+        ),
         (["submit", "a", "--max-steps", "0"], "weft submit: "),
         (["submit", "a", "--stream", "--no-wait"], "weft submit: "),
         (["completion"], "weft completion: Missing argument 'SHELL'"),

@@ -199,7 +199,8 @@ def _wrong_usage(error: typer.TyperException) -> int:
     if "\n" in message and context is not None and isinstance(context.command, TyperGroup):
         print(message)  # a group without a subcommand: the message is its help
     else:
-        message = " ".join(message.split())
+        # Typer puts `Value error, ` before the text of some of its own errors.
+        message = " ".join(message.split()).replace(": Value error, ", ": ", 1)
         path = context.command_path if context is not None else "weft"
         _say(path, f"{message.rstrip('.')}; see `{path} --help`")
     return WRONG_USAGE
