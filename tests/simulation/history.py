@@ -298,6 +298,7 @@ class History:
         for base in self.scheduler.bases:
             late += cast(int, self.server.execute("ZCOUNT", base + "timers", self._broker_ms(base) + 60_000, "+inf"))
             late += cast(int, self.server.execute("HLEN", base + "delayed"))
+            late += cast(int, self.server.execute("HLEN", base + "waiting"))
             late += cast(int, self.server.execute("ZCARD", base + "requests"))  # what such a timer keeps waiting
             late += cast(int, self.server.execute("ZCARD", base + "scheduled"))
         return late >= work
