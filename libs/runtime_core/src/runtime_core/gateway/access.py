@@ -303,7 +303,7 @@ class Access:
                 return (await self._schedules().set(schedule)).describe()
             scoped = parse_set(caller.scope.schedule(given, self._blobs), now, caller.tenant)
             async with self._setting:
-                # Count anew each time: other replicas and the leader set schedules, too.
+                # Counted each time, since other replicas and the leader also set schedules.
                 await TenantSchedules(self._schedules(), self._bounds).set(scoped, "")
             return await self.schedule(caller, scoped.schedule_id)
 

@@ -217,13 +217,7 @@ async def read_object(
         shown = f"Content-Type {quoted(kind)}" if kind else "no Content-Type"
         raise Problem(MEDIA, f"{shown}: send application/json", "Content-Type")
     with limits.body() as count:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                data = await _read(request, count, most)
-        except TimeoutError:
-            raise Problem(SLOW, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-        except ClientDisconnect:
-            raise Problem(BODY, "the connection ended before the body did") from None
+        data = await _read(request, count, most)
         try:
             body = codec.decode(data, limit=most)
         except InvalidInput as error:
@@ -239,12 +233,18 @@ async def _read(request: Request, count: Callable[[int], None], most: int) -> by
     if declared.isdecimal() and int(declared[:19]) > most:
         raise _too_large(most)
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise _too_large(most)
-        count(len(part))
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                count(len(part))
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(SLOW, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise Problem(BODY, "the connection ended before the body did") from None
     return b"".join(parts)
 
 
@@ -254,13 +254,7 @@ async def read_form(request: Request, limits: Limits, most: int) -> dict[str, li
     if kind != FORM:
         raise Problem(MEDIA, f"Content-Type {quoted(kind)}: send {FORM}", "Content-Type")
     with limits.body() as count:
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                data = await _read(request, count, most)
-        except TimeoutError:
-            raise Problem(SLOW, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-        except ClientDisconnect:
-            raise Problem(BODY, "the connection ended before the body did") from None
+        data = await _read(request, count, most)
     try:
         return parse_qs(data.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
     except ValueError:
