@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.driver import Drive, Order
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_SECONDS = 30.0

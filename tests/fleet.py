@@ -23,7 +23,7 @@ from typing import Any, Self, TypeAlias
 
 from redis.asyncio import Redis
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 from tests.service_forks import SOURCES, Fork, can_fork, forks
 
 ROOT = Path(__file__).resolve().parent.parent

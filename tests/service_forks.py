@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime_core.base.lifeline import tie, tied
 from runtime_core.bus.library import library
-from runtime_core.lifeline import tie, tied
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = os.pathsep.join((str(ROOT / "libs" / "runtime_core" / "src"), str(ROOT)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.tools.tool import ToolContext
+from runtime_core.declare.tool import ToolContext
 from tests.apps import partition_app, publishers_app
 from weft import AgentContext, App, RetryPolicy
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from runtime_core.app.app import App
 from runtime_core.declare.declaration import Agent, RetryPolicy
+from runtime_core.declare.tool import ToolContext
 from runtime_core.errors import ToolError
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import handles
-from runtime_core.tools.tool import ToolContext
 
 app = App("fleet")
 

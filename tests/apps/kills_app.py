@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime_core.lifeline import tie
+from runtime_core.base.lifeline import tie
 from weft.runtime import AgentId, MessageContext, RoutedAgent, Runtime, TopicId, event, rpc
 
 JSON = Any  # Any: states are the users' own JSON

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from runtime_core.app.app import App
+from runtime_core.declare.tool import ToolContext
 from runtime_core.engines.function import EngineContext
 from runtime_core.errors import ToolError
 from runtime_core.runs.context import AgentContext
-from runtime_core.tools.tool import ToolContext
 from tests.apps.fleet_app import note
 
 app = App("stopping")

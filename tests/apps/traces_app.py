@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from runtime_core.declare.declaration import Agent
+from runtime_core.declare.tool import ToolContext
 from runtime_core.runs.definition import handles
-from runtime_core.tools.tool import ToolContext
 from weft import AgentContext, App, HookEvent, LLMAgent, RetryPolicy
 
 app = App("traces")

@@ -14,7 +14,7 @@ import pytest
 from docs import generate_acl, generate_api, generate_events, generate_metrics
 from runtime_core.bus.keys import Keys, ingress, namespace_settings
 from runtime_core.bus.library import FUNCTIONS
-from runtime_core.config.settings import Settings
+from runtime_core.settings import Settings
 from runtime_core.telemetry import names
 from runtime_core.testing.plugin import FIXTURE
 from tests.architecture.test_docs import exists, paths_named_in

@@ -56,9 +56,9 @@ PLACES = {
 
 FOUNDATIONS = {
     "runtime_core.errors": (),
-    "runtime_core.codec": ("runtime_core.errors",),
-    "runtime_core.ids": ("runtime_core.errors",),
-    "runtime_core.wire.envelope": ("runtime_core.errors", "runtime_core.codec", "runtime_core.ids"),
+    "runtime_core.wire.codec": ("runtime_core.errors",),
+    "runtime_core.wire.ids": ("runtime_core.errors",),
+    "runtime_core.wire.envelope": ("runtime_core.errors", "runtime_core.wire.codec", "runtime_core.wire.ids"),
 }
 """The modules at the bottom → all that they may import of ours."""
 

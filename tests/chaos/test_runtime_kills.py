@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 from tests.apps.kills_app import KEYS, TYPES, Order, Receipt, desk_of
 from tests.chaos.harm import EVERY_SECONDS, MOST_HARM, RESULT_SECONDS, harm_broker, under
 from tests.chaos.invariants import check_broker

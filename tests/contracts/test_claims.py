@@ -16,8 +16,8 @@ from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Misplaced, Submitted
 from runtime_core.errors import Rejected
-from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import partition_of
 from tests.contracts.broker import Broker, PassingTransport, complete, send
 from tests.contracts.two_partitions import Pair, two_partitions
 

@@ -19,7 +19,6 @@ from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
 from runtime_core.bus.tasks import Submitted
 from runtime_core.bus.topics import Topics
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.host.manager import build
@@ -28,6 +27,7 @@ from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.admitter import Admitter
 from runtime_core.ingress.relay import Relay
 from runtime_core.ingress.schedules import ScheduleBounds, Schedules, parse_set
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission

@@ -19,7 +19,6 @@ from runtime_core.bus.topics import Topics
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.ids import task_id_of
 from runtime_core.ingress import publishers
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publisher, Publishers
@@ -27,6 +26,7 @@ from runtime_core.ingress.scheduler import Scheduler
 from runtime_core.ingress.schedules import ScheduleBounds, Schedules
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import task_id_of
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.test_ingress import admitting, until
 

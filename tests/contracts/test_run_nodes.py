@@ -22,8 +22,8 @@ from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.errors import InvalidInput, Rejected, ServerError
-from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import partition_of
 from tests.contracts.broker import Broker, answer, ask, bury, complete, question, suspend
 
 WAIT = 20.0

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from runtime_core.config.settings import Settings
 from runtime_core.host.service import GATEWAY, SERVICES
+from runtime_core.settings import Settings
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, build
 from tests.deploy.manifests import containers, pod_templates

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from kubernetes_validate import SchemaNotFoundError
 
-from runtime_core.config.settings import Settings
 from runtime_core.host.service import GATEWAY, SERVICES
+from runtime_core.settings import Settings
 from tests.architecture.tree import ROOT
 from tests.deploy.kubectl import K8S, Manifest, build
 from tests.deploy.manifests import Flow, allowed, containers, name_of, pod_templates

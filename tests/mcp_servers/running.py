@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 from tests.servers.process import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent

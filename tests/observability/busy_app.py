@@ -7,14 +7,14 @@ import sys
 
 from runtime_core.app.app import App
 from runtime_core.declare.declaration import Agent, RetryPolicy
+from runtime_core.declare.tool import ToolContext
 from runtime_core.engines.function import EngineContext
 from runtime_core.errors import EngineError, Reject
-from runtime_core.hooks.declared import HookEvent
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.llm.tokens import Price
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import handles
-from runtime_core.tools.tool import ToolContext
+from runtime_core.runs.hooks.declared import HookEvent
 from tests.mcp_servers.ledger import VARIABLE
 
 app = App("busy")

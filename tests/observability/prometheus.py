@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 from tests.servers.debian import Program, command_of
 from tests.servers.process import HOST, free_port
 from tests.servers.unavailable import Unavailable

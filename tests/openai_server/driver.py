@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 from tests.openai_server.control import Closing, Release
 from tests.openai_server.ledger import Counts, Entry, read_file
 from tests.openai_server.script import Answer, Call, Cut, Fault, Gate, Rule, Script, Usage, When

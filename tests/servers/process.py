@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 
 Append = Literal["always", "everysec", "no"]
 

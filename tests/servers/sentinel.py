@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime_core.lifeline import tied
+from runtime_core.base.lifeline import tied
 from tests.servers.process import HOST, Server, free_port
 from tests.servers.valkey import valkey_command
 

@@ -13,7 +13,6 @@ import msgspec
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.clusters.driver.process import Begun, Driver
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served
-from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import (
     Cancel,
     Error,
@@ -28,6 +27,7 @@ from runtime_core.engines.protocol import (
 )
 from runtime_core.host.app_services import add_gateway
 from runtime_core.host.host import Host
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from tests.simulation.ledger import Ledger
 from tests.simulation.processes import LEASE_SECONDS, HandlerProcess

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.topics import task_of_message
-from runtime_core.ids import ROOT_RUN
-from runtime_core.ids import task_of_message as message_of_step
 from runtime_core.ingress.relay import ANSWER_OVERHEAD
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED, StreamEvent, TaskOutput
+from runtime_core.wire.ids import ROOT_RUN
+from runtime_core.wire.ids import task_of_message as message_of_step
 from tests.simulation import faults, schedules
 from tests.simulation.programs import EAGER, FRESH, LATE, NO_MESSAGE, SUBSCRIPTIONS, UNHEARD
 from tests.simulation.services import MOST_ANSWER_BYTES

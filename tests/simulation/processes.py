@@ -14,6 +14,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.replies import Replies
 from runtime_core.consumer.in_flight import Handler
+from runtime_core.declare.tool import AbandonedThreads
 from runtime_core.errors import BusError
 from runtime_core.host.host import Host, Role
 from runtime_core.ingress.admission import Admission
@@ -22,7 +23,6 @@ from runtime_core.ingress.scheduler import Scheduler as ScheduleStarter
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
-from runtime_core.tools.tool import AbandonedThreads
 from tests.simulation.ledger import LEDGER
 from tests.simulation.loop import PROCESS, Timer
 from tests.simulation.objects import STREAM as OBJECTS

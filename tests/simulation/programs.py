@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.declare.tool import ToolContext
 from runtime_core.errors import StepError
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall, ModelStep
-from runtime_core.tools.tool import ToolContext
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.ledger import LEDGER, Ledger
 from tests.simulation.loop import PROCESS

@@ -17,7 +17,7 @@ from typing import Self, cast
 
 import hiredis
 
-from runtime_core import lifeline
+from runtime_core.base import lifeline
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.library import FUNCTIONS, Library
 from runtime_core.bus.library import library as real_library

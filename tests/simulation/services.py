@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from runtime_core.config.settings import Settings
 from runtime_core.errors import Fenced
 from runtime_core.host.host import Role
 from runtime_core.host.manager import StateManager
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore

@@ -15,8 +15,8 @@ from typing import Protocol
 import pytest
 
 from runtime_core.actors.protocol import AgentMetadata
+from runtime_core.base.lifeline import tied
 from runtime_core.bus.deliveries import QUARANTINE_AFTER
-from runtime_core.lifeline import tied
 from tests.conftest import ROOT
 from tests.integration.actors.agents import DEFAULT, ROUNDS, Answer, Ask, Echo, Note, OwnError, Ping, Round, Sink
 from tests.servers.process import Server

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from runtime_core.config.settings import Settings
+from runtime_core.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.fleet import Fleet
 from tests.integration.llm.desk import Desk

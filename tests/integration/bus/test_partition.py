@@ -13,10 +13,10 @@ from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import Client
-from runtime_core.ids import instance_address, partition_of
 from runtime_core.ingress.publishers import Publisher, Publishers
 from runtime_core.wire.commands import SUBMIT, parse_submit
 from runtime_core.wire.envelope import Envelope
+from runtime_core.wire.ids import instance_address, partition_of
 from tests.fleet import Fleet, until
 from tests.servers.cluster import CLUSTER_OPTIONS, join
 from tests.servers.process import Server

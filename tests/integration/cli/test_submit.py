@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from runtime_core.cli.submit import PrintedOutput
-from runtime_core.codec import typed
+from runtime_core.wire.codec import typed
 from runtime_core.wire.events import StreamEvent
 from tests.integration.cli.desk import Desk, Ended, Weft, command, environment
 

@@ -16,10 +16,10 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.host.manager import StateManager
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore

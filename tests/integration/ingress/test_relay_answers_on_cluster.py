@@ -11,8 +11,8 @@ from redis.crc import key_slot
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.namespace import connect
-from runtime_core.config.settings import Settings
 from runtime_core.host.manager import build
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer
 from tests.fleet import until

@@ -15,7 +15,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.client.client import Client
 from runtime_core.client.task import TaskHandle
 from runtime_core.client.task_view import read_task
-from runtime_core.ids import instance_address, partition_of
+from runtime_core.wire.ids import instance_address, partition_of
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.cluster import CLUSTER_OPTIONS, SLOTS, follow, join

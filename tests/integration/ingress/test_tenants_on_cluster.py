@@ -22,7 +22,7 @@ from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, find_users, lacking,
 from runtime_core.bus.acl.users import USERS
 from runtime_core.bus.keys import Keys
 from runtime_core.client.client import Client
-from runtime_core.ids import partition_of
+from runtime_core.wire.ids import partition_of
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
 from tests.integration.bus.test_partition import PARTITIONS, ask_everywhere

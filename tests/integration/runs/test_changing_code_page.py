@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime_core.config.settings import Settings
 from runtime_core.host.app_services import build_task_host
 from runtime_core.host.local import LocalApp
+from runtime_core.settings import Settings
 from tests.servers.process import Server
 from weft import AgentContext, App, Client
 

@@ -11,9 +11,9 @@ import pytest
 from runtime_core.app.app import App
 from runtime_core.aworld.events.replay import replay
 from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.declare.tool import ToolContext
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
-from runtime_core.tools.tool import ToolContext
 from weft.testing import LocalApp
 
 pytestmark = [pytest.mark.timeout(120)]

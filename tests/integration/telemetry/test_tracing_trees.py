@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client
-from runtime_core.ids import instance_address, partition_of
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.telemetry import trace_context
+from runtime_core.wire.ids import instance_address, partition_of
 from tests.fleet import Fleet, plain_redis, until
 from tests.integration.telemetry.test_tracing import APP, WAIT, collected, ended, is_one_tree, line
 from tests.servers.otlp_receiver import OtlpReceiver, Span

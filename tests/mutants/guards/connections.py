@@ -110,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/bus:connection",
     ),
     python(
-        "config/settings.py",
+        "settings.py",
         "password_options",
         'PASSWORD_IN_OPTION.sub("***", PASSWORD_IN_URL.sub(r"\\1:***@", url))',
         'PASSWORD_IN_URL.sub(r"\\1:***@", url)',

@@ -6,20 +6,20 @@ from tests.mutants.mutant import Mutant, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
-        "lazy.py",
+        "base/lazy.py",
         "extra",
         "            if extra is None:\n",
         "            if True:\n",
         "a name without its library says which extra installs it",
-        "unit:lazy",
+        "unit/base:lazy",
     ),
     python(
-        "lazy.py",
+        "base/lazy.py",
         "ours",
         '    if missing.partition(".")[0] in _OURS:\n',
         "    if False:\n",
         "a broken module of ours is not taken for a missing extra",
-        "unit:lazy",
+        "unit/base:lazy",
     ),
     python(
         "host/service.py",

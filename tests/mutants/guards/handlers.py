@@ -9,12 +9,12 @@ CALLS = "tools/handler.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
-        "tools/tool.py",
+        "declare/tool.py",
         "result_type",
         '            check.check(data, "result")\n',
         "            pass\n",
         "a result that does not fit the declared return type fails at the tool",
-        "unit/tools:tool",
+        "unit/declare:tool",
     ),
     python(
         "runs/definition.py",
@@ -41,12 +41,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:served_names",
     ),
     python(
-        "codec.py",
+        "wire/codec.py",
         "not_json",
         '        if field and stripped[0] in "{[":\n',
         "        if False:\n",
         "text on the command line that begins like JSON has to be JSON",
-        "unit:codec",
+        "unit/wire:codec",
     ),
     python(
         "maintenance/waits.py",

@@ -6,12 +6,12 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
-        "codec.py",
+        "wire/codec.py",
         "long_exponents",
         "    if sum(map(numbers.count, _LONG_EXPONENTS)) > MAX_LONG_EXPONENTS:\n",
         "    if False:\n",
         "JSON that a decoder takes seconds for is refused",
-        "unit:codec",
+        "unit/wire:codec",
     ),
     lua(
         "commit_turn",

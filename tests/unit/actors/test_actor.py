@@ -19,10 +19,10 @@ from runtime_core.bus.replies import Answer
 from runtime_core.consumer.effects import COMPLETED, Completed, Effect, Failed
 from runtime_core.declare.declaration import Place
 from runtime_core.errors import BusError, JournalMoved, LimitExceeded
-from runtime_core.ids import step_digest
 from runtime_core.runs.effects import Call, Publish
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import Attempt, Meta, Workplace
+from runtime_core.wire.ids import step_digest
 from tests.unit.runs.run_world import World
 
 Handle = Callable[[ActorRun], Awaitable[None]]

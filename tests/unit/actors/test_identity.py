@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime_core.actors.identity import agent_name, instance_key, key_of, pool_of, type_of
 from runtime_core.actors.message import MessageHandlerContext
 from runtime_core.declare.declaration import NAME, POOL
-from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
+from runtime_core.wire.ids import MAX_NAME_CHARACTERS, has_control
 from weft.errors import InvalidInput
 from weft.runtime import AgentId, AgentType, DefaultTopicId, TopicId
 

@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from runtime_core.app.app import App
 from runtime_core.app.registry import Functions
 from runtime_core.declare.declaration import Agent, RetryPolicy
+from runtime_core.declare.mcp_server import MCPServer, MCPSettings
+from runtime_core.declare.tool import Tool, ToolContext, ToolSettings
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, handles
-from runtime_core.tools.mcp.server import MCPServer, MCPSettings
-from runtime_core.tools.tool import Tool, ToolContext, ToolSettings
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

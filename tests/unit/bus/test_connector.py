@@ -8,8 +8,8 @@ from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLCon
 from redis.credentials import CredentialProvider
 
 from runtime_core.bus.connector import parse_address
-from runtime_core.config.settings import without_password
 from runtime_core.errors import ConfigurationError
+from runtime_core.settings import without_password
 
 
 class Vault(CredentialProvider):

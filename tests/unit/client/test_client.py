@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.codec import MAX_DATA_BYTES
+from runtime_core.wire.codec import MAX_DATA_BYTES
 from weft import Agent, AgentContext, App, Client, SubmitOptions, handles
 from weft.errors import InvalidInput
 from weft.testing import LocalApp

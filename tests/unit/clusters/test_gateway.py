@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
+from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TYPE
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
@@ -22,7 +23,6 @@ from runtime_core.clusters import gateway as module
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
 from runtime_core.engines.protocol import Error, Outcome, State, Value, Work
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.text import LONGEST_MESSAGE, LONGEST_TYPE
 from tests.contracts.broker import Broker, ask, suspend
 
 app = App("lost")

@@ -20,9 +20,9 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.consumer import progress
 from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible
 from runtime_core.consumer.settle import failed_from, failure_of
+from runtime_core.declare.tool import run_limited
 from runtime_core.errors import BlockedEventLoop, LoopInterrupt
 from runtime_core.telemetry.logs import HANDLED
-from runtime_core.tools.tool import run_limited
 
 LIMIT = 0.4
 
@@ -143,8 +143,8 @@ def frames(*modules: str) -> FrameType | None:
     [
         (("desk.agents", "runtime_core.runs.scheduler", "asyncio.runners"), True),
         (("json.decoder", "desk.agents", "runtime_core.runs.scheduler"), True),
-        (("concurrent.futures._base", "threading", "desk.agents", "runtime_core.tools.tool"), True),
-        (("numpy.linalg", "runtime_core.tools.tool"), True),
+        (("concurrent.futures._base", "threading", "desk.agents", "runtime_core.declare.tool"), True),
+        (("numpy.linalg", "runtime_core.declare.tool"), True),
         (("runtime_core.declare.schema", "desk.agents", "runtime_core.runs.scheduler"), False),
         (("logging", "runtime_core.runs.scheduler"), False),
         (("asyncio.tasks", "desk.agents", "runtime_core.runs.scheduler"), False),
@@ -165,7 +165,7 @@ def test_a_blocked_loop_is_an_attempt_that_failed() -> None:
 FORKS = """
 import os, sys, threading
 from runtime_core.host.forked import guard_forks
-from runtime_core.tools.tool import _guarded
+from runtime_core.declare.tool import _guarded
 
 guard_forks()
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from runtime_core import codec
 from runtime_core.consumer.settle import failed_from, failure_of
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.schema import Value, encode, encode_result
 from runtime_core.errors import InvalidInput, Reject, Retry, ToolError
+from runtime_core.wire import codec
 
 MIB = 1024 * 1024
 

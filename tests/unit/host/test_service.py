@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.config.settings import Settings
 from runtime_core.host import service as service_module
 from runtime_core.host.service import Build
 from runtime_core.host.stack import RAY_GATEWAY, SPARK_GATEWAY
 from runtime_core.host.stack import SERVICES as STARTED
+from runtime_core.settings import Settings
 from tests.architecture.tree import ROOT
 
 # A role whose behaviour is chosen by words in argv; what it does is printed.

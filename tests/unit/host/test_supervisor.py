@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
 from runtime_core.host import supervisor as supervisor_module
 from runtime_core.host.stack import SERVICES, _check_ports, banner, child_specs, services_for
 from runtime_core.host.supervisor import ChildSpec, Supervisor
+from runtime_core.settings import Settings
 from runtime_core.telemetry.logs import last_line
 
 WAITS = "import signal, sys; print('here', flush=True); signal.signal(15, lambda *_: sys.exit(0)); signal.pause()"
@@ -278,7 +278,7 @@ serve(sys.argv[1], build)
 UP = """
 import asyncio, os
 from runtime_core.host import stack as up
-from runtime_core.config.settings import Settings
+from runtime_core.settings import Settings
 up.ENTRY = "small_services"
 raise SystemExit(asyncio.run(up.up(Settings.from_environment(os.environ), 1, ("agent_handler", "state_manager"))))
 """

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from runtime_core.base.text import LONGEST_MESSAGE
 from runtime_core.declare.manifest import AgentEntry, Manifest, ToolEntry
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.toolset import FINAL, Toolset, ToolsMissing, edge_names, refusal, toolset_of
-from runtime_core.text import LONGEST_MESSAGE
 from weft import AgentContext, App, LLMAgent
 
 EDGE = re.compile(r"[a-zA-Z0-9_-]{1,64}")

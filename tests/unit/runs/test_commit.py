@@ -6,9 +6,9 @@ from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.topics import sent
 from runtime_core.consumer.effects import Completed
-from runtime_core.ids import partition_of
 from runtime_core.runs.commit import parts, parts_of, row_of_run
 from runtime_core.runs.effects import Call, Send
+from runtime_core.wire.ids import partition_of
 
 
 def delivery() -> Delivery:

@@ -9,11 +9,11 @@ import pytest
 
 from runtime_core.consumer.effects import COMPLETED, Completed, Failed
 from runtime_core.errors import OutputChanged
-from runtime_core.ids import step_digest
 from runtime_core.runs import execution as execution_module
 from runtime_core.runs import output as output_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
+from runtime_core.wire.ids import step_digest
 from runtime_core.wire.step import BYTES, PIECES, Step
 from tests.unit.runs.run_world import STARTED_MS, Program, World
 

@@ -17,10 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings
 from runtime_core.host import service as endpoint_module
 from runtime_core.host.manager import StateManager
 from runtime_core.host.service import Endpoint, Response, plain
+from runtime_core.runs.model_step import count_model_calls
+from runtime_core.settings import Settings
 from runtime_core.telemetry import logs, names
 from runtime_core.telemetry.metrics import (
     FRESH_SECONDS,
@@ -32,7 +33,6 @@ from runtime_core.telemetry.metrics import (
 )
 from runtime_core.telemetry.names import Kind
 from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
-from runtime_core.trajectory.model_call import count_model_calls
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 from runtime_core.wire.step import Step

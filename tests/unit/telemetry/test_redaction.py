@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 from runtime_core.clusters.remote import error_of
 from runtime_core.clusters.spark import backend as spark_backend
 from runtime_core.clusters.spark import calls as spark_calls
@@ -28,7 +29,6 @@ from runtime_core.telemetry.redaction import (
     secrets_of,
     use,
 )
-from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 from runtime_core.tools.mcp import connection as mcp_connection
 from runtime_core.tools.mcp import transport as mcp_transport
 

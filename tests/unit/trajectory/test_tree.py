@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from runtime_core.text import duration
+from runtime_core.base.text import duration
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import last_failure, render, to_tree
 from runtime_core.wire.step import Fork, Step, StepError, TaskEnd

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_core.codec import MSGPACK, decode
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.ids import task_id_of
 from runtime_core.ingress import schedules
+from runtime_core.wire.codec import MSGPACK, decode
 from runtime_core.wire.commands import (
     CANCEL,
     PUBLISH,
@@ -32,6 +31,7 @@ from runtime_core.wire.commands import (
 )
 from runtime_core.wire.envelope import Envelope, parse, to_fields
 from runtime_core.wire.events import accepted, ended, human_requested, output_delta, rejected, step_recorded
+from runtime_core.wire.ids import task_id_of
 
 AT = 1795226400000.0
 WIRE = Path(__file__).parents[3] / "docs" / "wire.md"

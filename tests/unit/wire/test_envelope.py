@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime_core.codec import MAX_DATA_BYTES, MAX_DEPTH, decode
 from runtime_core.errors import InvalidInput
+from runtime_core.wire.codec import MAX_DATA_BYTES, MAX_DEPTH, decode
 from runtime_core.wire.envelope import (
     ATTRIBUTES,
     MAX_ATTRIBUTE_BYTES,

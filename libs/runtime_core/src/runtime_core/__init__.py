@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime_core.lazy import loader
+from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
     from runtime_core.declare.declaration import Agent
+    from runtime_core.declare.tool import ToolContext
     from runtime_core.errors import Reject, Retry
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import handles
-    from runtime_core.tools.tool import ToolContext
 
 __all__ = ["Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles"]
 
@@ -27,7 +27,7 @@ _PLACES = {
     "Client": "runtime_core.client.client",
     "Reject": "runtime_core.errors",
     "Retry": "runtime_core.errors",
-    "ToolContext": "runtime_core.tools.tool",
+    "ToolContext": "runtime_core.declare.tool",
     "handles": "runtime_core.runs.definition",
 }
 

@@ -20,24 +20,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime_core.lazy import loader
+from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App
     from runtime_core.client.client import Client
     from runtime_core.client.task import TaskHandle
     from runtime_core.declare.declaration import Agent, Limit, RetryPolicy
+    from runtime_core.declare.tool import ToolContext
     from runtime_core.engines.function import EngineContext
     from runtime_core.engines.protocol import Resources
     from runtime_core.errors import Reject, Rejected, Retry, WeftError
-    from runtime_core.hooks.declared import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.ingress.schedules import Schedule
     from runtime_core.llm.agent import Approve, LLMAgent
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import handles
     from runtime_core.runs.effects import Approval
+    from runtime_core.runs.hooks.declared import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.runs.shared_context import Context
-    from runtime_core.tools.tool import ToolContext
     from runtime_core.wire.commands import SubmitOptions
     from runtime_core.wire.events import StreamEvent, StreamingMode, TaskFailed, TaskOutput, TaskResponse
 
@@ -78,17 +78,17 @@ __all__ = [
 _PLACES = {
     "Agent": "runtime_core.declare.declaration",
     "AgentContext": "runtime_core.runs.context",
-    "Allow": "runtime_core.hooks.declared",
+    "Allow": "runtime_core.runs.hooks.declared",
     "App": "runtime_core.app.app",
     "Approval": "runtime_core.runs.effects",
     "Approve": "runtime_core.llm.agent",
-    "Ask": "runtime_core.hooks.declared",
-    "Change": "runtime_core.hooks.declared",
+    "Ask": "runtime_core.runs.hooks.declared",
+    "Change": "runtime_core.runs.hooks.declared",
     "Client": "runtime_core.client.client",
     "Context": "runtime_core.runs.shared_context",
-    "Deny": "runtime_core.hooks.declared",
+    "Deny": "runtime_core.runs.hooks.declared",
     "EngineContext": "runtime_core.engines.function",
-    "HookEvent": "runtime_core.hooks.declared",
+    "HookEvent": "runtime_core.runs.hooks.declared",
     "LLMAgent": "runtime_core.llm.agent",
     "Limit": "runtime_core.declare.declaration",
     "Reject": "runtime_core.errors",
@@ -104,7 +104,7 @@ _PLACES = {
     "TaskHandle": "runtime_core.client.task",
     "TaskOutput": "runtime_core.wire.events",
     "TaskResponse": "runtime_core.wire.events",
-    "ToolContext": "runtime_core.tools.tool",
+    "ToolContext": "runtime_core.declare.tool",
     "WeftError": "runtime_core.errors",
     "handles": "runtime_core.runs.definition",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.lazy import needs_extra
+from runtime_core.base.lazy import needs_extra
 
 try:
     from runtime_core.actors.autogen import WeftAgentRuntime

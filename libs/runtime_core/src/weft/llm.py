@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime_core.lazy import loader
+from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.llm.failures import ModelFailed

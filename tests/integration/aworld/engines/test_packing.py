@@ -12,8 +12,8 @@ import pytest
 from runtime_core.aworld.engines import target as engines_target
 from runtime_core.aworld.engines.packing import PackedApp, pack, reference_of, unpack
 from runtime_core.aworld.target import TasksApp
-from runtime_core.config.settings import Settings
 from runtime_core.host import app_services
+from runtime_core.settings import Settings
 from tests.servers.process import Server
 from weft import AgentContext, App, Client
 from weft.aworld import Runners, Swarm, Task, TaskRunner

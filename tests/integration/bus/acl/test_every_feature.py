@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, find_users, lacking, user_line
 from runtime_core.bus.acl.users import USERS
 from runtime_core.client.client import Client
-from runtime_core.ids import partition_of
+from runtime_core.wire.ids import partition_of
 from tests.chaos.test_every_call import OUTPUT, answered
 from tests.conftest import OwnServer
 from tests.engine_backends.files import FOLDER, Files

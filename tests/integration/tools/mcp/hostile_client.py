@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from runtime_core.declare.declaration import Place
+from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.tools.mcp.connection import Lost, MCPSession
-from runtime_core.tools.mcp.server import MCPServer
 
 MEMORY_BYTES = 160 * 1024 * 1024
 CALL_SECONDS = 3.0

@@ -16,10 +16,10 @@ import pytest
 from runtime_core.app.app import App
 from runtime_core.client.client import Client
 from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.declare.mcp_server import MCPSettings, Mode
 from runtime_core.errors import ToolError
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.context import AgentContext
-from runtime_core.tools.mcp.server import MCPSettings, Mode
 from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer

@@ -8,10 +8,10 @@ from collections import deque
 
 import pytest
 
+from runtime_core.base.text import LONGEST_MESSAGE
 from runtime_core.clusters.driver.host import RECORD_PREFIX, LineHandler, parse_line
 from runtime_core.clusters.driver.process import _listen
 from runtime_core.telemetry.logs import LONGEST, LONGEST_LINE
-from runtime_core.text import LONGEST_MESSAGE
 
 KEY = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"
 

@@ -18,11 +18,11 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from runtime_core.app.app import App
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, TurnResult
+from runtime_core.declare.tool import AbandonedThreads, ToolContext
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.llm.pydantic_ai.definition import PydanticAgent, tool_call
 from runtime_core.llm.pydantic_ai.durability import CARRIED
 from runtime_core.runs.journal import pack
-from runtime_core.tools.tool import AbandonedThreads, ToolContext
 from runtime_core.wire.step import Step
 from tests.unit.runs.run_world import World
 

@@ -36,7 +36,6 @@ from runtime_core.consumer.settle import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError
-from runtime_core.ids import child_run, fingerprint, step_digest
 from runtime_core.runs.calls import Outgoing, PublishStep, SendStep
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.effects import Call
@@ -46,6 +45,7 @@ from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.runs.step import Step
+from runtime_core.wire.ids import child_run, fingerprint, step_digest
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from runtime_core.config.settings import SETTING_NAME
 from runtime_core.declare.schema import encode
 from runtime_core.errors import ConfigurationError, Deadlock, InvalidInput, WeftError
+from runtime_core.settings import SETTING_NAME
 
 
 def name_of(cls: type) -> str:

@@ -17,6 +17,7 @@ from runtime_core.actors.actor import ActorDefinition, Actors
 from runtime_core.actors.errors import check_saved
 from runtime_core.actors.identity import Address, agent_name, instance_key, key_of, type_of
 from runtime_core.app.app import App
+from runtime_core.base.periodic import Periodic
 from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.event_bus import EventBus
@@ -33,12 +34,11 @@ from runtime_core.consumer.leader import Leader
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import BusError, ConfigurationError, InvalidInput, Rejected
 from runtime_core.host.host import Host
-from runtime_core.ids import fingerprint, instance_address, partition_of
 from runtime_core.maintenance.keeper import Keeper
-from runtime_core.periodic import Periodic
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import fingerprint, instance_address, partition_of
 
 logger = logging.getLogger(__name__)
 

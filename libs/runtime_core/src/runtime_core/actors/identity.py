@@ -12,7 +12,7 @@ from typing import Protocol
 
 from runtime_core.actors.errors import InvalidName
 from runtime_core.declare.declaration import NAME
-from runtime_core.ids import MAX_NAME_CHARACTERS, fingerprint
+from runtime_core.wire.ids import MAX_NAME_CHARACTERS, fingerprint
 
 _AGENT_TYPE = re.compile(r"[\w\-.]+")
 _TOPIC_TYPE = re.compile(r"[\w\-.:=]+")

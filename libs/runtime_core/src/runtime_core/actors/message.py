@@ -15,8 +15,8 @@ import msgspec
 from runtime_core.actors.errors import CancellationToken
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.actors.serialization import JSON_DATA_CONTENT_TYPE, SerializationRegistry
-from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import InvalidInput
+from runtime_core.wire.codec import MAX_DATA_BYTES
 
 logger = logging.getLogger(__name__)
 _handler: ContextVar[AgentId] = ContextVar("weft message handler")

@@ -24,9 +24,9 @@ from runtime_core.bus.spans import TASKS, TOPICS, sending
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.bus.topics import published
 from runtime_core.errors import BusError, InvalidInput, Rejected
-from runtime_core.ids import ROOT_RUN, fingerprint
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import ROOT_RUN, fingerprint
 
 logger = logging.getLogger(__name__)
 

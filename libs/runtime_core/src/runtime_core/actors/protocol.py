@@ -12,7 +12,7 @@ from runtime_core.actors.errors import CancellationToken, CantHandleException
 from runtime_core.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.actors.message import ContextNamespace, MessageContext, SubscriptionInstantiationContext, outside
 from runtime_core.actors.serialization import MessageSerializer
-from runtime_core.ids import fingerprint
+from runtime_core.wire.ids import fingerprint
 
 UnboundSubscription = Callable[[], "list[Subscription] | Awaitable[list[Subscription]]"]
 """Creates subscriptions for the type that is being registered."""

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Functions
 from runtime_core.declare.declaration import NAME, Agent, Place, check_options, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.tool import StepTool, Tool, ToolSettings, is_pattern
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.engines.local import engine_name
 from runtime_core.engines.runtime_engine import RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError
-from runtime_core.hooks.declared import Callback, Hook
 from runtime_core.runs.calls import SESSION_AGENT, SessionRequest
 from runtime_core.runs.definition import NO_VERSION, AgentDefinition, AgentSettings, ClassAgent, FunctionAgent
+from runtime_core.runs.hooks.declared import Callback, Hook
 from runtime_core.runs.shared_context import Context
-from runtime_core.tools.tool import StepTool, Tool, ToolSettings, is_pattern
 
 if TYPE_CHECKING:
+    from runtime_core.declare.mcp_server import MCPServer, MCPSettings
     from runtime_core.llm.agent import LLMAgent, ModelAgent
     from runtime_core.llm.tokens import Price
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.policy import HasAsyncPolicy, HasPolicy, PolicyDefinition
-    from runtime_core.tools.mcp.server import MCPServer, MCPSettings
     from runtime_core.trajectory.items import RewardFunction
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -394,7 +394,7 @@ class App:
         Raises:
             ConfigurationError: An option is unknown or wrong.
         """
-        from runtime_core.tools.mcp.server import MCPServer, MCPSettings
+        from runtime_core.declare.mcp_server import MCPServer, MCPSettings
 
         place = place_of(None, 2)
         check_options(f"MCP server {name!r}", settings, MCPSettings.__annotations__, place)

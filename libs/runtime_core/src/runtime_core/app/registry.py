@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from runtime_core.codec import quoted
 from runtime_core.declare.declaration import Place, shown
+from runtime_core.declare.tool import Tool
 from runtime_core.engines.function import EngineFunction
 from runtime_core.engines.local import OwnEngines
 from runtime_core.errors import ConfigurationError
-from runtime_core.hooks.declared import HookTable
 from runtime_core.llm.models import OpenModels
 from runtime_core.runs.definition import AgentDefinition
-from runtime_core.tools.tool import Tool
+from runtime_core.runs.hooks.declared import HookTable
+from runtime_core.wire.codec import quoted
 
 if TYPE_CHECKING:
     from runtime_core.declare.declaration import RetryPolicy
-    from runtime_core.hooks.around import RunHooks
+    from runtime_core.declare.mcp_server import MCPServer
+    from runtime_core.runs.hooks.around import RunHooks
     from runtime_core.runs.run import Run
-    from runtime_core.tools.mcp.server import MCPServer
 
 
 class _Declared(Protocol):
@@ -200,13 +200,13 @@ class AppHookTable(HookTable):
 
     def of_ends_agent(self, app: str) -> AgentDefinition:
         """Return the agent that runs the hooks of tasks that ended without completing."""
-        from runtime_core.hooks.around import TaskEnded
+        from runtime_core.runs.hooks.around import TaskEnded
 
         return TaskEnded(app)
 
     def ended_task(self, input: bytes) -> str:
         """Return the id of the task that this input of that agent describes."""
-        from runtime_core.hooks.around import ended_task
+        from runtime_core.runs.hooks.around import ended_task
 
         return ended_task(input)
 
@@ -214,7 +214,7 @@ class AppHookTable(HookTable):
         self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
     ) -> RunHooks:
         """Return the hooks of one run: those that its task names and those that always run."""
-        from runtime_core.hooks.around import HooksOfEnd, RunHooks
+        from runtime_core.runs.hooks.around import HooksOfEnd, RunHooks
 
         kind = HooksOfEnd if of_end else RunHooks
         named = run.meta.get("hooks", {})

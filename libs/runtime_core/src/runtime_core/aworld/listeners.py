@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TextIO, cast
 
-from runtime_core import codec
 from runtime_core.aworld.task import Task
 from runtime_core.bus.keys import GROUPS
 from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.wire import codec
 from runtime_core.wire.events import HUMAN_REQUESTED, StreamEvent, stream_event
 
 if TYPE_CHECKING:

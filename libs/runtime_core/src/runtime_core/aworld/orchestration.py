@@ -36,8 +36,8 @@ from runtime_core.aworld.topology import (
     Topology,
     code_in_swarm,
 )
-from runtime_core.codec import canonical
 from runtime_core.declare.declaration import Place, RetryPolicy, label
+from runtime_core.declare.tool import is_allowed, is_pattern
 from runtime_core.errors import AgentError, ConfigurationError, LimitExceeded
 from runtime_core.runs.policy import (
     ActionModel,
@@ -51,7 +51,7 @@ from runtime_core.runs.policy import (
     takes_observation,
     with_info,
 )
-from runtime_core.tools.tool import is_allowed, is_pattern
+from runtime_core.wire.codec import canonical
 
 if TYPE_CHECKING:
     from runtime_core.runs.calls import RequestStep, SendStep

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from runtime_core.aworld.task import CONTEXT_STEP, Task
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.ids import ROOT_RUN
 from runtime_core.wire.events import TaskRecord, TaskResponse
+from runtime_core.wire.ids import ROOT_RUN
 
 if TYPE_CHECKING:
     from runtime_core.maintenance.dead_letters import DeadLetters
@@ -134,7 +134,7 @@ def _logged(task: str, error: dict[str, str], trace: str) -> dict[str, str]:
 
 
 def _model_calls(recorded: TaskTrajectory) -> list[dict[str, Any]]:  # Any: JSON
-    from runtime_core.trajectory.model_call import is_model_call
+    from runtime_core.wire.model_call import is_model_call
 
     agents = {step.run: step.name for step in recorded.steps if not step.step}
     calls = [step for step in recorded.steps if is_model_call(step)]
@@ -143,7 +143,7 @@ def _model_calls(recorded: TaskTrajectory) -> list[dict[str, Any]]:  # Any: JSON
 
 
 def _model_call(step: Step, agent: str) -> dict[str, Any]:  # Any: JSON
-    from runtime_core.trajectory.model_call import answer_of, content_of, messages_of, tool_calls_of, usage_of
+    from runtime_core.wire.model_call import answer_of, content_of, messages_of, tool_calls_of, usage_of
 
     answer = answer_of(step)
     return {

@@ -18,9 +18,9 @@ from runtime_core.aworld.response import RECORDED_SECONDS, ReadTask, StoreReader
 from runtime_core.aworld.target import RunTarget, TasksApp
 from runtime_core.aworld.task import Task, TaskStatus
 from runtime_core.client.client import Client, TaskHandle
-from runtime_core.codec import quoted
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.host.local import LocalApp
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import is_own_engine
 from runtime_core.wire.events import CANCELLED, StreamEvent, StreamingMode, TaskResponse
 
@@ -482,7 +482,7 @@ async def _in_this_process(tasks: Sequence[Task], app: App | None, trajectory: b
 def _local_record(trajectory: bool | str) -> LocalTrajectories:
     """Return the record of tasks in this process, in the store that `weft trajectory` reads."""
     # Imported here: SQLAlchemy loads in half a second.
-    from runtime_core.config.settings import Settings
+    from runtime_core.settings import Settings
     from runtime_core.trajectory.recorder import LocalTrajectories
 
     settings = Settings.from_environment(os.environ)

@@ -29,18 +29,18 @@ from runtime_core.aworld.topology import code_in_swarm
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.declare.declaration import Agent, RetryPolicy, label, place_of, underlying
 from runtime_core.declare.manifest import HookPoint
+from runtime_core.declare.tool import is_allowed, is_pattern
 from runtime_core.engines.local import engine_class
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
-from runtime_core.ids import fingerprint
 from runtime_core.llm.agent import LLMAgent
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.runs.policy import PolicyDefinition, has_policy
 from runtime_core.telemetry import trace_context
 from runtime_core.telemetry.trace_context import SAMPLED
-from runtime_core.tools.tool import is_allowed, is_pattern
 from runtime_core.wire.commands import SubmitOptions, is_own_engine
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskRecord, TaskResponse
+from runtime_core.wire.ids import fingerprint
 
 log = logging.getLogger(__name__)
 

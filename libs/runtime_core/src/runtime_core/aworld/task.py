@@ -13,13 +13,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runtime_core.aworld.orchestration import Swarm
-from runtime_core.codec import quoted
 from runtime_core.declare.manifest import point_named
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import TASK_ID_RULE, is_task_id
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import ENGINES, is_own_engine
 from runtime_core.wire.events import StreamingMode, streaming_mode
+from runtime_core.wire.ids import TASK_ID_RULE, is_task_id
 
 if TYPE_CHECKING:
     from runtime_core.aworld.orchestration import RunScope

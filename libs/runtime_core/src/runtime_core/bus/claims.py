@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Misplaced, Submitted
 from runtime_core.errors import Rejected
-from runtime_core.ids import partition_of
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import partition_of
 
 SUBMIT_ATTEMPTS = 20
 """How often to try a submit while others claim the same ids."""

@@ -13,9 +13,9 @@ import msgspec
 from runtime_core.bus.connection import Argument, Reply, texts
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.partition import Partition
-from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import JournalLost, LimitExceeded, Reserved, ServerError
 from runtime_core.telemetry.redaction import redactor
+from runtime_core.wire.codec import MAX_DATA_BYTES
 from runtime_core.wire.contents import UNSHORTENED_BYTES, NewLists
 
 JOURNAL_LIMIT = 10_000

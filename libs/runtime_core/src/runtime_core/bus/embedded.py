@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, Self, cast
 
+from runtime_core.base.lifeline import tied
 from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.lifeline import tied
 
 logger = logging.getLogger(__name__)
 

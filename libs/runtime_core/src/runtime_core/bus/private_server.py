@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+from runtime_core.base.lifeline import tied
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.embedded import SMALL_HASHES, exit_reason, find_binary, tuned
 from runtime_core.errors import ConfigurationError
-from runtime_core.lifeline import tied
 
 logger = logging.getLogger(__name__)
 

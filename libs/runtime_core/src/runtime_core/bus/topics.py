@@ -16,8 +16,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import Rejected
-from runtime_core.ids import checked_topic, fingerprint, instance_address, partition_of
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.ids import checked_topic, fingerprint, instance_address, partition_of
 
 OVERLOADED_SECONDS = 0.5
 

@@ -28,7 +28,6 @@ from runtime_core.bus.namespace import connect, server_info
 from runtime_core.bus.topics import Topics
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings
 from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
-from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError
 from runtime_core.gateway.keys import ROLES, ApiKey, ApiKeys
 from runtime_core.ingress.publishers import (
@@ -44,6 +43,7 @@ from runtime_core.ingress.publishers import (
     waiting_tasks,
 )
 from runtime_core.maintenance.waits import agents_of_runtimes, drop_agent, subscriptions_of
+from runtime_core.settings import Settings
 
 # ---- weft acl -------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from typer._completion_shared import get_completion_script
 
 from runtime_core.app.loading import load_app
+from runtime_core.base.text import plain
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
 from runtime_core.cli.main import COMPLETION
 from runtime_core.cli.output import Json, counter, past_moment, print_json
-from runtime_core.config.settings import Settings
 from runtime_core.declare.declaration import NAME
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.text import plain
+from runtime_core.settings import Settings
 
 # ---- weft new -------------------------------------------------------------------------------------------------
 

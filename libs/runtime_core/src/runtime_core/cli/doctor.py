@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 
 from typer import Exit, Option
 
+from runtime_core.base.text import plain
 from runtime_core.bus.admin import MAX_ID_AHEAD_MS, IngressStream
 from runtime_core.bus.connection import Reply, position, text
 from runtime_core.bus.event_bus import EventBus
@@ -18,7 +19,6 @@ from runtime_core.bus.library import library
 from runtime_core.bus.namespace import server_info
 from runtime_core.cli.connection import Broker, Commands, broker, trajectories
 from runtime_core.cli.output import Json, in_bytes, print_json
-from runtime_core.config.settings import without_password
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError, WeftError
 from runtime_core.ingress.admission import Admission
@@ -28,7 +28,7 @@ from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.maintenance.measures import UNSERVED_TASKS, find_unserved, groups_of
 from runtime_core.maintenance.stuck import find_circles, find_stuck, free
 from runtime_core.maintenance.waits import find_lasting_waits
-from runtime_core.text import plain
+from runtime_core.settings import without_password
 
 CLOCK_SECONDS = 1.0
 """The largest accepted difference of two clocks, in seconds: a larger one shows wrong ages and times."""

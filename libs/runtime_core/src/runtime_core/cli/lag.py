@@ -13,6 +13,7 @@ from typing import Annotated, Any, cast
 
 from typer import Option
 
+from runtime_core.base.text import duration
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
@@ -34,7 +35,6 @@ from runtime_core.errors import ServerError
 from runtime_core.ingress.publishers import Publishers, waiting_tasks
 from runtime_core.maintenance.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
 from runtime_core.maintenance.stuck import mailboxes
-from runtime_core.text import duration
 
 TENANTS_SHOWN = 20
 

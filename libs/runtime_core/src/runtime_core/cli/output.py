@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from runtime_core.base.text import duration, plain, shortened
 from runtime_core.client.task_view import describe_wait
 from runtime_core.errors import InvalidInput
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.text import duration, plain, shortened
 from runtime_core.wire.events import ENDED
 
 PREVIEW = 80

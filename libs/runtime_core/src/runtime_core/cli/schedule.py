@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from runtime_core import codec
 from runtime_core.cli.connection import Commands, broker
 from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.schedules import Schedules, parse_set
+from runtime_core.wire import codec
 
 app = Commands("Start tasks at a set time, or repeatedly.")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from typer import Argument, BadParameter, Exit, Option
 
-from runtime_core import codec
+from runtime_core.base.text import plain
 from runtime_core.cli.connection import Commands, broker_url, read_settings
 from runtime_core.cli.output import (
     Row,
@@ -22,7 +22,7 @@ from runtime_core.cli.output import (
     shown,
 )
 from runtime_core.client.client import Client, StreamEvent, TaskHandle
-from runtime_core.text import plain
+from runtime_core.wire import codec
 from runtime_core.wire.commands import SubmitOptions
 from runtime_core.wire.events import OUTPUT_DELTA, TaskOutput
 

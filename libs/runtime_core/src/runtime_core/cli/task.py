@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 from typer import Argument, BadParameter, Exit, Option, confirm
 
-from runtime_core import codec
+from runtime_core.base.text import duration, plain
 from runtime_core.bus.claims import forget_place
 from runtime_core.bus.connection import position
 from runtime_core.bus.deliveries import pairs
@@ -54,15 +54,15 @@ from runtime_core.client.task_view import (
     task_in_store,
     tasks_in_store,
 )
-from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.ids import checked_key, checked_message, is_task_id
 from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
 from runtime_core.maintenance.measures import groups_of
-from runtime_core.text import duration, plain
+from runtime_core.settings import Settings, without_password
+from runtime_core.wire import codec
 from runtime_core.wire.blobs import folder_of, open_blobs
 from runtime_core.wire.commands import SubmitOptions
 from runtime_core.wire.events import ENDED
+from runtime_core.wire.ids import checked_key, checked_message, is_task_id
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import TaskTrajectory

@@ -13,8 +13,8 @@ from typer import Argument, BadParameter, Option
 from runtime_core.app.loading import load_app, load_object
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
 from runtime_core.cli.output import Json, counter, past_moment, print_json
-from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.settings import Settings
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.items import RewardFunction, TrajectoryStrategy

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from msgspec.structs import replace
 
-from runtime_core import codec
+from runtime_core.base.periodic import TimeLimit
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
 from runtime_core.bus.durability import NotDurable, repeat_after_reconnect
@@ -37,8 +37,8 @@ from runtime_core.declare.declaration import agent_name
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
-from runtime_core.periodic import TimeLimit
 from runtime_core.telemetry.spans import tracing
+from runtime_core.wire import codec
 from runtime_core.wire.commands import (
     NO_OPTIONS,
     Submission,
@@ -520,7 +520,7 @@ def _durability() -> str:
     """Return WEFT_DURABILITY. Raises ConfigurationError for an unknown value."""
     if not os.environ.get("WEFT_DURABILITY"):
         return "fast"
-    from runtime_core.config.settings import DURABILITIES, SettingValues  # here: most clients do not set it
+    from runtime_core.settings import DURABILITIES, SettingValues  # here: most clients do not set it
 
     return SettingValues(os.environ).choice("WEFT_DURABILITY", DURABILITIES, "fast")
 

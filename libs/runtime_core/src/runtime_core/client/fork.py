@@ -12,18 +12,18 @@ import msgspec
 
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
-from runtime_core.codec import quoted
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
-from runtime_core.hooks.declared import STEP, named_before
-from runtime_core.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
+from runtime_core.runs.hooks.declared import STEP, named_before
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, canonical, pack, payload_of, status_of, time_of
 from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory, in_order
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS
 from runtime_core.wire.events import StreamingMode
+from runtime_core.wire.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
 from runtime_core.wire.step import ATTEMPTS, DIGEST, KEY_RETURNS, PIECES, STEPS, Step, before, place
 
 if TYPE_CHECKING:

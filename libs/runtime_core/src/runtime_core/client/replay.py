@@ -14,24 +14,24 @@ from runtime_core.bus.commits import JOURNAL_LIMIT, CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep, runs_of
-from runtime_core.codec import quoted
 from runtime_core.consumer.effects import COMPLETED, Completed, Effect, Failed, JournaledStep
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.declare.manifest import END_AGENTS
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.hooks.around import failed_entry
-from runtime_core.hooks.declared import STEP
-from runtime_core.ids import ROOT_RUN, any_digest, attempt_in_digest, digest_in_attempt, step_digest
 from runtime_core.runs.calls import RequestStep
 from runtime_core.runs.definition import DeclaredApp
 from runtime_core.runs.effects import Call
+from runtime_core.runs.hooks.around import failed_entry
+from runtime_core.runs.hooks.declared import STEP
 from runtime_core.runs.journal import StepOfRun, canonical, from_json, pack
 from runtime_core.runs.output import Piece, PieceStep
 from runtime_core.runs.ports import Attempt, Functions, Meta, Workplace
 from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
 from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.events import TaskResponse
+from runtime_core.wire.ids import ROOT_RUN, any_digest, attempt_in_digest, digest_in_attempt, step_digest
 from runtime_core.wire.step import Step, as_call
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from runtime_core import codec
 from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
 from runtime_core.errors import BusError, BusLost, InvalidInput
-from runtime_core.ids import checked_key, checked_message
+from runtime_core.wire import codec
 from runtime_core.wire.events import (
     ENDED,
     Answerer,
@@ -30,6 +29,7 @@ from runtime_core.wire.events import (
     response_of,
     stream_event,
 )
+from runtime_core.wire.ids import checked_key, checked_message
 
 PAGE_ENTRIES = 100
 """The most entries of one read."""

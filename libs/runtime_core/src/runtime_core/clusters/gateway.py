@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import msgspec
 
 from runtime_core.app.app import App
+from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
 from runtime_core.clusters.driver.process import Driver
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.in_flight import STOPPED
 from runtime_core.consumer.settle import Calls
@@ -34,11 +34,11 @@ from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, St
 from runtime_core.engines.results import MAP, MapRequest, Results, map_outcome
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.settings import Settings
 from runtime_core.telemetry import gen_ai, names
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import tracing
-from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE
 from runtime_core.wire.step import StepError
 
 logger = logging.getLogger(__name__)

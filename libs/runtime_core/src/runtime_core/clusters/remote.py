@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import within
-from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App

@@ -19,6 +19,7 @@ from types import FrameType
 
 import msgspec
 
+from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.effects import Failed
@@ -43,12 +44,10 @@ from runtime_core.errors import (
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import DUPLICATE
-from runtime_core.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE, text_of_error
 from runtime_core.wire import step as steps
-from runtime_core.wire.step import ENCODER, Step, Usage
+from runtime_core.wire.step import ENCODER, NOTHING_USED, Step, Usage
 
 logger = logging.getLogger(__name__)
-NOTHING_USED = Usage()
 LACKING_SECONDS = 1.0
 """How long a delivery waits for a process that can handle it, for example during a rolling update."""
 MAX_ERROR_CHARACTERS = 16_000

@@ -16,9 +16,9 @@ from types import FrameType, FunctionType, MethodType, SimpleNamespace
 from typing import ClassVar, Literal, cast
 from weakref import WeakKeyDictionary
 
+from runtime_core.base.text import shortened, text_of_error
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.telemetry.redaction import kept, redactor
-from runtime_core.text import shortened, text_of_error
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 """Names of agents, tools and engine functions; they become parts of keys, paths and messages."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Never
 
 import msgspec
 
+from runtime_core.base.text import shortened
 from runtime_core.errors import InvalidInput
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.text import shortened
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator

@@ -26,11 +26,11 @@ from pydantic_core import PydanticCustomError, to_jsonable_python
 # pydantic reads the TypedDict of the standard library only from Python 3.12 on.
 from typing_extensions import TypedDict
 
-from runtime_core import codec
+from runtime_core.base.text import shortened
 from runtime_core.declare.declaration import NO_DEFAULT, Argument, Place, one_line, resolved
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.text import shortened
+from runtime_core.wire import codec
 
 _SCALARS = frozenset({str, int, bool, type(None)})
 _COUNTED = frozenset({int, bool, float, type(None)})

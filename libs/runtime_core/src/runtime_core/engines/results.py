@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Error, Outcome, Value
 from runtime_core.errors import ConfigurationError, EngineError, InvalidInput, ResultTooLarge
 from runtime_core.wire.blobs import blob_url, folder_of, open_blobs, path_below
+from runtime_core.wire.codec import MAX_DATA_BYTES
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
-    from runtime_core.config.settings import Settings
+    from runtime_core.settings import Settings
     from runtime_core.wire.blobs import BlobStore
 
 
@@ -182,7 +182,7 @@ class Results(msgspec.Struct, frozen=True):
     def from_environment(cls, environ: Mapping[str, str]) -> Results:
         """Return the limits of the process's settings. Raises ConfigurationError for an invalid variable."""
         # Imported here, since workers get their limits and read no settings.
-        from runtime_core.config.settings import Settings
+        from runtime_core.settings import Settings
 
         return cls.of_settings(Settings.from_environment(environ))
 

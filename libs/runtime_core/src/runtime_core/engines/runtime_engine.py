@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from runtime_core.codec import quoted
 from runtime_core.errors import ConfigurationError, EngineError, InvalidInput
+from runtime_core.wire.codec import quoted
 
 MODES = ("threads", "processes", "async")
 

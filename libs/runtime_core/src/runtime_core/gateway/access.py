@@ -19,11 +19,9 @@ from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Literal, cast
 
-from runtime_core import codec
 from runtime_core.client.client import Client
 from runtime_core.client.task import TaskHandle
 from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, open_questions, read_task
-from runtime_core.codec import quoted
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.gateway.keys import Caller
 from runtime_core.gateway.requests import (
@@ -36,12 +34,14 @@ from runtime_core.gateway.requests import (
     Problem,
     no_task,
 )
-from runtime_core.ids import is_task_id
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.ingress.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
 from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.wire import codec
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission, SubmitOptions, submission_of
+from runtime_core.wire.ids import is_task_id
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory

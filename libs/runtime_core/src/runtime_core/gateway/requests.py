@@ -22,13 +22,13 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from runtime_core import codec
 from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.tasks import NotYet
-from runtime_core.codec import quoted
 from runtime_core.errors import BusError, InvalidInput, Rejected, StoreUnavailable
-from runtime_core.ids import MAX_NAME_CHARACTERS, has_control
+from runtime_core.wire import codec
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import as_object
+from runtime_core.wire.ids import MAX_NAME_CHARACTERS, has_control
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 1.0

@@ -23,9 +23,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from runtime_core import codec
+from runtime_core.base.periodic import Periodic
 from runtime_core.client.client import Client
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.gateway.access import Access
@@ -64,7 +63,8 @@ from runtime_core.gateway.requests import (
 from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
 from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes
 from runtime_core.ingress.schedules import ScheduleBounds
-from runtime_core.periodic import Periodic
+from runtime_core.settings import Settings
+from runtime_core.wire import codec
 
 logger = logging.getLogger(__name__)
 

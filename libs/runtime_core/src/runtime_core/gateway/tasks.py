@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.client.task import TaskHandle
 from runtime_core.client.task_view import Row, TaskFilter
-from runtime_core.codec import quoted
 from runtime_core.errors import BusError, InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.keys import Caller
@@ -36,10 +36,10 @@ from runtime_core.gateway.requests import (
     read_object,
     refuse_unknown,
 )
-from runtime_core.ids import has_control
-from runtime_core.periodic import cancel_and_wait
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import SUBMIT_FIELDS, checked_text
 from runtime_core.wire.events import ENDED, StreamEvent, StreamingMode
+from runtime_core.wire.ids import has_control
 
 BATCH_MAX = 1000
 """Tasks of one batch."""
@@ -132,7 +132,7 @@ class TaskRoutes:
         return json_reply({"task_id": caller.bound_task(task_id), "request_id": request_id})
 
 
-MEDIA_TYPE = "text/event-stream"
+MEDIA_TYPE = "base/text/event-stream"
 HEARTBEAT_SECONDS = 15.0
 """The longest silence of a stream. Proxies close silent connections after about a minute."""
 RETRY_MS = 1000

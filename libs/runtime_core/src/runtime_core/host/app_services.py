@@ -18,20 +18,20 @@ from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.declare.declaration import check_shares
+from runtime_core.declare.mcp_server import need_sdk
+from runtime_core.declare.tool import AbandonedThreads
 from runtime_core.engines.local import ProcessCompute
 from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
 from runtime_core.host.host import Host, open_partitions, service_host
 from runtime_core.runs.output import Outflow, OutputLimits
 from runtime_core.runs.turn import TurnHandler
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
-from runtime_core.tools.mcp.server import need_sdk
-from runtime_core.tools.tool import AbandonedThreads
 
 if TYPE_CHECKING:
     from runtime_core.runs.ports import RecordedCalls

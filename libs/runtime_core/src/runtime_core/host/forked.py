@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import thread as pools
 from types import FrameType
 
-from runtime_core.lifeline import PR_SET_PDEATHSIG
+from runtime_core.base.lifeline import PR_SET_PDEATHSIG
 
 CAME_BACK_STATUS = 70
 """EX_SOFTWARE of sysexits.h."""

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from runtime_core.base.lazy import needs_extra
+from runtime_core.base.periodic import Periodic
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import ConfigurationError, ServerError
-from runtime_core.lazy import needs_extra
-from runtime_core.periodic import Periodic
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)

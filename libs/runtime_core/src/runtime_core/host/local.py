@@ -28,7 +28,6 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.client.client import Client
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.progress import LoopWatch
 from runtime_core.engines.local import ProcessCompute
 from runtime_core.engines.results import Results
@@ -36,6 +35,7 @@ from runtime_core.errors import ConfigurationError
 from runtime_core.host.app_services import add_agents, add_tools, agent_pools, announce_app, pool_streams, tool_pools
 from runtime_core.host.host import Host
 from runtime_core.host.manager import add_housekeeping
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import Redactor, use
 
@@ -159,7 +159,7 @@ class LocalApp:
 
     async def _hooks_of_ends(self) -> None:
         """Wait for task-end hooks: no other process can run them."""
-        from runtime_core.hooks.around import until_end_hooks_ran
+        from runtime_core.runs.hooks.around import until_end_hooks_ran
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDS_SECONDS):

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from runtime_core.base.periodic import Periodic
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.namespace import connect, is_cluster, server_info
 from runtime_core.bus.topics import Topics
-from runtime_core.config.settings import Settings
 from runtime_core.consumer.heartbeat import Owner
 from runtime_core.consumer.leader import Leader, Leaders
 from runtime_core.errors import Fenced
@@ -24,7 +24,7 @@ from runtime_core.ingress.schedules import ScheduleBounds
 from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper, RecordFollower
 from runtime_core.maintenance.measures import Measures
 from runtime_core.maintenance.stuck import CHECK_SECONDS, EngineWatch
-from runtime_core.periodic import Periodic
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 
 

@@ -30,19 +30,19 @@ from typing import Any, NoReturn, cast
 
 from prometheus_client import CollectorRegistry
 
-from runtime_core.config.settings import Settings
+from runtime_core.base.periodic import Periodic, cancel_and_wait
 from runtime_core.consumer.progress import HEALTHY, LoopWatch
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.host.forked import guard_forks
 from runtime_core.host.host import Host, Role
-from runtime_core.periodic import Periodic, cancel_and_wait
+from runtime_core.settings import Settings
 from runtime_core.telemetry import logs, tracing
 from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics, version
 
 HEAD_MAX_BYTES = 16 * 1024
 REQUEST_SECONDS = 5.0
 
-TEXT = "text/plain; charset=utf-8"
+TEXT = "base/text/plain; charset=utf-8"
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runtime_core.base.lifeline import tied
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.host.supervisor import ChildSpec, Supervisor
-from runtime_core.lifeline import tied
-from runtime_core.periodic import cancel_and_wait
+from runtime_core.settings import Settings, without_password
 from runtime_core.telemetry import logs
 
 SERVICES = ("agent_handler", "tool_handler", "state_manager", "trajectory_recorder")

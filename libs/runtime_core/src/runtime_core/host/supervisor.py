@@ -16,8 +16,8 @@ from typing import TextIO
 
 import anyio
 
+from runtime_core.base.lifeline import tied
 from runtime_core.bus.embedded import exit_reason
-from runtime_core.lifeline import tied
 
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 5.0

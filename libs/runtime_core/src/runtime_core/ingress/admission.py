@@ -24,8 +24,8 @@ from runtime_core.declare.manifest import (
     value_check,
 )
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
-from runtime_core.ids import instance_address, partition_of
 from runtime_core.wire.commands import Submission, default_task_id
+from runtime_core.wire.ids import instance_address, partition_of
 
 MANIFEST_SECONDS = 2.0
 """How long manifests are cached."""

@@ -19,6 +19,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.bus.admin import IngressEntry, IngressStream
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.deliveries import pairs
@@ -37,7 +38,6 @@ from runtime_core.ingress.command import Command
 from runtime_core.ingress.publishers import Publisher, PublisherStreams
 from runtime_core.ingress.relay import AnswerBounds, Answers
 from runtime_core.ingress.schedules import Schedules
-from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import REFUSALS
 from runtime_core.telemetry.spans import Span, task_traceparent, tracing

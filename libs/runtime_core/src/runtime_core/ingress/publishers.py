@@ -18,18 +18,18 @@ from typing import Generic, Protocol, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.bus.admin import MAX_ENTRY_BYTES, MAX_ID_AHEAD_MS, IngressEntry, IngressStream
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.codec import quoted
 from runtime_core.engines.results import referenced_urls
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError
-from runtime_core.ids import MAX_NAME_CHARACTERS, TASK_ID_RULE, is_task_id, scoped_name
 from runtime_core.ingress.schedules import checked_id
-from runtime_core.periodic import cancel_and_wait
 from runtime_core.wire.blobs import path_below
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Cancellation, Publication, Signal, Submission, checked_text
 from runtime_core.wire.envelope import ANONYMOUS, Envelope
+from runtime_core.wire.ids import MAX_NAME_CHARACTERS, TASK_ID_RULE, is_task_id, scoped_name
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.tasks import OpenRequest
 from runtime_core.bus.topics import Topics
 from runtime_core.errors import BusUnavailable, Fenced, Rejected, ServerError, WeftError, is_temporary
-from runtime_core.ids import fingerprint
 from runtime_core.ingress.publishers import ANSWERS, REGISTRY_SECONDS, Publishers
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.envelope import Envelope, to_fields
 from runtime_core.wire.events import ENDED
+from runtime_core.wire.ids import fingerprint
 
 logger = logging.getLogger(__name__)
 

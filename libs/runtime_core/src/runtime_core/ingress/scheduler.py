@@ -11,10 +11,10 @@ import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER
-from runtime_core.codec import encode
 from runtime_core.errors import BusUnavailable, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.ingress.admission import Admission
 from runtime_core.ingress.schedules import Schedule, Schedules
+from runtime_core.wire.codec import encode
 from runtime_core.wire.commands import SUBMIT
 from runtime_core.wire.events import ENDED
 

@@ -16,9 +16,9 @@ import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
-from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.ingress.admission import Admission
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission, digest, refuse_unknown, submission_of
 from runtime_core.wire.envelope import epoch_ms
 

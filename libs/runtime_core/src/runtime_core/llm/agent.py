@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, ca
 import msgspec
 from pydantic import PydanticUserError, TypeAdapter
 
+from runtime_core.base.lazy import needs_extra
 from runtime_core.declare.declaration import Place, RetryPolicy, one_line, shown
 from runtime_core.declare.schema import Schema
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
-from runtime_core.lazy import needs_extra
 from runtime_core.llm.input import SCHEMA, AgentInput, read
 from runtime_core.llm.tokens import REMEMBERED, Price, Summarise, is_store
 from runtime_core.llm.toolset import FINAL, Toolset, toolset_of

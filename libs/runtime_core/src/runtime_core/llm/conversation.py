@@ -34,8 +34,9 @@ from pydantic_ai.tools import ToolDefinition, ToolDenied
 from pydantic_ai.toolsets import ExternalToolset, ToolsetTool
 from pydantic_ai.usage import UsageLimits
 
-from runtime_core import codec
+from runtime_core.base.text import shortened
 from runtime_core.declare.schema import encode
+from runtime_core.declare.tool import StepTool
 from runtime_core.errors import (
     AgentError,
     ConfigurationError,
@@ -63,8 +64,7 @@ from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Kind, Toolset, ref
 from runtime_core.runs.guest import current_guest
 from runtime_core.runs.policy import ask_among_peers
 from runtime_core.runs.step import CallTarget
-from runtime_core.text import shortened
-from runtime_core.tools.tool import StepTool
+from runtime_core.wire import codec
 
 if TYPE_CHECKING:
     from runtime_core.llm.input import AgentInput

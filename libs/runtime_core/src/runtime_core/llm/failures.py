@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from runtime_core.base.text import shortened
 from runtime_core.errors import StepError, WeftError
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.text import shortened
 
 RATE_LIMITED = "RateLimited"
 """The type of a failure for which the provider requests a later retry, and of the error when patience runs out."""

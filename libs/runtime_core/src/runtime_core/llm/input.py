@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from runtime_core import codec
 from runtime_core.declare.manifest import Schema
 from runtime_core.errors import InvalidInput
 from runtime_core.llm.tokens import Message
 from runtime_core.runs.policy import Observation
+from runtime_core.wire import codec
 
 SCHEMA: Schema = {
     "type": ["string", "array", "object", "number", "boolean"],

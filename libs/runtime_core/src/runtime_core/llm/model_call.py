@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.models import ModelRequestParameters
 
-from runtime_core import codec
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import InvalidInput, LocalStepError
 from runtime_core.llm.agent import ModelSettings
@@ -26,6 +25,7 @@ from runtime_core.llm.failures import Endpoint, ModelFailed
 from runtime_core.llm.request import corrected_tokens, label_of, messages_json, messages_of, overhead_tokens
 from runtime_core.llm.tokens import KeepAll, Message, Window, cuts, estimate_tokens, is_store, price_of
 from runtime_core.runs.ports import Reserve
+from runtime_core.wire import codec
 
 if TYPE_CHECKING:
     from runtime_core.llm.models import OpenModels

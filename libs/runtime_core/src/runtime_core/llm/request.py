@@ -12,9 +12,9 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_jsonable_python
 
-from runtime_core import codec
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.tokens import EstimateErrors, Message, estimate_tokens, tokens_of_json
+from runtime_core.wire import codec
 
 
 def messages_of(given: Sequence[Message]) -> list[ModelMessage]:

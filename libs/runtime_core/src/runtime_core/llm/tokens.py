@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from runtime_core.codec import encode
 from runtime_core.errors import ConfigurationError
-from runtime_core.ids import fingerprint
+from runtime_core.wire.codec import encode
+from runtime_core.wire.ids import fingerprint
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

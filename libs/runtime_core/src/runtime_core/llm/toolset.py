@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
-from runtime_core import codec
+from runtime_core.base.text import LONGEST_MESSAGE, shortened, text_of_error
 from runtime_core.declare.manifest import AgentEntry, Manifest, Schema
+from runtime_core.declare.tool import StepTool, is_allowed, is_pattern
 from runtime_core.errors import NotReady, WeftError
 from runtime_core.ingress.admission import SchemaCheck
 from runtime_core.llm.input import is_conversation
-from runtime_core.text import LONGEST_MESSAGE, shortened, text_of_error
-from runtime_core.tools.tool import StepTool, is_allowed, is_pattern
+from runtime_core.wire import codec
 
 if TYPE_CHECKING:
+    from runtime_core.declare.mcp_server import MCPServer
     from runtime_core.runs.ports import Functions
-    from runtime_core.tools.mcp.server import MCPServer
 
 
 Kind = Literal["tool", "agent", "transfer", "output"]

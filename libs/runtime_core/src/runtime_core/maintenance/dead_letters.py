@@ -14,10 +14,10 @@ from runtime_core.bus.connection import Argument, Reply, position
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
-from runtime_core.codec import quoted, readable
 from runtime_core.errors import InvalidInput
 from runtime_core.ingress.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
+from runtime_core.wire.codec import quoted, readable
 
 LETTERS_PAGE = 200
 SCANNED_MAX = 5_000

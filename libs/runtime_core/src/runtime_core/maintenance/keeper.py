@@ -13,19 +13,19 @@ from typing import cast
 
 import msgspec
 
+from runtime_core.base.text import shortened
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.bus.namespace import server_info
 from runtime_core.bus.spans import task_span
-from runtime_core.config.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.maintenance.dead_letters import trimmed_letters
 from runtime_core.maintenance.stuck import EngineWatch
+from runtime_core.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
-from runtime_core.text import shortened
 from runtime_core.wire.blobs import open_blobs
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.ids import ROOT_RUN
 from runtime_core.maintenance.stuck import mailboxes, open_runs
+from runtime_core.wire.ids import ROOT_RUN
 
 PAUSE_SECONDS = 2.0
 SILENT_MS = 10_000

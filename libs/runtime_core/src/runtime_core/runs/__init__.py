@@ -11,7 +11,8 @@ Reading order:
 4. `execution`: the data of one execution, as its steps see it. It holds the `journal`, the `scheduler` of its branches,
    its `output`, and the context that its code shares (`shared_context`). `ports` is what it needs from others
 5. `run`: runs an execution turn by turn, and the rule that wakes it again
-6. `turn` and `commit`: the broker's side of a turn; `effects` is what a turn requests from its commit
+6. `hooks`: what runs around an agent's work, as steps of its run
+7. `turn` and `commit`: the broker's side of a turn; `effects` is what a turn requests from its commit
 
 Imports point down this order: turn, run, context, steps, execution, journal.
 

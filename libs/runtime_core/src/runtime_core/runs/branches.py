@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from runtime_core.errors import JobCancelled, Outcome
-from runtime_core.ids import step_digest
 from runtime_core.runs.calls import Outgoing, RequestStep, room, sleep
 from runtime_core.runs.effects import Acquire, Release
 from runtime_core.runs.scheduler import Branch, OwnFlowOnly, Wait
 from runtime_core.runs.step import LocalStep, Step, result_of
+from runtime_core.wire.ids import step_digest
 from runtime_core.wire.step import KEY_RETURNS
 
 if TYPE_CHECKING:

@@ -12,18 +12,18 @@ from datetime import timedelta
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from runtime_core import codec
 from runtime_core.consumer.effects import JournaledStep, StepRequest
 from runtime_core.declare.schema import encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, InvalidResult, LimitExceeded
-from runtime_core.ids import checked_key, step_digest, task_of_message, uuid_of_place
 from runtime_core.runs.context_values import Conflict
 from runtime_core.runs.effects import Approval, Call, Publish, Question, Receive, Send, Spend, Timer
 from runtime_core.runs.journal import from_json, packed_now
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.shared_context import Context
 from runtime_core.runs.step import Step, T, name_and_pool, result_of
+from runtime_core.wire import codec
 from runtime_core.wire.commands import MAX_SECONDS
+from runtime_core.wire.ids import checked_key, step_digest, task_of_message, uuid_of_place
 from runtime_core.wire.step import Usage
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from runtime_core.consumer.effects import (
 from runtime_core.consumer.settle import WRITE_OVERHEAD_BYTES
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, WeftError
-from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.definition import NO_VERSION, DeclaredApp
 from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.output import RUN_BYTES, Batch, Outflow, OutputWriter, Piece
 from runtime_core.runs.scheduler import ONE_ROUND
+from runtime_core.wire.ids import ROOT_RUN
 from runtime_core.wire.step import ATTEMPTS, Step, StepError
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from runtime_core.declare.manifest import point_named
 from runtime_core.declare.schema import encode
 from runtime_core.engines.local import engine_name
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import checked_key, checked_message, checked_topic, idempotency_key, uuid_of_place
 from runtime_core.runs.branches import CHANGED, AtEnd, Gather, Job, Released, limited
 from runtime_core.runs.calls import (
     ApprovalQuestion,
@@ -44,18 +43,19 @@ from runtime_core.runs.model_step import ModelStep
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.step import CallTarget, LocalStep, Ready, call_function, label_of, name_and_pool, with_positions
 from runtime_core.wire.commands import ENGINES
+from runtime_core.wire.ids import checked_key, checked_message, checked_topic, idempotency_key, uuid_of_place
 from runtime_core.wire.step import Usage, total_usage
 
 if TYPE_CHECKING:
     from runtime_core.declare.declaration import Agent
     from runtime_core.declare.manifest import Manifest
+    from runtime_core.declare.tool import ToolContext
     from runtime_core.engines.runtime_engine import RuntimeEngine
     from runtime_core.runs.effects import Approval
     from runtime_core.runs.execution import Execution
     from runtime_core.runs.ports import Functions, Reserve
     from runtime_core.runs.shared_context import Context
     from runtime_core.runs.step import HasStep
-    from runtime_core.tools.tool import ToolContext
 
 P = ParamSpec("P")
 R = TypeVar("R")

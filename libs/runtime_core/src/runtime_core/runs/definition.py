@@ -43,13 +43,13 @@ from runtime_core.declare.schema import (
     tagged_schema,
 )
 from runtime_core.errors import ConfigurationError, InvalidInput
-from runtime_core.ids import checked_topic
 from runtime_core.runs.run import Run
+from runtime_core.wire.ids import checked_topic
 
 if TYPE_CHECKING:
+    from runtime_core.declare.tool import Tool
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.ports import Functions, RunHooks
-    from runtime_core.tools.tool import Tool
 
 Coro = Coroutine[object, object, object]
 # A handler must be an async method; its types are the user's.

@@ -12,10 +12,10 @@ import msgspec
 
 from runtime_core.bus.topics import published, sent
 from runtime_core.consumer.effects import COMPLETED, WAKE
-from runtime_core.ids import fingerprint, instance_address, partition_of, task_of_message
 from runtime_core.runs.shared_context import with_member, with_snapshot, without_snapshot
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.envelope import rfc3339
+from runtime_core.wire.ids import fingerprint, instance_address, partition_of, task_of_message
 
 if TYPE_CHECKING:
     from runtime_core.bus.connection import Argument

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from runtime_core.codec import MAX_DATA_BYTES
+from runtime_core.base.text import text_of_error
 from runtime_core.consumer.settle import class_name, error_text
 from runtime_core.declare.schema import encode
 from runtime_core.engines.protocol import Error, Outcome, Value
@@ -36,7 +36,7 @@ from runtime_core.runs.calls import RequestStep, call
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.step import LocalStep, call_function, name_and_pool
 from runtime_core.telemetry import gen_ai
-from runtime_core.text import text_of_error
+from runtime_core.wire.codec import MAX_DATA_BYTES
 from runtime_core.wire.commands import is_own_engine
 
 if TYPE_CHECKING:

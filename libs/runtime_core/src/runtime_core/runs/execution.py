@@ -11,7 +11,6 @@ from runtime_core.bus.commits import JOURNAL_LIMIT
 from runtime_core.consumer.effects import Effect, JournaledStep, UsageReport
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.errors import Divergence, LimitExceeded
-from runtime_core.ids import ANY_DIGEST, any_digest, attempt_in_digest, step_digest
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
     MAX_JOURNAL_BYTES,
@@ -26,6 +25,7 @@ from runtime_core.runs.output import RunOutput
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import Branch, Flow
 from runtime_core.runs.shared_context import Context, snapshot_in, with_member, wrapped
+from runtime_core.wire.ids import ANY_DIGEST, any_digest, attempt_in_digest, step_digest
 from runtime_core.wire.step import as_call
 
 if TYPE_CHECKING:

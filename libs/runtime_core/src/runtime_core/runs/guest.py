@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from runtime_core.consumer.effects import COMPLETED
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Divergence, Outcome
-from runtime_core.ids import fingerprint
 from runtime_core.runs.branches import Gather, as_coroutine
 from runtime_core.runs.calls import RequestStep, call, sleep
 from runtime_core.runs.guest_loop import GuestLoop
 from runtime_core.runs.journal import time_of
 from runtime_core.runs.scheduler import Branch, NextEnd, Wait
+from runtime_core.wire.ids import fingerprint
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

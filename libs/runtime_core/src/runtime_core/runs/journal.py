@@ -12,11 +12,12 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from runtime_core import codec
 from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
 from runtime_core.declare.schema import encode
 from runtime_core.errors import WeftError
-from runtime_core.trajectory.model_call import usage_and_attributes
+from runtime_core.telemetry import gen_ai
+from runtime_core.wire import codec
+from runtime_core.wire.model_call import answer_in, is_amount
 from runtime_core.wire.step import DIGEST, NOTHING, Usage
 from runtime_core.wire.step import Step as Row
 from runtime_core.wire.step import StepError as RowError
@@ -394,3 +395,12 @@ class Rows:
         """Return the collected rows and start over."""
         rows, self.collected = self.collected, []
         return rows
+
+
+def usage_and_attributes(result: bytes) -> tuple[dict[str, float], dict[str, Any]]:  # Any: see Step.attributes
+    """Return usage and attributes from a model's answer (JSON) alone: the process that made the call has died."""
+    answer = answer_in(result)
+    if answer is None:
+        return {}, {}
+    usage = {name: value for name, value in answer.usage.items() if is_amount(value)}
+    return usage, gen_ai.response_attributes(msgspec.to_builtins(answer))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Failed
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, LimitExceeded, Reserved
-from runtime_core.ids import idempotency_key, step_digest
 from runtime_core.runs.journal import canonical
 from runtime_core.runs.step import LocalStep, call_function
+from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
+from runtime_core.wire.codec import quoted
+from runtime_core.wire.ids import idempotency_key, step_digest
+from runtime_core.wire.step import Step as Row
 from runtime_core.wire.step import StepError as RowError
 from runtime_core.wire.step import Usage, total_usage
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.execution import Execution
     from runtime_core.runs.ports import Reserve
     from runtime_core.runs.scheduler import Branch
+    from runtime_core.telemetry.metrics import Metrics
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """The most bytes of a request as JSON. It goes to the model and the record, not into the journal."""
@@ -204,3 +207,30 @@ def _checked(reserve: Reserve) -> bytes:
                 continue
         raise InvalidInput(field, f"{quoted(amounts)} is not (least, most): pass two numbers, 0 <= least <= most")
     return encode({name: list(amounts) for name, amounts in reserve.items()}, "reserve")
+
+
+_ANSWERED = "answered"
+_TOKEN_TYPES = {
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "cached_tokens": "cached",
+    "reasoning_tokens": "reasoning",
+}
+
+
+def count_model_calls(metrics: Metrics, rows: Iterable[Row]) -> None:
+    """Count the rows that are model calls. A deferred or failed call counts by its error type."""
+    for row in rows:
+        if row.kind != "model":
+            continue
+        provider, model = str(row.attributes.get(PROVIDER, "")), str(row.attributes.get(REQUEST_MODEL, row.name))
+        outcome = row.error.type if row.error is not None else _ANSWERED
+        metrics.model_calls[provider, model, outcome].inc()
+        metrics.model_call_seconds[provider, model].observe(max(row.ended - row.started, 0.0) / 1000)
+        if isinstance(first := row.attributes.get(TIME_TO_FIRST_CHUNK), int | float):
+            metrics.model_first_chunk_seconds[provider, model].observe(first)
+        for name, kind in _TOKEN_TYPES.items():
+            if amount := row.usage.get(name):
+                metrics.model_tokens[model, kind].inc(amount)
+        if cost := row.usage.get("cost"):
+            metrics.model_cost[model].inc(cost)

@@ -23,9 +23,9 @@ from runtime_core.runs.journal import StepOfRun
 from runtime_core.wire.step import BYTES, PIECES
 
 if TYPE_CHECKING:
-    from runtime_core.config.settings import Settings
     from runtime_core.runs.journal import Rows
     from runtime_core.runs.scheduler import Branch
+    from runtime_core.settings import Settings
     from runtime_core.wire.step import Step as Row
 
 RUN_BYTES = 1024 * 1024

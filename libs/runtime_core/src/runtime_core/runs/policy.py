@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, Unpack, cast
 
 import msgspec
 
-from runtime_core.codec import encode as encode_plain
 from runtime_core.declare.declaration import Place, RetryPolicy, needed_argument, one_line
 from runtime_core.declare.schema import Schema
+from runtime_core.declare.tool import StepTool
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, LimitExceeded, StepError
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro, FunctionAgent
 from runtime_core.runs.journal import from_json
-from runtime_core.tools.tool import StepTool
+from runtime_core.wire.codec import encode as encode_plain
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

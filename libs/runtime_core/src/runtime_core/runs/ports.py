@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from runtime_core.bus.replies import Answer
     from runtime_core.consumer.effects import Effect, JournaledStep
     from runtime_core.declare.manifest import HookPoint, Manifest
+    from runtime_core.declare.mcp_server import MCPServer
     from runtime_core.declare.schema import Reader
+    from runtime_core.declare.tool import Tool
     from runtime_core.engines.function import EngineFunction
     from runtime_core.engines.local import EngineCompute, OwnEngines
     from runtime_core.runs.effects import Approval, Call
     from runtime_core.runs.output import Piece
     from runtime_core.runs.scheduler import Branch
-    from runtime_core.tools.mcp.server import MCPServer
-    from runtime_core.tools.tool import Tool
 
 
 class RecordedCalls(Protocol):

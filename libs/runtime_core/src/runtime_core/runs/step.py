@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from runtime_core import codec
+from runtime_core.base.text import text_of_error
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.consumer.settle import class_name, error_text, traceback_of
 from runtime_core.declare.schema import encode
@@ -28,7 +28,6 @@ from runtime_core.errors import (
     StepError,
     ToolError,
 )
-from runtime_core.ids import digest_in_attempt, step_digest
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
     canonical,
@@ -41,14 +40,15 @@ from runtime_core.runs.journal import (
 )
 from runtime_core.runs.scheduler import OwnFlowOnly
 from runtime_core.runs.shared_context import unwrapped
-from runtime_core.text import text_of_error
+from runtime_core.wire import codec
+from runtime_core.wire.ids import digest_in_attempt, step_digest
 from runtime_core.wire.step import StepError as RowError
 
 if TYPE_CHECKING:
+    from runtime_core.declare.tool import Tool
     from runtime_core.runs.execution import Execution
     from runtime_core.runs.ports import Registered
     from runtime_core.runs.scheduler import Branch
-    from runtime_core.tools.tool import Tool
 
 T = TypeVar("T")
 _ERRORS: dict[str, type[StepError]] = {

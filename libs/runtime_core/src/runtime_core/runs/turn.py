@@ -16,7 +16,6 @@ from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
-from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
 from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry, take_slots
@@ -35,6 +34,7 @@ from runtime_core.runs.commit import (
 )
 from runtime_core.runs.definition import AgentDefinition, DeclaredApp
 from runtime_core.runs.execution import NO_META
+from runtime_core.runs.model_step import count_model_calls
 from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
 from runtime_core.runs.ports import Attempt, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import Run
@@ -53,7 +53,7 @@ from runtime_core.telemetry.spans import (
     within,
 )
 from runtime_core.telemetry.trace_context import Ids
-from runtime_core.trajectory.model_call import count_model_calls
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.step import ENCODER, StepError, total_usage
 
 logger = logging.getLogger(__name__)

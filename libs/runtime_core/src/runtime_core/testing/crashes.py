@@ -19,12 +19,12 @@ from runtime_core.bus.namespace import connect
 from runtime_core.bus.private_server import drop_database, new_database
 from runtime_core.client.client import Client
 from runtime_core.client.task import TaskHandle
+from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.host.host import Host
 from runtime_core.host.local import NAMESPACE, add_services
 from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.testing.fakes import Failed, StandIn
-from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.wire.events import ENDED, TaskResponse
 
 COMMITS = {

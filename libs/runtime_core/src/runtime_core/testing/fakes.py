@@ -11,8 +11,8 @@ from typing import Any
 
 from runtime_core.app.app import App
 from runtime_core.declare.schema import encode_result
+from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext
 
 
 class Failed:

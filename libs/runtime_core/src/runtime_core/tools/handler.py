@@ -16,13 +16,8 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
 from runtime_core.consumer.effects import Failed
-from runtime_core.consumer.settle import NOTHING_USED, Calls, failed_from, take_slots
-from runtime_core.errors import NotReady
-from runtime_core.telemetry import gen_ai
-from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.names import SHOWN_OUTCOMES
-from runtime_core.telemetry.spans import tracing
-from runtime_core.tools.tool import (
+from runtime_core.consumer.settle import Calls, failed_from, take_slots
+from runtime_core.declare.tool import (
     AbandonedThreads,
     Away,
     CallableTool,
@@ -32,7 +27,12 @@ from runtime_core.tools.tool import (
     is_allowed,
     not_allowed,
 )
-from runtime_core.wire.step import StepError
+from runtime_core.errors import NotReady
+from runtime_core.telemetry import gen_ai
+from runtime_core.telemetry.metrics import Metrics
+from runtime_core.telemetry.names import SHOWN_OUTCOMES
+from runtime_core.telemetry.spans import tracing
+from runtime_core.wire.step import NOTHING_USED, StepError
 
 logger = logging.getLogger(__name__)
 

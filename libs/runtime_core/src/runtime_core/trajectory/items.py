@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runtime_core.errors import InvalidInput
-from runtime_core.trajectory.model_call import (
+from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.tree import decoded
+from runtime_core.wire.model_call import (
     answer_of,
     content_of,
     is_model_call,
@@ -21,8 +23,6 @@ from runtime_core.trajectory.model_call import (
     tool_calls_of,
     usage_of,
 )
-from runtime_core.trajectory.reading import TaskTrajectory
-from runtime_core.trajectory.tree import decoded
 from runtime_core.wire.step import Step, TaskEnd, place
 
 Score: TypeAlias = float | Mapping[str, Any] | None  # Any: the user's own JSON

@@ -10,12 +10,12 @@ import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from runtime_core.codec import readable
 from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.trajectory import tables
-from runtime_core.trajectory.model_call import logprobs_of, usage_of
 from runtime_core.trajectory.tables import step_of
+from runtime_core.wire.codec import readable
 from runtime_core.wire.contents import REFERENCES, Contents, Node
+from runtime_core.wire.model_call import logprobs_of, usage_of
 from runtime_core.wire.step import NOTHING, Fork, Step, StepError, TaskEnd, before, place
 
 _AFTER_ALL = "~"

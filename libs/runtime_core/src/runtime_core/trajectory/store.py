@@ -12,7 +12,6 @@ from sqlalchemy import ColumnElement, and_, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import ROOT_RUN, child_run
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.database import SqliteAddress, open_postgres, open_sqlite, parse, translated
 from runtime_core.trajectory.reading import (
@@ -30,6 +29,7 @@ from runtime_core.trajectory.reading import (
 from runtime_core.trajectory.tables import RecordEntry, end_of, step_of
 from runtime_core.trajectory.writers import CONTENTS_LOCK, NO_ENTRY, Batch, PostgresWriter, SqliteWriter, Writer
 from runtime_core.wire.contents import without_nul
+from runtime_core.wire.ids import ROOT_RUN, child_run
 from runtime_core.wire.step import TaskEnd, as_call, place
 
 __all__ = ["Filters", "RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]

@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from runtime_core.codec import readable
-from runtime_core.text import duration, plain, shortened
-from runtime_core.trajectory.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
+from runtime_core.base.text import duration, plain, shortened
 from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.wire.codec import readable
+from runtime_core.wire.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
 from runtime_core.wire.step import PIECES, Fork, Step, StepError, place
 
 PREVIEW = 48

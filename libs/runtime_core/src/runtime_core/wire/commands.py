@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
-from runtime_core import codec
-from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import (
+from runtime_core.wire import codec
+from runtime_core.wire.codec import quoted
+from runtime_core.wire.envelope import ANONYMOUS, Envelope, epoch_ms
+from runtime_core.wire.events import streaming_mode
+from runtime_core.wire.ids import (
     MAX_NAME_CHARACTERS,
     RESERVED_KEY_PREFIX,
     TASK_ID_RULE,
@@ -24,8 +26,6 @@ from runtime_core.ids import (
     is_task_id,
     task_id_of,
 )
-from runtime_core.wire.envelope import ANONYMOUS, Envelope, epoch_ms
-from runtime_core.wire.events import streaming_mode
 
 SUBMIT = "weft.task.submit"
 

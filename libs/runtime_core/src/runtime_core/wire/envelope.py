@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from runtime_core.codec import JSON, MAX_DATA_BYTES, MAX_DEPTH, decode, decode_object, quoted
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import has_control
+from runtime_core.wire.codec import JSON, MAX_DATA_BYTES, MAX_DEPTH, decode, decode_object, quoted
+from runtime_core.wire.ids import has_control
 
 Fields = Sequence[bytes] | Mapping[bytes, bytes]
 """An entry's fields as a flat list (name, value, name, …) or a mapping; if names repeat, the last one counts."""

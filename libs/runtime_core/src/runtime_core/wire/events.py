@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import msgspec
 
-from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, Rejected, WeftError
-from runtime_core.ids import event_id, fingerprint
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.envelope import Envelope, rfc3339
+from runtime_core.wire.ids import event_id, fingerprint
 from runtime_core.wire.step import USAGE_BY_MODEL
 
 ACCEPTED = "weft.task.accepted"

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput
+from runtime_core.wire.codec import quoted
 
 NOTHING = msgspec.Raw(b"")
 """No input or output. Encoding a step omits exactly this object; any other empty value would break the JSON."""
@@ -246,6 +246,9 @@ class Usage(msgspec.Struct, frozen=True):
 
     def to_json(self) -> bytes:
         return msgspec.json.encode({**self.amounts, USAGE_BY_MODEL: self.models} if self.models else self.amounts)
+
+
+NOTHING_USED = Usage()
 
 
 def total_usage(parts: Iterable[Usage]) -> Usage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime_core.lazy import loader
+from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.aworld.events.bus import EventBus
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
     from runtime_core.aworld.topology import GraphBuildType, Loopable
     from runtime_core.declare.manifest import HookPoint
-    from runtime_core.hooks.declared import CallbackResult, CallbackResultType, ToolResult
+    from runtime_core.runs.hooks.declared import CallbackResult, CallbackResultType, ToolResult
     from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation, PolicyDefinition
     from runtime_core.trajectory.items import (
         DefaultTrajectoryStrategy,
@@ -148,8 +148,8 @@ _PLACES = {
     "ActionResult": "runtime_core.runs.policy",
     "AgentMessage": "runtime_core.aworld.events.message",
     "BackgroundTaskMessage": "runtime_core.aworld.events.message",
-    "CallbackResult": "runtime_core.hooks.declared",
-    "CallbackResultType": "runtime_core.hooks.declared",
+    "CallbackResult": "runtime_core.runs.hooks.declared",
+    "CallbackResultType": "runtime_core.runs.hooks.declared",
     "CancelMessage": "runtime_core.aworld.events.message",
     "ChunkMessage": "runtime_core.aworld.events.message",
     "Constants": "runtime_core.aworld.events.message",
@@ -206,7 +206,7 @@ _PLACES = {
     "TeamSwarm": "runtime_core.aworld.orchestration",
     "ToolCallbackHandler": "runtime_core.aworld.events.handlers",
     "ToolMessage": "runtime_core.aworld.events.message",
-    "ToolResult": "runtime_core.hooks.declared",
+    "ToolResult": "runtime_core.runs.hooks.declared",
     "TopicType": "runtime_core.aworld.events.message",
     "TrajectoryItem": "runtime_core.trajectory.items",
     "TrajectoryStrategy": "runtime_core.trajectory.items",

@@ -14,9 +14,9 @@ from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
 from runtime_core.aworld.runner import TaskRunner
 from runtime_core.aworld.target import Part, TasksApp, declare
-from runtime_core.config.settings import Settings
 from runtime_core.declare.declaration import one_line
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.settings import Settings
 
 if TYPE_CHECKING:
     from runtime_core.host.host import Host

@@ -33,6 +33,7 @@ from runtime_core.app.loading import load_app
 from runtime_core.aworld.engines.packing import HostsSpec, PackedApp, pack
 from runtime_core.aworld.target import RunTarget, TasksApp
 from runtime_core.aworld.task import Task
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.bus.connector import MEMORY, parse_address
 from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
@@ -40,15 +41,14 @@ from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.client.client import Client
 from runtime_core.clusters.driver.process import Driver
 from runtime_core.clusters.ray.backend import RayBackend
-from runtime_core.config.settings import Settings
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Work
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
-from runtime_core.hooks.around import until_end_hooks_ran
 from runtime_core.host.app_services import agent_pools, pool_streams
 from runtime_core.host.host import Host
 from runtime_core.host.local import ENDS_SECONDS
 from runtime_core.host.manager import add_housekeeping
-from runtime_core.periodic import cancel_and_wait
+from runtime_core.runs.hooks.around import until_end_hooks_ran
+from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.recorder import LocalTrajectories

@@ -22,10 +22,10 @@ from runtime_core.actors.runtime import Runtime
 from runtime_core.aworld.events.handlers import Subscriber
 from runtime_core.aworld.events.manager import messages_from
 from runtime_core.aworld.events.message import Message
-from runtime_core.codec import quoted
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import InvalidInput, Retry, WeftError
-from runtime_core.ids import fingerprint
+from runtime_core.wire.codec import quoted
+from runtime_core.wire.ids import fingerprint
 
 _PART = re.compile(r"[\w\-.]+")
 _TRIES = RetryPolicy(attempts=5)

@@ -24,8 +24,8 @@ from runtime_core.aworld.events.message import (
     TopicType,
     UnknownReceiver,
 )
-from runtime_core.codec import quoted
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, ToolError
+from runtime_core.wire.codec import quoted
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext

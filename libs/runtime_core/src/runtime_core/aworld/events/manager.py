@@ -23,9 +23,9 @@ from runtime_core.aworld.events.message import (
     UnknownReceiver,
     message_id,
 )
-from runtime_core.codec import quoted
 from runtime_core.consumer.settle import error_text
 from runtime_core.errors import InvalidInput, LimitExceeded, Outcome
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.step import place
 
 if TYPE_CHECKING:

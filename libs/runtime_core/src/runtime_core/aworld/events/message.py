@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from runtime_core.codec import quoted
 from runtime_core.errors import InvalidInput, LimitExceeded, StepError, TaskCancelled
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.step import Step, place
 
 if TYPE_CHECKING:

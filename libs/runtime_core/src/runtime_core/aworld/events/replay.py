@@ -15,13 +15,13 @@ from runtime_core.aworld.events.message import Message, events_of, message_id
 from runtime_core.client.client import Client
 from runtime_core.client.fork import ForkPlan, RecordedRun, from_record, runs_of
 from runtime_core.client.replay import Replayed, ReplayRun, RunReplay, replay_code
-from runtime_core.codec import quoted
 from runtime_core.consumer.effects import Failed
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.ports import Meta
 from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Begun
+from runtime_core.wire.ids import ROOT_RUN
 
 if TYPE_CHECKING:
     from runtime_core.host.local import LocalApp

@@ -26,7 +26,7 @@ from runtime_core.aworld.nodes.task_runs import TaskRuns, ended_node, in_order, 
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import BusError, BusLost, InvalidInput
-from runtime_core.ids import ROOT_RUN, idempotency_key, is_task_id
+from runtime_core.wire.ids import ROOT_RUN, idempotency_key, is_task_id
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore

@@ -14,7 +14,7 @@ from runtime_core.bus.connection import fields as hash_fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput, Rejected, WeftError
-from runtime_core.ids import TASK_ID_RULE, has_control, is_task_id, partition_of
+from runtime_core.wire.ids import TASK_ID_RULE, has_control, is_task_id, partition_of
 
 Kind = TypeVar("Kind", bound=StrEnum)
 

@@ -15,10 +15,10 @@ from runtime_core.bus.connection import fields as hash_fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.errors import ServerError
-from runtime_core.ids import ROOT_RUN, child_run, idempotency_key
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.events import ENDED
+from runtime_core.wire.ids import ROOT_RUN, child_run, idempotency_key
 from runtime_core.wire.step import Step, TaskEnd
 
 _KINDS = {

@@ -22,6 +22,8 @@ from typing import IO
 
 import msgspec
 
+from runtime_core.base.lifeline import tied
+from runtime_core.base.text import LONGEST_MESSAGE
 from runtime_core.clusters.driver.host import BEAT_SECONDS, CLOSING_SECONDS, away, parse_line
 from runtime_core.engines.protocol import (
     READ_BUFFER_BYTES,
@@ -38,10 +40,8 @@ from runtime_core.engines.protocol import (
     ToDriver,
     Work,
 )
-from runtime_core.lifeline import tied
 from runtime_core.telemetry.logs import LONGEST_LINE
 from runtime_core.telemetry.redaction import kept
-from runtime_core.text import LONGEST_MESSAGE
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 """The pause before the next process starts, in seconds: it doubles from the first to the longest."""

@@ -20,11 +20,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime_core.config.settings import Settings
+from runtime_core.base.lifeline import tied
 from runtime_core.engines.protocol import Away
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
-from runtime_core.lifeline import tied
+from runtime_core.settings import Settings
 
 ADDRESS_VARIABLE = "WEFT_RAY_ADDRESS"
 DASHBOARD_VARIABLE = "WEFT_RAY_DASHBOARD"

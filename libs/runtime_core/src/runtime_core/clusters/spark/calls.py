@@ -16,13 +16,13 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from runtime_core.base.text import LONGEST_MESSAGE
 from runtime_core.clusters.spark import worker
 from runtime_core.clusters.spark.connect import OnProgress, Paced, Sessions, Watched, condition_of, is_lost
 from runtime_core.clusters.spark.worker import Answer, Assignment, Items
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, Step, Value, Work
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
-from runtime_core.text import LONGEST_MESSAGE
 
 STOP_SECONDS = 2.0
 """The time that a stopped body may take to end, in seconds."""

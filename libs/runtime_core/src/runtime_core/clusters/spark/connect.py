@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from runtime_core.config.settings import Settings
+from runtime_core.base.lifeline import tied
 from runtime_core.engines.protocol import Away
-from runtime_core.lifeline import tied
+from runtime_core.settings import Settings
 from runtime_core.telemetry.redaction import kept
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import secrets
 
 from starlette.responses import Response
 
-from runtime_core import codec
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console.site import HOME, Page, Visit, see
 from runtime_core.gateway.keys import ANSWER, OPERATE, SUBMIT
 from runtime_core.gateway.requests import NO_TASK, Problem
+from runtime_core.wire import codec
 
 CANCELLED = "cancelled in the console"
 SELECTED_MAX = 200

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from starlette.responses import Response
 
-from runtime_core import codec
 from runtime_core.client.task_view import EVERY_TASK, Row
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput
@@ -19,6 +18,7 @@ from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.maintenance.dead_letters import LetterFilter
+from runtime_core.wire import codec
 from runtime_core.wire.events import ENDED
 
 SAMPLE = 500

@@ -16,8 +16,8 @@ from runtime_core.gateway.console.site import HEADERS, HOME, Page, Site, Visit
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_task
 from runtime_core.gateway.tasks import STATUSES, StreamRoutes
-from runtime_core.ids import is_task_id
 from runtime_core.maintenance.dead_letters import LetterFilter
+from runtime_core.wire.ids import is_task_id
 
 FILTERS = ("status", "agent", "session", "key", "tenant", "age", "q")
 """Parameters of the list of tasks that select tasks."""

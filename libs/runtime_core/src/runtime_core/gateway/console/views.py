@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.text import duration, shortened
+from runtime_core.base.text import duration, shortened
 
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""

@@ -26,10 +26,10 @@ from pydantic_ai.messages import UserContent
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_core import to_jsonable_python
 
-from runtime_core import codec
 from runtime_core.declare.declaration import NAME, Place
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import Schema, encode
+from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext, ToolSettings, run_limited
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings, check_memory
 from runtime_core.llm.model_call import ConversationMemory
@@ -49,7 +49,7 @@ from runtime_core.llm.request import messages_json
 from runtime_core.llm.tokens import REMEMBERED
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro
-from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext, ToolSettings, run_limited
+from runtime_core.wire import codec
 
 
 class Dependencies:

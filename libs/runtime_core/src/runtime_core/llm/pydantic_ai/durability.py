@@ -47,7 +47,6 @@ from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 from pydantic_core import to_jsonable_python
 
-from runtime_core import codec
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.llm.agent import ModelSettings
@@ -60,6 +59,7 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.effects import Approval
 from runtime_core.runs.guest import Guest, current_guest, host
 from runtime_core.telemetry.spans import within
+from runtime_core.wire import codec
 
 CARRIED = "weft.run"
 """The member beside the arguments. No Python parameter can have this name."""

@@ -30,13 +30,13 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.declare.declaration import NAME, RetryPolicy, one_line
 from runtime_core.declare.manifest import Schema, value_check
+from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.errors import InvalidInput
-from runtime_core.periodic import cancel_and_wait
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
-from runtime_core.tools.mcp.server import MCPServer
 from runtime_core.tools.mcp.transport import MAX_MESSAGE_BYTES, NOT_SENT, streams_to
 
 

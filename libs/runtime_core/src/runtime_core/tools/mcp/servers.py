@@ -16,12 +16,12 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.declaration import Limit
 from runtime_core.declare.manifest import Manifest, ToolEntry
+from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.declare.schema import encode
+from runtime_core.declare.tool import AbandonedThreads, Away, Tool, ToolContext, run_limited
 from runtime_core.errors import InvalidInput, NotReady, Reject
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.mcp.connection import Connection, ListedTool, Lost, MCPSession, NotSent, Progress, Refused
-from runtime_core.tools.mcp.server import MCPServer
-from runtime_core.tools.tool import AbandonedThreads, Away, Tool, ToolContext, run_limited
 
 logger = logging.getLogger(__name__)
 

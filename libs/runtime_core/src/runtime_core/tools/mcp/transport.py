@@ -21,11 +21,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED, jsonrpc_message_adapter
 
+from runtime_core.base.lifeline import tied
+from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.declare.declaration import one_line
-from runtime_core.lifeline import tied
-from runtime_core.periodic import cancel_and_wait
+from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.telemetry.redaction import READ_CHARACTERS, kept
-from runtime_core.tools.mcp.server import MCPServer
 
 NOT_SENT = "dev.weft/not-sent"
 """Member of the data of errors that our client creates: whether the server has not received the request."""

@@ -11,19 +11,19 @@ import pytest
 from runtime_core.client.fork import runs_of
 from runtime_core.consumer.effects import Completed
 from runtime_core.runs.context import AgentContext
+from runtime_core.runs.journal import usage_and_attributes
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.items import DefaultTrajectoryStrategy
-from runtime_core.trajectory.model_call import (
+from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.tree import render, to_tree
+from runtime_core.wire.model_call import (
     answer_of,
     content_of,
     is_model_call,
     tool_calls_of,
-    usage_and_attributes,
     usage_of,
 )
-from runtime_core.trajectory.reading import TaskTrajectory
-from runtime_core.trajectory.tree import render, to_tree
 from runtime_core.wire.step import NOTHING, Step, StepError, TaskEnd
 from tests.unit.runs.run_world import Program, World
 

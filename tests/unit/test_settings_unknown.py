@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
 from runtime_core.host.service import run_service
+from runtime_core.settings import Settings
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from typing_extensions import TypedDict
 
 from runtime_core.app.app import App
 from runtime_core.declare.schema import encode
+from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
-from runtime_core.tools.tool import AbandonedThreads, Tool, ToolContext
 
 
 class Filter(BaseModel):

@@ -20,22 +20,22 @@ from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.manifest import AFTER_FAILED_TASK, HookPoint, agent_of_ends
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import Denied, InvalidInput, ToolError, WeftError
-from runtime_core.hooks.declared import Selection, settle
-from runtime_core.hooks.pipeline import Moment, Pipeline, Subject
-from runtime_core.ids import ROOT_RUN
 from runtime_core.runs.branches import Compound
 from runtime_core.runs.calls import ApprovalQuestion, Emit, approval_of, call, question, read_result
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.effects import Approval
+from runtime_core.runs.hooks.declared import Selection, settle
+from runtime_core.runs.hooks.pipeline import Moment, Pipeline, Subject
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep
 from runtime_core.runs.ports import Reserve
+from runtime_core.wire.ids import ROOT_RUN
 
 if TYPE_CHECKING:
     from runtime_core.declare.schema import Reader
-    from runtime_core.hooks.declared import HookTable
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.hooks.declared import HookTable
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
 

@@ -15,8 +15,9 @@ from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import Denied
-from runtime_core.hooks.around import RunHooks
-from runtime_core.hooks.declared import (
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.hooks.around import RunHooks
+from runtime_core.runs.hooks.declared import (
     Ask,
     CallbackResult,
     CallbackResultType,
@@ -26,7 +27,6 @@ from runtime_core.hooks.declared import (
     ToolResult,
     select,
 )
-from runtime_core.runs.context import AgentContext
 from runtime_core.runs.run import Run
 from tests.unit.runs.run_world import Program, World
 

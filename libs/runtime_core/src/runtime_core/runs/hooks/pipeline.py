@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runtime_core import codec
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, HookFailed, HumanTimeout, InvalidInput, Outcome, StepError, WeftError
-from runtime_core.hooks.declared import (
+from runtime_core.runs.calls import ApprovalQuestion
+from runtime_core.runs.hooks.declared import (
     CallbackResultType,
     Change,
     Chosen,
@@ -24,13 +24,13 @@ from runtime_core.hooks.declared import (
     recorded_callback,
     recorded_verdict,
 )
-from runtime_core.ids import idempotency_key
-from runtime_core.runs.calls import ApprovalQuestion
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.step import LocalStep, call_function
+from runtime_core.wire import codec
+from runtime_core.wire.ids import idempotency_key
 
 if TYPE_CHECKING:
-    from runtime_core.hooks.declared import HookTable
+    from runtime_core.runs.hooks.declared import HookTable
     from runtime_core.runs.run import Run
 
 

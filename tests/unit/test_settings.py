@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.config.settings import Settings, without_password
 from runtime_core.errors import ConfigurationError
+from runtime_core.settings import Settings, without_password
 
 
 def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

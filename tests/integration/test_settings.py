@@ -18,8 +18,8 @@ import pytest
 from redis import Redis
 
 from runtime_core.bus.namespace import connect, open_namespace
-from runtime_core.config.settings import Settings
 from runtime_core.errors import ConfigurationError
+from runtime_core.settings import Settings
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, PlainRedis
 from tests.servers.process import HOST
@@ -258,7 +258,7 @@ def test_an_impossible_configuration_is_one_line(place: dict[str, str], log_form
             for case in own
         ]  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.config.refused_services", service],
+            [sys.executable, "-m", "tests.integration.refused_services", service],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}/apps"},
             stdin=subprocess.PIPE,

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, cast
 
-from runtime_core.consumer.settle import NOTHING_USED
+from runtime_core.base.periodic import TimeLimit
 from runtime_core.declare.declaration import Limit, Place, RetryPolicy, checked_limits, is_async, without_context
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
 from runtime_core.errors import LoopInterrupt
-from runtime_core.periodic import TimeLimit
-from runtime_core.wire.step import Usage, total_usage
+from runtime_core.wire.step import NOTHING_USED, Usage, total_usage
 
 PROGRESS_AT_ONCE = 16
 """Progress reports that a thread may queue for the loop before it waits."""

@@ -1,6 +1,6 @@
 """Starts services with settings that cannot work, one after the other in this process, and reports how each ended.
 
-`python -m tests.integration.config.refused_services SERVICE` reads a JSON list of environments, and answers with one
+`python -m tests.integration.refused_services SERVICE` reads a JSON list of environments, and answers with one
 `[status, output]` for each. A process of its own for each of them would take minutes.
 """
 

@@ -16,6 +16,8 @@ from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
+from runtime_core.declare.mcp_server import MCPServer, need_sdk
+from runtime_core.declare.tool import Away
 from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
 from runtime_core.llm.toolset import ToolsMissing, toolset_of
 from runtime_core.runs.commit import parts
@@ -23,9 +25,7 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.effects import Call
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.mcp.connection import ArgumentsCheck, BadSchema, listing_of
-from runtime_core.tools.mcp.server import MCPServer, need_sdk
 from runtime_core.tools.mcp.servers import MCPServers
-from runtime_core.tools.tool import Away
 
 PLACE = Place("app.py", 7)
 OBJECT: dict[str, Any] = {"type": "object"}

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from runtime_core.lazy import loader, needs_extra
+from runtime_core.base.lazy import loader, needs_extra
 
 
 def test_a_name_is_loaded_once_from_its_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.errors import InvalidInput
-from runtime_core.ids import (
+from runtime_core.wire.ids import (
     child_run,
     event_id,
     fingerprint,

@@ -7,15 +7,11 @@ has a pydantic-ai message. Other results are read in the common formats of such 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from runtime_core.codec import readable
-from runtime_core.telemetry import gen_ai
-from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
+from runtime_core.wire.codec import readable
 from runtime_core.wire.step import Step, StepError
 
 _OWN_KINDS = ("model", "step", "engine")
@@ -78,28 +74,22 @@ class ModelAnswer(msgspec.Struct, frozen=True):
 _answer = msgspec.json.Decoder(ModelAnswer).decode
 
 
+def answer_in(result: bytes) -> ModelAnswer | None:
+    """Return the answer that a result (JSON) holds; None if it is another value."""
+    if result[:1] != b"{" or not (b'"message"' in result or b'"retry_after"' in result):
+        return None
+    try:
+        return _answer(result)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
 def answer_of(step: Step) -> ModelAnswer | None:
     """Return the answer of an agent's model call; None for other steps and other results."""
-    data = bytes(step.output)
-    if step.kind != "model" or data[:1] != b"{" or not (b'"message"' in data or b'"retry_after"' in data):
-        return None
-    try:
-        answer = _answer(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    answer = answer_in(bytes(step.output)) if step.kind == "model" else None
+    if answer is None:
         return None
     return answer if answer.message.get("kind") == "response" or answer.retry_after is not None else None
-
-
-def usage_and_attributes(result: bytes) -> tuple[dict[str, float], dict[str, Any]]:  # Any: see Step.attributes
-    """Return usage and attributes from the result (JSON) alone: the process that made the call has died."""
-    if b'"message"' not in result and b'"retry_after"' not in result:
-        return {}, {}
-    try:
-        answer = _answer(result)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return {}, {}
-    usage = {name: value for name, value in answer.usage.items() if _is_amount(value)}
-    return usage, gen_ai.response_attributes(msgspec.to_builtins(answer))
 
 
 def said_in(message: object) -> object:
@@ -134,7 +124,7 @@ def usage_of(step: Step) -> dict[str, float]:
     found = _member(step.output, "usage") if step.kind in _OWN_KINDS else None
     if not isinstance(found, dict):
         return {}
-    return {name: float(value) for name, value in found.items() if _is_amount(value)}
+    return {name: float(value) for name, value in found.items() if is_amount(value)}
 
 
 def logprobs_of(step: Step) -> object:
@@ -178,7 +168,8 @@ def _arguments(args: object) -> object:
         return args
 
 
-def _is_amount(value: object) -> bool:
+def is_amount(value: object) -> bool:
+    """Return whether the value is a number, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -197,31 +188,3 @@ def _member(raw: msgspec.Raw, name: str) -> object:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return value
-
-
-ANSWERED = "answered"
-
-_TOKEN_TYPES = {
-    "input_tokens": "input",
-    "output_tokens": "output",
-    "cached_tokens": "cached",
-    "reasoning_tokens": "reasoning",
-}
-
-
-def count_model_calls(metrics: Metrics, rows: Iterable[Step]) -> None:
-    """Count the rows that are model calls. A deferred or failed call counts by its error type."""
-    for row in rows:
-        if row.kind != "model":
-            continue
-        provider, model = str(row.attributes.get(PROVIDER, "")), str(row.attributes.get(REQUEST_MODEL, row.name))
-        outcome = row.error.type if row.error is not None else ANSWERED
-        metrics.model_calls[provider, model, outcome].inc()
-        metrics.model_call_seconds[provider, model].observe(max(row.ended - row.started, 0.0) / 1000)
-        if isinstance(first := row.attributes.get(TIME_TO_FIRST_CHUNK), int | float):
-            metrics.model_first_chunk_seconds[provider, model].observe(first)
-        for name, kind in _TOKEN_TYPES.items():
-            if amount := row.usage.get(name):
-                metrics.model_tokens[model, kind].inc(amount)
-        if cost := row.usage.get("cost"):
-            metrics.model_cost[model].inc(cost)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from runtime_core.base.periodic import Periodic, TimeLimit
 from runtime_core.consumer.progress import ProgressWatch
-from runtime_core.periodic import Periodic, TimeLimit
 
 
 async def test_it_runs_at_once_and_again_after_the_interval() -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
-from runtime_core.codec import MAX_DATA_BYTES
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry.redaction import patterns_of
 from runtime_core.wire.blobs import blob_url
+from runtime_core.wire.codec import MAX_DATA_BYTES
 
 _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
 _HOST = r"([^\s/:@\[\]]+|\[[0-9a-fA-F:.]+\])"

@@ -1,0 +1,1 @@
+"""Used by every package and built on none: background tasks, child processes, lazy imports, text for one line."""

@@ -1,1 +1,0 @@
-"""The settings of a process, read from the environment once."""
