@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import logging
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -36,9 +35,8 @@ RESTART_FIRST_SECONDS, RESTART_LONGEST_SECONDS = 0.1, 5.0
 
 MALLOC = "glibc.malloc.tcache_count=4096"
 """The wheel's server uses libc's allocator, which takes a third of its time; this setting makes it cheaper."""
-LIBRARIES = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
-JEMALLOC = "libjemalloc.so.2"
-"""An allocator with which the server needs a sixth less time. Debian has it in the package `libjemalloc2`."""
+MIMALLOC = "cmeel.prefix/lib/libmimalloc.so"
+"""An allocator with which the server needs a fifth less time. The package `cmeel-mimalloc` puts it below `sys.path`."""
 
 
 class HeldFile:
@@ -285,13 +283,13 @@ def find_binary() -> Path:
     )
 
 
-def tuned(environ: Mapping[str, str], libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Return the environment for a server: with jemalloc if a folder of `libraries` has it, else with libc's allocator
-    tuned. An environment that chooses or tunes an allocator keeps its choice.
+def tuned(environ: Mapping[str, str], folders: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the environment for a server: with mimalloc if one of the folders (default: `sys.path`) has it, else with
+    libc's allocator tuned. An environment that chooses or tunes an allocator keeps its choice.
     """
     if sys.platform.startswith("linux") and "LD_PRELOAD" not in environ and "GLIBC_TUNABLES" not in environ:
-        for folder in libraries:
-            library = Path(folder, JEMALLOC)
+        for folder in sys.path if folders is None else folders:
+            library = Path(folder, MIMALLOC).absolute()
             if library.is_file():
                 return {**environ, "LD_PRELOAD": str(library)}
     return {"GLIBC_TUNABLES": MALLOC, **environ}
