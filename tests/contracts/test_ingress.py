@@ -284,6 +284,33 @@ async def test_commands_that_wait_outlive_a_read_that_fails(broker: Broker, bus:
     assert await broker.status("t") == "accepted"
 
 
+class Gated(Edge):
+    """A connection whose reads wait for `may_read`."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport)
+        self.reads, self.may_read = asyncio.Event(), asyncio.Event()
+
+    async def blocking(self, *args: Argument) -> Reply:
+        self.reads.set()
+        await self.may_read.wait()
+        return await super().blocking(*args)
+
+
+async def test_commands_that_a_former_leader_reads_are_admitted_in_their_order(broker: Broker, bus: EventBus) -> None:
+    """It has not learned yet that it leads no longer, and the leader has already admitted all that it had read."""
+    edge, shared = Gated(await connected(broker)), ingress(broker.keys.namespace)
+    async with admitting(broker, bus, edge):
+        await edge.reads.wait()
+        for task in ("first", "second"):
+            await command(broker, "task.submit", id=task, data={"agent": "writer", "input": task, "key": "k"})
+        assert await broker.call("XREADGROUP", "GROUP", STATE_MANAGER, "admitter-1", "COUNT", 1, "STREAMS", shared, ">")
+        edge.may_read.set()
+        await until(lambda: settled(broker))
+    assert (await broker.take(bus)).task == "first"
+    assert await broker.mailbox("writer/k") == ["second|r"]
+
+
 async def test_a_rejected_command_leaves_one_letter(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from runtime_core.actors.actor import ActorDefinition, ActorRun, Actors, current_run
+from runtime_core.actors.identity import AgentId
+from runtime_core.actors.instances import Instances
+from runtime_core.actors.message import MessageEnvelope, content_of, encode_envelope
+from runtime_core.actors.serialization import SerializationRegistry
+from runtime_core.actors.vocabulary import native
 from runtime_core.app.app import App
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies, name_of_step
 from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.errors import Fenced, JournalMoved, LimitExceeded, ServerError
-from runtime_core.runs.commit import TurnPort
+from runtime_core.consumer.effects import Completed
+from runtime_core.declare.declaration import Place
+from runtime_core.errors import Fenced, JournalLost, JournalMoved, LimitExceeded, ServerError
+from runtime_core.runs.commit import TurnPort, parts_of
 from runtime_core.runs.effects import Call
+from runtime_core.runs.turn import TurnHandler
+from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, fail, now, send, suspend
 
 REPLY = "asker"
+SECONDS = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -345,6 +358,70 @@ async def test_a_caller_whose_request_the_broker_lost_is_reported(broker: Broker
     with pytest.raises(JournalMoved, match="c1"):
         await waiting
     assert not on_its_way.done(), "the broker has not had it yet"
+
+
+async def test_a_turn_does_not_end_with_an_answer_that_the_broker_lost(broker: Broker, bus: EventBus) -> None:
+    """The requested run is handled again: the turn's state has its change already."""
+    turn = await begun(broker, bus, key="k")
+    await asks(bus, turn, agent("c1"), agent("c2"))
+    for _ in range(2):
+        assert await complete(bus, await broker.take(bus))
+    port = TurnPort(bus, turn, App("asks"))
+    parts, count = parts_of(Completed(b"1", answered=["c1", "c2"]), turn, App("asks"))
+    await port.check_answers(["c1", "c2"])
+    kept = (await broker.task("t"))["j:c2"]
+    await broker.call("HDEL", broker.keys.run("t", "r"), "j:c2")
+    with pytest.raises(JournalLost):
+        await bus.commit_turn(turn, "c", now(), b"", 0, b"1", b"", parts, count)
+    with pytest.raises(JournalMoved, match="lost an answer"):
+        await port.check_answers(["c1", "c2"])
+    await broker.call("HSET", broker.keys.run("t", "r"), "j:c2", kept)
+    assert await bus.commit_turn(turn, "c", now(), b"", 0, b"1", b"", parts, count)
+
+
+async def test_a_handler_whose_answer_the_broker_lost_runs_again(broker: Broker, bus: EventBus) -> None:
+    runs, used, may_end = list[ActorRun](), asyncio.Event(), asyncio.Event()
+
+    class Writer:
+        async def on_message(self, message: object, ctx: object) -> None:
+            run = current_run(actors)
+            assert run is not None
+            runs.append(run)
+            await run.request(AgentId("editor", "e"), MessageEnvelope(), None)
+            used.set()
+            await may_end.wait()
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    async def build(type: str, key: str) -> Writer:
+        return Writer()
+
+    registry, app = SerializationRegistry(), App("objects")
+    actors = Actors(native(), registry, Instances(build, native().keeps_state, 1), lambda error: None)
+    app.functions.agents.add(ActorDefinition("writer", actors, Place(__file__, 1)))
+    replies = Replies(bus, REPLY, await broker.connect())
+    replies.start()
+    message = encode_envelope(MessageEnvelope(content_of("go", registry)))
+    await broker.submit(bus, "t", key="k", input_json=message)
+    turns = TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler"), replies=replies)
+    handling = asyncio.create_task(turns.handle(await broker.take(bus)))
+    taken, _ = await bus.read(["agent"], 1, int(SECONDS * 1000))
+    (editor,) = taken
+    lost = next((name, value) for name, value in (await broker.task("t")).items() if name.startswith("m:"))
+    assert await complete(bus, editor, output=b"null")
+    await used.wait()
+    await broker.call("HDEL", broker.keys.run("t", "r"), f"j:{lost[0][2:]}")
+    await broker.call("HSET", broker.keys.run("t", "r"), *lost)
+    may_end.set()
+    async with asyncio.timeout(SECONDS):
+        while len(runs) < 2:
+            assert not handling.done()
+            await asyncio.sleep(0.01)
+    assert await broker.status("t") in ("accepted", "running")
+    handling.cancel()
+    await asyncio.wait((handling,))
+    await replies.close()
 
 
 async def test_others_wait_in_the_mailbox_while_a_turn_asks(broker: Broker, bus: EventBus) -> None:

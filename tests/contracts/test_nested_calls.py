@@ -125,6 +125,68 @@ async def test_a_nested_turn_sees_and_writes_the_holders_state(broker: Broker, b
     await broker.idle()
 
 
+async def overrides(bus: EventBus, resumed: Delivery) -> dict[str, bytes]:
+    seen = await bus.load(resumed)
+    assert seen is not None
+    return seen.overrides
+
+
+async def test_a_run_sees_the_state_of_a_call_back_beside_it_that_ran_on_top_of_it(
+    broker: Broker, bus: EventBus
+) -> None:
+    """Its own result came while it waited for the end of the other one."""
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask_writer("1"), ask_writer("2"), state=b'{"n":1}')
+    await suspend(bus, await broker.take(bus), ask("5"))
+    other = await broker.take(bus)
+    assert (other.run, (await broker.hash("inst:writer/k"))["busy"]) == ("r/2", "t|r\nt|r/1\nt|r/2")
+    await answer(bus, await broker.take(bus, "tool"))
+    await complete(bus, other, state=b'{"n":2}')
+    below = await broker.take(bus)
+    assert (below.run, await overrides(bus, below)) == ("r/1", {"5": b'2 {"n":2}'})
+    await complete(bus, below, state=b'{"n":3}')
+    caller = await broker.take(bus)
+    assert await overrides(bus, caller) == dict.fromkeys(("1", "2"), b'3 {"n":3}')
+    await complete(bus, caller)
+    await broker.idle()
+
+
+async def test_every_branch_of_a_run_sees_the_state_of_a_nested_turn(broker: Broker, bus: EventBus) -> None:
+    """A replay takes results in the order of the program: before the nested turn, at its end and later."""
+    await broker.submit(bus, "t", key="k")
+    branches = [ask("1"), ask("2", "editor", stream="agent"), ask("3"), ask("4")]
+    await suspend(bus, await broker.take(bus), *branches, ask_writer("5"), state=b'{"n":1}')
+    editor, nested = await broker.take(bus), await broker.take(bus)
+    calls = [await broker.take(bus, "tool") for _ in ("1", "3", "4")]
+    await answer(bus, calls[0])
+    await complete(bus, editor)
+    await complete(bus, nested, state=b'{"n":2}')
+    resumed = await broker.take(bus)
+    await answer(bus, calls[1])
+    changed = b'2 {"n":2}'
+    assert await overrides(bus, resumed) == dict.fromkeys(("1", "2", "3", "5"), changed)
+    assert await suspend(bus, resumed, again("4"), ask("6"))
+    await answer(bus, calls[2])
+    resumed = await broker.take(bus)
+    assert await overrides(bus, resumed) == dict.fromkeys(("1", "2", "3", "4", "5"), changed)
+    await answer(bus, await broker.take(bus, "tool"))
+    await complete(bus, resumed)
+    await broker.idle()
+
+
+async def test_a_result_after_a_nested_turn_without_a_change_is_no_change(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask("1"), ask_writer("2"))
+    nested = await broker.take(bus)
+    await answer(bus, await broker.take(bus, "tool"))
+    await complete(bus, nested)
+    resumed = await broker.take(bus)
+    assert await overrides(bus, resumed) == {}
+    assert "un" not in await broker.task("t")
+    await complete(bus, resumed)
+    await broker.idle()
+
+
 async def test_the_next_event_does_not_see_the_state_in_mid_run_of_the_last(broker: Broker, bus: EventBus) -> None:
     for task in ("t", "mail"):
         await broker.submit(bus, task, key="k")

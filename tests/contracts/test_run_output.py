@@ -378,3 +378,26 @@ async def test_a_reopened_task_goes_on_with_its_output(broker: Broker, bus: Even
     child = await broker.take(bus)
     assert not await emit_pieces(bus, child, b'"a"')
     assert await complete(bus, child)
+
+
+async def test_a_message_beside_too_much_output_is_neither_sent_nor_on_the_record(
+    broker: Broker, bus: EventBus
+) -> None:
+    app = App("talks")
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        await ctx.step(len, "a")
+        await ctx.send("editor", 1)
+        for _ in range(3):
+            await ctx.emit("x" * 500_000)
+
+    await broker.call("HSET", broker.keys.meta, "output_max", 1_000_000)
+    await broker.submit(bus, "t")
+    await handler(bus, app).handle(await broker.take(bus))
+    assert await broker.status("t") == "failed"
+    rows = [row for entry in await broker.entries("record") if entry["d"] for row in json.loads(entry["d"])]
+    assert [(row["kind"], row["status"]) for row in rows if row["kind"] != "emit"] == [
+        ("agent", "failed"), ("step", "completed"),
+    ]  # fmt: skip
+    await broker.nothing(bus)

@@ -95,7 +95,7 @@ class History:
         self.loop = SimLoop()
         partitions = 2 if choice_source.choose(8) == 7 else 1
         self.scheduler = Scheduler(self.loop, server, choice_source, NAMESPACE, partitions)
-        self.ledger = Ledger(self._journaled, self._owner_lives, self._is_open, self._holders)
+        self.ledger = Ledger(self._journaled, self._owner_lives, self._is_open, self._holders, self._carried)
         self.scheduler.context.run(LEDGER.set, self.ledger)
         self.app = simulated_app()
         self.served: list[RoleProcess | SchedulerProcess] = []
@@ -376,6 +376,12 @@ class History:
         base = self._base_of(task) if len(self.scheduler.bases) > 1 else self.scheduler.bases[0]
         key = f"{base}task:{task}" if run == "r" else f"{base}run:{task}/{run}"
         return self.server.execute("HEXISTS", key, f"j:{step}") == 1
+
+    def _carried(self, task: str, run: str, step: str) -> bool:
+        if run == "r" or not any(fork.id == task for fork in self.clients.forks):
+            return False
+        value = self.server.execute("HGET", f"{self._base_of(task)}run:{task}/{run}", f"j:{step}")
+        return value is not None and cast(bytes, value).startswith(b"*")
 
     def _is_open(self, task: str, run: str) -> bool:
         """Return whether this run or call is not over on the broker: its task is open, and its step lacks a result."""

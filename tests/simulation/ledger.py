@@ -19,6 +19,8 @@ class Ledger:
     """Whether a run or a call is not over on the broker."""
     holders: Callable[[str, str], list[str] | None] = lambda limit, task: None
     """What holds slots of a limit in a task's partition."""
+    carried: Callable[[str, str, str], bool] = lambda task, run, step: False
+    """Whether a child run of a fork has the result of a step from the fork's origin, which has its row."""
     broken: list[tuple[str, str]] = field(default_factory=list)
     """What must never be: the kind, and the place in words."""
     begun: list[tuple[str, str, str]] = field(default_factory=list)
@@ -60,7 +62,8 @@ class Ledger:
 
     def step_is_stored(self, task: str, run: str, step: str) -> None:
         """The agent's code continues with the step's result, so the broker must hold it."""
-        self.stored.setdefault(task, {})[run, step] = None
+        if not self.carried(task, run, step):
+            self.stored.setdefault(task, {})[run, step] = None
 
     def lose_tail(self) -> None:
         """The broker has lost its last writes: what it knew may happen again, and otherwise."""

@@ -462,6 +462,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "actors/actor.py",
+        "stopping",
+        "                if self.actors.stopping:\n",
+        "                if False:\n",
+        "a handler of a process that stops asks nobody",
+        "unit/actors:actor",
+    ),
+    python(
+        "actors/actor.py",
+        "flushes_once",
+        "        if self.sends:\n            self._writing = asyncio.current_task()",
+        "        if True:\n            self._writing = asyncio.current_task()",
+        "messages that left with a request cost no second write",
+        "unit/actors:actor",
+    ),
+    python(
+        "actors/actor.py",
         "exit",
         "            if isinstance(error, SystemExit):\n",
         "            if False:\n",

@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "journal",
         "override",
-        "redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. override)",
+        "redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. v[1], RUN.last_change, number)",
         "",
         "a run sees what a nested run did to the state",
         "contracts:nested_calls",

@@ -85,6 +85,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         ADMITTER,
+        "read_by_others",
+        "if await self._others_hold(consumer):",
+        "if False:",
+        "commands that a former leader reads at its end are admitted",
+        "contracts:ingress",
+    ),
+    python(
+        ADMITTER,
         "rejects",
         "            if command.error is not None:\n",
         "            if False:\n",

@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/execution.py",
         "later_state",
-        "if not number or int(number) < self._state_number:",
+        "if not number or int(number) <= self._state_number:",
         "if not number:",
         "a replay keeps the state that the last call back has written",
         "unit/actors:actor",

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import pytest
 
+from runtime_core.actors import actor
 from runtime_core.actors.actor import ActorDefinition, ActorRun, Actors, current_run
 from runtime_core.actors.identity import AgentId, TopicId
 from runtime_core.actors.instances import Instances
@@ -171,6 +172,21 @@ async def test_a_request_that_the_broker_has_lost_ends_the_run_whatever_the_hand
 
     with pytest.raises(JournalMoved, match="lost"):
         await run_of(handle, Broker(lost=JournalMoved("lost"))).advance()
+
+
+async def test_the_commit_names_the_answers_that_the_handler_has_used() -> None:
+    """A server that has lost one handles the requested run again: what it changes would count twice."""
+    requests = [MessageEnvelope(message_id=number) for number in ("1", "2")]
+
+    async def handle(run: ActorRun) -> None:
+        for request in requests:
+            await run.request(ECHO, request, None)
+
+    digests = [step_digest("agent", "echo", "one", encode_envelope(request)) for request in requests]
+    journal = {f"c{digests[0]}.0": packed_now(digests[0], COMPLETED, b"null")}
+    result = await run_of(handle, Broker(), journal=journal).advance()
+    assert isinstance(result, Completed)
+    assert result.answered == [f"c{digest}.0" for digest in digests]
 
 
 async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
@@ -354,6 +370,36 @@ async def test_messages_published_before_a_permanent_failure_are_sent() -> None:
     assert isinstance(result, Failed)
     assert len(broker.left) == 1
     assert [row.kind for row in result.steps] == ["publish"]
+
+
+async def test_messages_that_left_with_a_request_are_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "FLUSH_SECONDS", 0.0)
+    flushed: list[bool] = []
+
+    async def handle(run: ActorRun) -> None:
+        run.publish(TOPIC, MessageEnvelope())
+        flushing = run._flushing
+        assert flushing is not None
+        await run.request(ECHO, MessageEnvelope(), None)
+        await flushing
+        flushed.append(True)
+
+    broker = Broker()
+    assert isinstance(await run_of(handle, broker).advance(), Completed)
+    assert (flushed, broker.requests) == ([True], 1)
+
+
+async def test_a_handler_of_a_process_that_stops_asks_nobody() -> None:
+    """No agent of this process would answer: the message is handled again elsewhere."""
+
+    async def handle(run: ActorRun) -> None:
+        run.actors.stop()
+        await run.request(ECHO, MessageEnvelope(), None)
+
+    broker = Broker()
+    with pytest.raises(asyncio.CancelledError, match="the runtime stops"):
+        await run_of(handle, broker).advance()
+    assert broker.requests == 0
 
 
 async def test_over_a_limit_the_commit_publishes() -> None:

@@ -74,6 +74,21 @@ async def test_a_failed_step_ends_the_run_with_its_error() -> None:
     assert (result.type, result.message, result.retryable) == ("ValueError", "bad one is bad", False)
 
 
+@pytest.mark.parametrize("error", [errors.Reject("no"), KeyError("k")])
+async def test_messages_of_a_turn_that_fails_never_leave_and_have_no_rows(error: Exception) -> None:
+    async def code(ctx: AgentContext, _: object) -> object:
+        await ctx.step(int, "1")
+        await ctx.send("audit", "before")
+        await ctx.tool("t")
+        await ctx.send("audit", "lost")
+        await ctx.publish("news", "lost")
+        await ctx.step(int, "6")
+        raise error
+
+    result = await failed(code)
+    assert [(row.kind, row.step) for row in result.steps] == [("step", "6")]
+
+
 async def test_retry_and_reject_in_a_step_are_not_recorded() -> None:
     attempts = 0
 

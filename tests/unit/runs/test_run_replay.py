@@ -259,6 +259,29 @@ async def test_a_crash_at_any_write_changes_nothing(code: Code, before: bool) ->
         assert again <= (2 if before else 1), at
 
 
+async def test_each_branch_keeps_what_another_one_has_changed_after_a_nested_run() -> None:
+    """All of them continue after the nested run, whichever comes first in the replay."""
+
+    async def code(ctx: AgentContext, _: object) -> object:
+        async def branch(name: str) -> None:
+            await ctx.tool(name)
+            ctx.state["seen"].append(name)
+
+        ctx.state["seen"] = []
+        await ctx.gather(branch("a"), branch("b"))
+        return ctx.state["seen"]
+
+    world = World()
+    await world.turn(Program(code))
+    for _ in range(2):
+        world.answer_one()
+    replay = world.new_run(Program(code))
+    replay.overrides = dict.fromkeys(world.journal, b'2 {"seen":["nested"]}')
+    result = await replay.advance()
+    assert isinstance(result, Completed)
+    assert json.loads(result.output) == ["nested", "a", "b"]
+
+
 async def test_no_task_is_left_behind() -> None:
     for code in PROGRAMS:
         await World(cold=True).play(code, "in")

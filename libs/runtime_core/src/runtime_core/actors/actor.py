@@ -31,7 +31,7 @@ from runtime_core.actors.serialization import SerializationRegistry
 from runtime_core.actors.vocabulary import Vocabulary
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.consumer.effects import FAILED, Failed, TurnResult
+from runtime_core.consumer.effects import FAILED, Completed, Failed, TurnResult
 from runtime_core.consumer.settle import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema
@@ -176,6 +176,8 @@ class ActorRun(Run):
         self._flushing: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[object] | None = None
         """The write of publications that is under way."""
+        self._answered: list[str] = []
+        """Requests whose answers the handler has used."""
         self._is_rpc = False
 
     # -- as the core drives it ---------------------------------------------------------------------------------
@@ -185,7 +187,10 @@ class ActorRun(Run):
         self.handling = True
         self.actors.begin(self)
         try:
-            return await super().advance()
+            result = await super().advance()
+            if isinstance(result, Completed):
+                result.answered = self._answered
+            return result
         finally:
             if self._begun is not None:
                 done(self._begun)
@@ -268,6 +273,7 @@ class ActorRun(Run):
                 self._waiting -= 1
                 self.asked.pop(place, None)
                 self.actors.tokens.pop(place, None)
+        self._answered.append(step.id)
         state = self.later_state(state)
         if self._instance is not None:
             await self._end_copies(self._instance, asked_run)
@@ -322,7 +328,7 @@ class ActorRun(Run):
     async def _flush_soon(self) -> None:
         await asyncio.sleep(FLUSH_SECONDS)
         self._flushing = None
-        if self.sends and self.handling:
+        if self.sends:
             self._writing = asyncio.current_task()
             try:
                 await self._ask([])

@@ -172,6 +172,11 @@ class Journaled:
     """The attempt of the run's output."""
 
 
+def number_of(change: bytes) -> int:
+    """Return the number of a change of an instance's state."""
+    return int(change.partition(b" ")[0])
+
+
 def pairs(reply: object) -> list[tuple[bytes, list[bytes]]]:
     """Return the entries of a stream's reply as (id, fields), without those that were deleted meanwhile."""
     entries = cast(list[tuple[bytes, list[bytes] | None] | None], reply or [])
@@ -372,6 +377,7 @@ class TakingVerbs(Partition):
         )
         emitted: dict[str, bytes] = {}
         emitting: set[str] = set()
+        after_change: dict[str, bytes] = {}
         output_attempt = 1
         for at in range(5, len(reply), 2):
             name, value = reply[at].decode(), reply[at + 1]
@@ -393,12 +399,19 @@ class TakingVerbs(Partition):
                 emitted[name[2:]] = value
             elif name.startswith("o:"):
                 fields.overrides[name[2:]] = value
+            elif name.startswith("p:"):
+                after_change[name[2:]] = value
             elif name.startswith("j:"):
                 fields.journal[name[2:]] = value
             else:
                 fields.pending[name[2:]] = value[:8].decode()
         if emitted:
             fields.output = _stored_output(output_attempt, emitted, emitting)
+        if after_change:
+            changes = {number_of(value): value for value in fields.overrides.values()}
+            for step, number in after_change.items():
+                if int(number) in changes and int(number) > number_of(fields.overrides.get(step, b"0")):
+                    fields.overrides[step] = changes[int(number)]
         return fields
 
     async def begin_turn(self, delivery: Delivery, *, anyway: bool = False) -> Journaled | None:

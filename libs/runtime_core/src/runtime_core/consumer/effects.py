@@ -111,6 +111,8 @@ class Completed(msgspec.Struct):
     """The instance's new state (JSON); None: unchanged."""
     journaled: list[JournaledStep] = []
     """Steps of this turn whose usage the task must hold."""
+    answered: list[str] = []
+    """Requests of this turn whose answers the journal must hold."""
     withdrawn: list[str] = []
     """As in `Suspended`."""
 
@@ -148,3 +150,11 @@ class Failed:
 
 
 TurnResult = Suspended | Completed | Failed
+
+
+def finished_steps(steps: list[Step], sends: Sequence[Effect]) -> list[Step]:
+    """Return the rows of a turn that fails. Its messages in `sends` never leave, so they have no rows."""
+    if not sends:
+        return steps
+    unsent = {send.step for send in sends}
+    return [step for step in steps if step.step not in unsent]

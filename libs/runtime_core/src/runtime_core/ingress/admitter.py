@@ -142,6 +142,12 @@ class Admitter:
                         cursor = entries[-1][0].decode() if entries else ">"
                     else:
                         entries = await self._read(consumer, int(RETRY_SECONDS * 1000) if waiting else BLOCK_MS)
+                        if await self._others_hold(consumer):
+                            # A former leader has read on, before it learned that it leads no longer.
+                            cursor = "0-0"
+                            _close(waiting)
+                            waiting = []
+                            continue
                 except (BusUnavailable, ServerError) as error:
                     # At its memory limit a server creates no group.
                     if isinstance(error, ServerError) and not is_temporary(error):
@@ -203,6 +209,17 @@ class Admitter:
             await make_group(self._transport, self._key, STATE_MANAGER)
             return []
         return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
+
+    async def _others_hold(self, consumer: str) -> bool:
+        """Return whether another admitter has read entries that it has not acknowledged."""
+        try:
+            reply = cast(list[Reply], await self._transport.call("XPENDING", self._key, STATE_MANAGER))
+        except ServerError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            return False
+        holders = cast(list[list[bytes]], reply[3] or [])
+        return any(name != consumer.encode() for name, _ in holders)
 
     async def _left_behind(self, consumer: str, after: str) -> list[tuple[bytes, list[bytes]]]:
         """Claim entries that any admitter has read and not admitted, oldest first."""

@@ -56,7 +56,9 @@ def parts_of(
     if isinstance(result, Suspended):
         effects += result.requests
     names = [each.step for each in result.journaled] if result.journaled else []
-    if last_output and isinstance(result, Suspended):
+    if isinstance(result, Completed):
+        names += result.answered
+    elif last_output:
         names.append(last_output)
     written = parts(effects, delivery, app, partitions) if effects else []
     count = len(effects) + len(names)
@@ -337,6 +339,12 @@ class TurnPort:
         if found.output_attempt != self._output_attempt:
             raise JournalMoved(f"another process has started the output of {self.delivery!r} over")
         self._confirmed_at = reconnects
+
+    async def check_answers(self, steps: Sequence[str]) -> None:
+        """Raise JournalMoved if the broker has lost the answers to these requests: the requested runs run again."""
+        found = await self._bus.results(self.delivery.task, self.delivery.run, steps)
+        if None in found:
+            raise JournalMoved(f"the broker has lost an answer that {self.delivery!r} has used")
 
     async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
         """Store the turn's steps again, and its deltas: the broker may have lost them with its last writes.

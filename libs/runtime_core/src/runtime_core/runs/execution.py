@@ -279,12 +279,12 @@ class Execution:
         return value
 
     def later_state(self, changed: bytes) -> bytes:
-        """Return the state in `<number> <state>`, or nothing if the run has a later one.
+        """Return the state in `<number> <state>`, or nothing if the run has it, or a later one.
 
         A replay takes results in the order of the program, not in the order in which nested runs ended.
         """
         number, _, state = changed.partition(b" ")
-        if not number or int(number) < self._state_number:
+        if not number or int(number) <= self._state_number:
             return b""
         self._state_number = int(number)
         return state

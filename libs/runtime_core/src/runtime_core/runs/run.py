@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from runtime_core.bus.deliveries import RunFields
-from runtime_core.consumer.effects import NO_WAKE, WAKE, Completed, Failed, Suspended, TurnResult
+from runtime_core.consumer.effects import NO_WAKE, WAKE, Completed, Failed, Suspended, TurnResult, finished_steps
 from runtime_core.consumer.settle import failure_of
 from runtime_core.errors import WeftError
 from runtime_core.runs.branches import Gather
@@ -298,7 +298,8 @@ class Run(Execution):
     def _with_effects(self, failed: Failed) -> Failed:
         if self.output is not None:
             self.output.close_rows()
-        failed.spends, failed.steps, failed.journaled = self.spends, self.rows.take(), self.journaled
+        failed.steps = finished_steps(self.rows.take(), self.sends)
+        failed.spends, failed.journaled = self.spends, self.journaled
         return failed
 
     async def _close(self) -> None:

@@ -16,7 +16,7 @@ from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
-from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult
+from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult, finished_steps
 from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry, take_slots
 from runtime_core.engines.local import EngineCompute
@@ -426,6 +426,8 @@ class TurnHandler:
                     break
                 except JournalLost as lost:
                     # A replay would run the steps again, and go another way with other results.
+                    if isinstance(result, Completed) and result.answered:
+                        await warm.port.check_answers(result.answered)
                     logger.warning("%s: storing it again", lost)
                     if over := await warm.port.store_again(result.journaled, warm.run.journal.values):
                         raise LimitExceeded(over) from None
@@ -509,11 +511,12 @@ def _too_deep(name: str) -> Failed:
     )  # fmt: skip
 
 
-def _over_limit(error: LimitExceeded, result: TurnResult) -> Failed:
-    """Return the end of the whole task, with the steps and the usage of this turn."""
+def _over_limit(error: LimitExceeded, result: TurnResult, *, ends_task: bool = True) -> Failed:
+    """Return the end of the whole task, or of this run alone, with the steps and the usage of this turn."""
+    steps = result.steps if isinstance(result, Failed) else finished_steps(result.steps, result.sends)
     return Failed(
-        "LimitExceeded", str(error), retryable=False, rejected=True, ends_task=True, spends=result.spends,
-        steps=result.steps, journaled=result.journaled,
+        "LimitExceeded", str(error), retryable=False, rejected=ends_task, ends_task=ends_task, spends=result.spends,
+        steps=steps, journaled=result.journaled,
     )  # fmt: skip
 
 
@@ -531,10 +534,7 @@ async def _flushed(port: TurnPort, result: TurnResult) -> TurnResult:
     try:
         await port.flush(ends=not isinstance(result, Suspended))
     except LimitExceeded as error:
-        return Failed(
-            "LimitExceeded", str(error), retryable=False, spends=result.spends, steps=result.steps,
-            journaled=result.journaled,
-        )  # fmt: skip
+        return _over_limit(error, result, ends_task=False)
     return result
 
 

@@ -93,13 +93,14 @@ local function commit_call(keys, args)
   if args[12] and args[12] ~= '' then note_answer(base, task, call, args[12]) end
   redis.call('HDEL', rk, field)
   local wait, value = wait_of(missing), digest_of(missing) .. args[6] .. args[7] .. args[8]
-  local next_turn, changed = keep_override(rk, instance_key, turn or '0', step)
+  local next_turn, changed = keep_override(rk, instance_key, turn or '0', step, current)
   local to_process = string.sub(wait, 1, 1) == WAKES.by_reply
   local resumed
   if not to_process and wakes(rk, current, wait) then
     resumed = resume(base, task, parent, stream, agent, instance_key, next_turn, step, value)
   end
   write_result(key, rk, RUN.result .. step, value, steps, resumed)
+  if (resumed or current) == 'pend' then note_unseen(rk, step) end
   if to_process then tell_asker(base, rk, task, parent, step, wait, value, changed) end
   SLOT.free_flagged(base, flags, task, call)
   return 'OK'

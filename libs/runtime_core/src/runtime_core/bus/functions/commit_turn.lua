@@ -391,7 +391,8 @@ local function put_usage(_, args, turn, at) put_null(turn, args[at + 1], args[at
 
 local function put_again(_, args, turn, at)
   local step, wait = args[at + 1], args[at + 2]
-  local known = redis.call('HMGET', turn.run_key, RUN.missing .. step, RUN.result .. step)
+  local known = redis.call('HMGET', turn.run_key, RUN.missing .. step, RUN.result .. step, RUN.last_change)
+  if known[3] then put(turn, RUN.after_change .. step, known[3]) end
   if known[1] then
     put_missing(turn, step, digest_of(known[1]), kind_of(known[1]), wait)
   else

@@ -7,7 +7,7 @@
 local LOADED = {
   [RUN.missing] = true, [RUN.result] = true, [RUN.override_from] = true, [RUN.input] = true, [RUN.turn] = true,
   [RUN.header] = true, [RUN.unrecorded] = true, [TASK.withdrawn] = true, [RUN.emitted] = true,
-  [RUN.output_attempt] = true,
+  [RUN.output_attempt] = true, [RUN.after_change] = true,
 }
 
 local function load(keys, args)

@@ -29,6 +29,9 @@ local RUN = {
   answered_by = 'l:',       -- + step: traceparent of the span that gave the step its result
   override = 'ov',          -- the instance's state after a nested run, not yet tied to a step
   override_from = 'o:',     -- + step: the same, valid from this step on: the number of the change, a space, the state
+  after_change = 'p:',      -- + step: the code sees this result after the change with this number
+  last_change = 'oc',       -- the number of the last change that is tied to a step
+  unseen = 'un',            -- steps whose results came while it is at `pend`, one per line
   state_at_start = 's0',    -- of a nested run, and of one that has given up its key: the instance's state when it began
   unrecorded = 'w',         -- steps journaled in mid-turn whose rows no commit has recorded, one per line: step, kind,
                             -- name and usage (JSON), separated by tabs; for output the first step of a branch that

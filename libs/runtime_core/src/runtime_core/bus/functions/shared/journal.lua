@@ -19,15 +19,29 @@ end
 -- A nested run has changed the instance's state. The run below sees the change from the first step on whose result came
 -- later, live and in replays. Its turn number increases, whether it is resumed now or later, so that no run in memory
 -- matches it and it is replayed. The state is stored with that number, because a replay takes the steps in the order of
--- the program. Returns the turn, and whether the state has changed.
-local function keep_override(rk, key, turn, step)
+-- the program. All other results that the code has not seen yet get the number, too: a branch that waits for one of them
+-- may come first in a replay. Returns the turn, and whether the state has changed.
+local function keep_override(rk, key, turn, step, current)
   if key == '' then return turn, false end
-  local override = redis.call('HGET', rk, RUN.override)
-  if not override then return turn, false end
+  local v = redis.call('HMGET', rk, RUN.override, RUN.last_change)
+  if not v[1] then
+    if v[2] and current ~= 'held' then redis.call('HSET', rk, RUN.after_change .. step, v[2]) end
+    return turn, false
+  end
   local number = text(redis.call('HINCRBY', rk, RUN.turn, 1))
-  redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. override)
+  redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. v[1], RUN.last_change, number)
   redis.call('HDEL', rk, RUN.override)
+  local unseen = redis.call('HGET', rk, RUN.unseen)
+  for _, other in ipairs(unseen and lines(unseen) or {}) do
+    redis.call('HSET', rk, RUN.after_change .. other, number)
+  end
   return number, true
+end
+
+-- A result came for a run that continues when the nested run on its instance ends, perhaps with a changed state.
+local function note_unseen(rk, step)
+  local unseen = redis.call('HGET', rk, RUN.unseen)
+  redis.call('HSET', rk, RUN.unseen, unseen and unseen .. '\n' .. step or step)
 end
 
 -- A run that called in mid-turn is still in a process: its result goes to that process's reply stream. After a nested
@@ -84,7 +98,7 @@ local function answer(base, task, run, step, status, ms, payload)
     return true
   end
   redis.call('HDEL', rk, field)
-  local turn, changed = keep_override(rk, key, v[4] or '0', step)
+  local turn, changed = keep_override(rk, key, v[4] or '0', step, v[2])
   if to_process then
     redis.call('HSET', rk, RUN.result .. step, value)
     tell_asker(base, rk, task, run, step, wait, value, changed)
@@ -94,12 +108,14 @@ local function answer(base, task, run, step, status, ms, payload)
     local ready = wait == WAKES.alone
     if not ready and wait ~= WAKES.never then ready = redis.call('HINCRBY', rk, wait, -1) <= 0 end
     if ready then
-      redis.call('HSET', rk, RUN.result .. step, value, RUN.current,
-        resume(base, task, run, stream, agent, key, turn, step, value))
+      local current = resume(base, task, run, stream, agent, key, turn, step, value)
+      redis.call('HSET', rk, RUN.result .. step, value, RUN.current, current)
+      if current == 'pend' then note_unseen(rk, step) end
       return true
     end
   end
   redis.call('HSET', rk, RUN.result .. step, value)
+  if v[2] == 'pend' then note_unseen(rk, step) end
   return true
 end
 

@@ -80,9 +80,14 @@ local function wake_below(base, inst, rest)
   if start_nested(base, inst, rest) then return end
   hand_out(base, below_task, below_run)
   local rk = run_key(base, below_task, below_run)
-  local v = redis.call('HMGET', rk, RUN.current, RUN.header)
+  local v = redis.call('HMGET', rk, RUN.current, RUN.header, RUN.override, RUN.unseen)
   if v[1] ~= 'pend' then return end
   local stream, agent, instance_key = target_of(v[2])
+  if v[4] then
+    -- Its results came before the change, and its code sees them after it.
+    if v[3] then keep_override(rk, instance_key, '', lines(v[4])[1], 'pend') end
+    redis.call('HDEL', rk, RUN.unseen)
+  end
   -- Turn -1, which no run in memory has: the nested run may have changed the state that this one sees.
   local entry = append_resume(base, below_task, below_run, stream, agent, instance_key, '-1', '', '')
   redis.call('HSET', rk, RUN.current, entry)

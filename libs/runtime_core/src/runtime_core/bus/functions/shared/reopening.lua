@@ -4,7 +4,8 @@
 
 -- Fields that are dropped with the end of a task, besides steps without a result: a reopened run must not see them.
 local OF_ONE_LIFE = {
-  [RUN.attempts] = true, [RUN.override_from] = true, [RUN.request] = true, [TASK.child] = true, [TASK.timer] = true,
+  [RUN.attempts] = true, [RUN.override_from] = true, [RUN.after_change] = true, [RUN.last_change] = true,
+  [RUN.unseen] = true, [RUN.request] = true, [TASK.child] = true, [TASK.timer] = true,
 }
 
 -- Answers that were held back are results: the child runs that gave them are gone.
