@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from runtime_core.bus.claims import find_place, submit_once
+from runtime_core.bus.claims import _Attempt, find_place, submit_once
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Misplaced, Submitted
@@ -232,6 +232,22 @@ async def test_a_submit_that_is_rejected_frees_its_ids(pair: Pair, task_home: in
     right = Submit(wrong.task, 1 - target, id_home, digest="x")
     assert (await right.send(pair.buses)).started
     assert [task for _, task, _ in await started(pair)] == [wrong.task]
+
+
+async def test_a_rejected_submit_frees_no_id_of_an_equal_one_that_has_started(pair: Pair) -> None:
+    """Both have the same claims. Between the two, an app has declared the agent."""
+    submit = Submit(task_at(1), 0, 1, agent="late")
+    rejected = _Attempt(pair.buses, submit.target, submit.id_home, submit.make())
+    with pytest.raises(Rejected, match="no agent is named late"):
+        await rejected.run()
+    for side in pair.sides:
+        await side.broker.call("HSET", side.bus.keys.agents, "late", "agent")
+    assert (await submit.send(pair.buses)).started
+    await rejected.give_up()
+    for other in (Submit(submit.task, 1, 1, digest="x", event_id="e2"), Submit(task_at(1, "new"), 1, 1, digest="x")):
+        with pytest.raises(Rejected, match="other content"):
+            await other.send(pair.buses)
+    assert await started(pair) == [(0, submit.task, "s/e")]
 
 
 async def test_a_refusal_that_comes_late_does_not_lift_a_newer_one(pair: Pair) -> None:
