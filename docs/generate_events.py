@@ -15,7 +15,7 @@ from pathlib import Path
 from runtime_core.bus.keys import GROUPS
 from runtime_core.bus.library import FUNCTIONS, source_of
 from runtime_core.errors import Rejected
-from runtime_core.ingress import schedules
+from runtime_core.state_manager import schedules
 from runtime_core.wire import commands
 from runtime_core.wire import commands as submission
 from runtime_core.wire import events as facts

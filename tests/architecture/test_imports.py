@@ -19,7 +19,7 @@ from tests.architecture.tree import CORE, ROOT, Import, circles, imports_of, mod
 
 PLACES = {
     "anyio": ("host.supervisor", "tools.mcp.transport"),
-    "autogen_core": ("actors.autogen",),
+    "autogen_core": ("facades.actors.autogen",),
     "asyncpg": ("trajectory",),
     "hiredis": ("bus.connection",),
     "jinja2": ("gateway.console.site",),
@@ -39,8 +39,8 @@ PLACES = {
         "testing.fakes",
     ),
     "pytest": ("testing.plugin",),
-    "pyspark": ("aworld.engines.spark_hosts", "clusters.spark"),
-    "ray": ("aworld.engines.ray_hosts", "clusters.ray"),
+    "pyspark": ("facades.aworld.engines.spark_hosts", "clusters.spark"),
+    "ray": ("facades.aworld.engines.ray_hosts", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
     "re2": (
         "telemetry.json_redaction",
@@ -89,7 +89,7 @@ def test_only_engines_pickle() -> None:
     picklers = {
         found.importer for found in production_imports() if found.imported.rpartition(".")[2].endswith("pickle")
     }
-    engines = ("engines", "clusters", "aworld.engines")
+    engines = ("engines", "clusters", "facades.aworld.engines")
     assert picklers
     assert [each for each in picklers if not any(within(each, f"runtime_core.{place}") for place in engines)] == []
 

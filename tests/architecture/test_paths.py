@@ -15,7 +15,7 @@ import runtime_core
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.consumer.in_flight import InFlight, Place
-from runtime_core.ingress import admission
+from runtime_core.state_manager import admission
 from weft import AgentContext, App
 from weft.testing import LocalApp
 

@@ -34,10 +34,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 
-from runtime_core.actors.autogen import WeftAgentRuntime
-from runtime_core.actors.autogen.serialization import FaithfulRegistry
-from runtime_core.actors.errors import SerializationError
 from runtime_core.errors import ConfigurationError
+from runtime_core.facades.actors.autogen import WeftAgentRuntime
+from runtime_core.facades.actors.autogen.serialization import FaithfulRegistry
+from runtime_core.facades.actors.errors import SerializationError
 
 IDLE_SECONDS = 60
 HERE = AgentId("agent", "default")

@@ -17,7 +17,7 @@ import pytest
 
 from runtime_core.client.client import Client, TaskResponse
 from runtime_core.errors import InvalidInput
-from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.state_manager.dead_letters import DeadLetters
 from tests.chaos.harm import FULL, TASKS, under
 from tests.chaos.invariants import check_broker, check_instances, check_ledger, check_once, held_of
 from tests.conftest import OwnServer

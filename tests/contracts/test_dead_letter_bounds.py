@@ -20,8 +20,8 @@ from runtime_core.bus.commits import (
 )
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import InvalidInput
-from runtime_core.maintenance.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
-from runtime_core.maintenance.keeper import LetterSweeper
+from runtime_core.state_manager.dead_letters import OVERHEAD_BYTES, DeadLetters, letter_bytes, trimmed_letters
+from runtime_core.state_manager.keeper import LetterSweeper
 from runtime_core.wire.codec import MAX_DATA_BYTES
 from runtime_core.wire.envelope import MAX_STRUCTURED_BYTES as MAX_EVENT_BYTES
 from tests.contracts.broker import Broker, ask, bury, complete, suspend

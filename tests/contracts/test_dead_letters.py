@@ -10,7 +10,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import namespace_settings
 from runtime_core.errors import InvalidInput
-from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
+from runtime_core.state_manager.dead_letters import DeadLetters, LetterFilter
 from tests.contracts.broker import Broker, answer, ask, bury, complete, emit_pieces, fail, suspend
 from tests.contracts.two_partitions import two_partitions
 
@@ -256,7 +256,7 @@ async def test_a_failed_turn_whose_entry_was_cut_is_forgotten(broker: Broker, bu
 
 async def test_pages_have_every_letter_once_and_in_order(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a partition was not read to its end, and if letters of two partitions have one entry id."""
-    monkeypatch.setattr("runtime_core.maintenance.dead_letters.SCANNED_MAX", 3)
+    monkeypatch.setattr("runtime_core.state_manager.dead_letters.SCANNED_MAX", 3)
     async with two_partitions(broker) as pair:
         letters = DeadLetters([side.bus for side in pair.sides])
         placed = [(0, n) for n in (1, 5, 6, 7, 8, 9, 10, 12, 14, 16)] + [(1, n) for n in (2, 3, 4, 5, 11)]

@@ -9,7 +9,7 @@ import pytest
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.maintenance.stuck import find_circles
+from runtime_core.state_manager.stuck import find_circles
 from tests.contracts.broker import Broker, answer, ask, complete, now, suspend
 
 

@@ -13,9 +13,9 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.library import library
 from runtime_core.engines.runtime_engine import ENGINE_WAIT_SECONDS
 from runtime_core.errors import Fenced
-from runtime_core.maintenance.keeper import Keeper
-from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.stuck import EngineWatch, find_stuck, free
+from runtime_core.state_manager.keeper import Keeper
+from runtime_core.state_manager.measures import Measures
+from runtime_core.state_manager.stuck import EngineWatch, find_stuck, free
 from runtime_core.telemetry.metrics import PartitionMetrics
 from runtime_core.telemetry.names import STREAM_LAG
 from tests.contracts.broker import Broker, ask, complete, suspend
@@ -178,7 +178,7 @@ async def test_a_gateway_that_is_killed_no_longer_counts(broker: Broker, bus: Ev
 async def test_steps_that_wait_for_an_engine_are_logged_repeatedly(
     broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime_core.maintenance.stuck.WARN_SECONDS", 1e9)
+    monkeypatch.setattr("runtime_core.state_manager.stuck.WARN_SECONDS", 1e9)
     watch = EngineWatch(bus)
     await watch.check()
     assert warnings_of(caplog) == []
@@ -308,7 +308,7 @@ async def test_a_leader_that_was_declared_dead_ends_nothing(broker: Broker, bus:
 
 async def test_a_long_queue_is_read_in_pieces(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that may still wait do not hide those behind them."""
-    monkeypatch.setattr("runtime_core.maintenance.stuck.STEPS_PAGE", 2)
+    monkeypatch.setattr("runtime_core.state_manager.stuck.STEPS_PAGE", 2)
     for number in range(5):
         await asked(broker, bus, context=b'{"engine_wait_seconds":100000}', task=f"patient-{number}")
     await asked(broker, bus, context=b'{"engine_wait_seconds":1}')

@@ -12,7 +12,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
 from runtime_core.client.task_view import TaskFilter, list_tasks
 from runtime_core.errors import Rejected
-from runtime_core.maintenance.keeper import Keeper
+from runtime_core.state_manager.keeper import Keeper
 from runtime_core.wire.commands import Begun
 from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend
 

@@ -22,12 +22,12 @@ from runtime_core.bus.topics import Topics
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.host.manager import build
-from runtime_core.ingress import admitter, relay
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.admitter import Admitter
-from runtime_core.ingress.relay import Relay
-from runtime_core.ingress.schedules import ScheduleBounds, Schedules, parse_set
 from runtime_core.settings import Settings
+from runtime_core.state_manager import admitter, relay
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.admitter import Admitter
+from runtime_core.state_manager.relay import Relay
+from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, parse_set
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission

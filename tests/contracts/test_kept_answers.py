@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import ServerError
-from runtime_core.ingress.publishers import Publisher, Publishers
-from runtime_core.ingress.relay import ANSWER_OVERHEAD, TRIM_BATCH, AnswerBounds, Answers
+from runtime_core.state_manager.publishers import Publisher, Publishers
+from runtime_core.state_manager.relay import ANSWER_OVERHEAD, TRIM_BATCH, AnswerBounds, Answers
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from tests.contracts.broker import Broker

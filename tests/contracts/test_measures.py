@@ -11,7 +11,7 @@ from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, ingress
 from runtime_core.errors import ServerError
-from runtime_core.maintenance.measures import COUNT_PAGE, COUNT_PAGES_MAX, Measures
+from runtime_core.state_manager.measures import COUNT_PAGE, COUNT_PAGES_MAX, Measures
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics, Sample
 from runtime_core.telemetry.names import MetricName

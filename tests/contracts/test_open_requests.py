@@ -13,7 +13,7 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.tasks import Submitted
 from runtime_core.errors import ServerError
-from runtime_core.ingress import relay
+from runtime_core.state_manager import relay
 from runtime_core.wire.commands import Submission
 from tests.contracts.broker import Broker, ask, complete, suspend
 from tests.contracts.two_partitions import Pair, Side, two_partitions

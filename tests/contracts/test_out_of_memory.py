@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtime_core.errors import ServerError
-from runtime_core.maintenance.keeper import LetterSweeper
+from runtime_core.state_manager.keeper import LetterSweeper
 from tests.conftest import OwnServer
 from tests.contracts.broker import (
     DIGEST,

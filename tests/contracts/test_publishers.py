@@ -19,12 +19,12 @@ from runtime_core.bus.topics import Topics
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.ingress import publishers
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.publishers import Publisher, Publishers
-from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.ingress.schedules import ScheduleBounds, Schedules
-from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.state_manager import publishers
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.dead_letters import DeadLetters
+from runtime_core.state_manager.publishers import Publisher, Publishers
+from runtime_core.state_manager.scheduler import Scheduler
+from runtime_core.state_manager.schedules import ScheduleBounds, Schedules
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import task_id_of
 from tests.contracts.broker import Broker, complete, question, suspend

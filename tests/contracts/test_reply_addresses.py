@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import InvalidInput
-from runtime_core.ingress.relay import Relay
+from runtime_core.state_manager.relay import Relay
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire.envelope import parse, reply_address
 from tests.contracts.broker import Broker, complete

@@ -8,8 +8,12 @@ from typing import cast
 
 import pytest
 
-from runtime_core.aworld.nodes.state_manager import StateManager, StateWaits
-from runtime_core.aworld.nodes.store import (
+from runtime_core.bus.connection import RespTransport, Transport
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.errors import InvalidInput, Rejected, ServerError
+from runtime_core.facades.aworld.nodes.state_manager import StateManager, StateWaits
+from runtime_core.facades.aworld.nodes.store import (
     MEMBERS_MAX,
     NEXT,
     OPEN_SECONDS,
@@ -18,10 +22,6 @@ from runtime_core.aworld.nodes.store import (
     RunNodeStatus,
     TransitionRefused,
 )
-from runtime_core.bus.connection import RespTransport, Transport
-from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import Keys
-from runtime_core.errors import InvalidInput, Rejected, ServerError
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import partition_of
 from tests.contracts.broker import Broker, answer, ask, bury, complete, question, suspend

@@ -11,9 +11,9 @@ import pytest
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.scheduler import ONE_SHOT_RETENTION_MS, Scheduler
-from runtime_core.ingress.schedules import GRACE_MS, Schedule, Schedules, parse_set
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.scheduler import ONE_SHOT_RETENTION_MS, Scheduler
+from runtime_core.state_manager.schedules import GRACE_MS, Schedule, Schedules, parse_set
 from tests.contracts.broker import Broker, PassingTransport, complete
 
 BEGAN = 1_700_000_000_000

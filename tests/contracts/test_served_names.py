@@ -8,7 +8,7 @@ import pytest
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import Owner, announce_served
-from runtime_core.maintenance.measures import (
+from runtime_core.state_manager.measures import (
     UNSERVED_LOOKS,
     Measures,
     Served,

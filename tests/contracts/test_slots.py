@@ -11,7 +11,7 @@ import pytest
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
-from runtime_core.maintenance.stuck import Stuck, find_stuck, free
+from runtime_core.state_manager.stuck import Stuck, find_stuck, free
 from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, send, suspend, withdraw
 
 ONE = ("agent:writer|tenant|a", 1, 0, 0)

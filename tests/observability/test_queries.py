@@ -18,7 +18,7 @@ import pytest
 
 from deploy.observability.dashboards.pages import FOLDER
 from runtime_core.client.client import Client
-from runtime_core.ingress.publishers import Publisher, Publishers
+from runtime_core.state_manager.publishers import Publisher, Publishers
 from tests.conftest import OwnServer
 from tests.engine_backends.files import FOLDER as ENGINE_FOLDER
 from tests.engine_backends.files import Files

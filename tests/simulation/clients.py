@@ -17,8 +17,8 @@ from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.bus.topics import Topics
 from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, Rejected
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.schedules import DELETE, SET, Schedules, parse_set
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.schedules import DELETE, SET, Schedules, parse_set
 from runtime_core.wire.commands import CANCEL, PUBLISH, SIGNAL, SUBMIT, Submission, digest
 from runtime_core.wire.envelope import Envelope, to_fields
 from runtime_core.wire.ids import fingerprint

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import runtime_core.bus.partition
 import runtime_core.consumer.consumer
 import runtime_core.consumer.heartbeat
-import runtime_core.ingress.publishers
-import runtime_core.ingress.relay
-import runtime_core.ingress.scheduler
-import runtime_core.maintenance.keeper
-import runtime_core.maintenance.measures
+import runtime_core.state_manager.keeper
+import runtime_core.state_manager.measures
+import runtime_core.state_manager.publishers
+import runtime_core.state_manager.relay
+import runtime_core.state_manager.scheduler
 from runtime_core.bus.library import Library
 from tests.simulation.loop import SimLoop
 from tests.simulation.server import EPOCH_MS
@@ -48,11 +48,11 @@ def virtual(
         (runtime_core.consumer.heartbeat, "incarnation", lambda service: f"{service}#{next(owners)}"),
         (runtime_core.bus.partition, "library", lambda: library),
         (runtime_core.consumer.consumer, "PROMOTE_SECONDS", 0.5),
-        (runtime_core.ingress.relay, "POLL_SECONDS", 0.4),
-        (runtime_core.ingress.publishers, "POLL_MIN_SECONDS", 0.2),
-        (runtime_core.maintenance.keeper, "TIDY_SECONDS", 2.0),
-        (runtime_core.ingress.scheduler, "POLL_SECONDS", poll_seconds),
-        (runtime_core.maintenance.measures.Measures, "refresh", _measure_nothing),
+        (runtime_core.state_manager.relay, "POLL_SECONDS", 0.4),
+        (runtime_core.state_manager.publishers, "POLL_MIN_SECONDS", 0.2),
+        (runtime_core.state_manager.keeper, "TIDY_SECONDS", 2.0),
+        (runtime_core.state_manager.scheduler, "POLL_SECONDS", poll_seconds),
+        (runtime_core.state_manager.measures.Measures, "refresh", _measure_nothing),
     ]
     real = [getattr(owner, name) for owner, name, _ in replaced]
     state = random.getstate()

@@ -26,9 +26,9 @@ from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.errors import BusError, ServerError
-from runtime_core.ingress.publishers import Publisher
-from runtime_core.maintenance.keeper import ClockWatch
 from runtime_core.runs.turn import SETTLE_SECONDS
+from runtime_core.state_manager.keeper import ClockWatch
+from runtime_core.state_manager.publishers import Publisher
 from runtime_core.telemetry.metrics import Metrics
 from tests.simulation import faults, invariants, schedules, waiting
 from tests.simulation.choice_source import ChoiceSource, pick, weighted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.topics import task_of_message
-from runtime_core.ingress.relay import ANSWER_OVERHEAD
+from runtime_core.state_manager.relay import ANSWER_OVERHEAD
 from runtime_core.wire.commands import SIGNAL
 from runtime_core.wire.events import REJECTED, StreamEvent, TaskOutput
 from runtime_core.wire.ids import ROOT_RUN

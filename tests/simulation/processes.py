@@ -17,10 +17,10 @@ from runtime_core.consumer.in_flight import Handler
 from runtime_core.declare.tool import AbandonedThreads
 from runtime_core.errors import BusError
 from runtime_core.host.host import Host, Role
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.relay import Relay
-from runtime_core.ingress.scheduler import Scheduler as ScheduleStarter
 from runtime_core.runs.turn import TurnHandler
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.relay import Relay
+from runtime_core.state_manager.scheduler import Scheduler as ScheduleStarter
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.handler import CallHandler
 from tests.simulation.ledger import LEDGER

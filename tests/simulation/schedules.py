@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from runtime_core.ingress.schedules import SET, Schedule
+from runtime_core.state_manager.schedules import SET, Schedule
 from runtime_core.wire.commands import digest
 from tests.simulation.choice_source import ChoiceSource, pick
 from tests.simulation.programs import KEYED, KEYS

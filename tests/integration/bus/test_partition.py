@@ -13,7 +13,7 @@ from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.client import Client
-from runtime_core.ingress.publishers import Publisher, Publishers
+from runtime_core.state_manager.publishers import Publisher, Publishers
 from runtime_core.wire.commands import SUBMIT, parse_submit
 from runtime_core.wire.envelope import Envelope
 from runtime_core.wire.ids import instance_address, partition_of

@@ -15,8 +15,8 @@ from runtime_core.cli.connection import Broker
 from runtime_core.cli.doctor import Changes
 from runtime_core.cli.doctor import server as check_server
 from runtime_core.client.client import Client
-from runtime_core.ingress.admission import Admission
 from runtime_core.settings import Settings
+from runtime_core.state_manager.admission import Admission
 from tests.chaos.invariants import check_broker, check_instances, check_once
 from tests.fleet import Fleet, plain_redis
 from tests.servers.process import Server

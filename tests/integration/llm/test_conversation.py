@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from runtime_core.aworld.events.replay import replay
 from runtime_core.declare.declaration import RetryPolicy
+from runtime_core.facades.aworld.events.replay import replay
 from runtime_core.llm.tokens import KeepRecent, Price, Summarise
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.state_manager.dead_letters import DeadLetters
 from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, When, answer, calls, turns
 from tests.servers.process import Server

@@ -11,9 +11,9 @@ import pytest
 from runtime_core.client.client import TaskHandle
 from runtime_core.declare.declaration import Agent
 from runtime_core.host.local import LocalApp
-from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.runs import turn
 from runtime_core.runs.definition import handles
+from runtime_core.state_manager.dead_letters import DeadLetters
 from weft import AgentContext, App, Client, SubmitOptions, ToolContext
 from weft.aworld import Swarm
 from weft.errors import StepError

@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 
 from runtime_core.app.app import App
-from runtime_core.aworld.events.replay import replay
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.tool import ToolContext
+from runtime_core.facades.aworld.events.replay import replay
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
 from weft.testing import LocalApp

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.runs.model_step import ModelCall
+from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.telemetry import logs
 from runtime_core.telemetry.redaction import Redactor, redactor, use
 from runtime_core.wire.step import ENCODER

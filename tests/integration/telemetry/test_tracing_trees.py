@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.client.client import Client
-from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.telemetry import trace_context
 from runtime_core.wire.ids import instance_address, partition_of
 from tests.fleet import Fleet, plain_redis, until

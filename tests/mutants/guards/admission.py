@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, lua, python
 
-SCHEDULER = "ingress/scheduler.py"
+SCHEDULER = "state_manager/scheduler.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
@@ -301,7 +301,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:schedules",
     ),
     python(
-        "ingress/admitter.py",
+        "state_manager/admitter.py",
         "epoch_of_delete",
         "await self._schedules.delete(schedule_id, epoch)",
         "await self._schedules.delete(schedule_id)",
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:ingress",
     ),
     python(
-        "ingress/admitter.py",
+        "state_manager/admitter.py",
         "epoch_of_set",
         "await self._schedules.set(schedule, epoch)",
         "await self._schedules.set(schedule)",

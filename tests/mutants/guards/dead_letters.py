@@ -291,7 +291,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "maintenance/dead_letters.py",
+        "state_manager/dead_letters.py",
         "cut",
         "        if letter.cut:\n",
         "        if False:\n",

@@ -103,7 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:dead_letter_bounds",
     ),
     python(
-        "maintenance/keeper.py",
+        "state_manager/keeper.py",
         "small_server",
         "        if not limit:\n",
         "        if True:\n",
@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:out_of_memory",
     ),
     python(
-        "maintenance/keeper.py",
+        "state_manager/keeper.py",
         "recount",
         "if done.counted != done.stored and",
         "if False and",

@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
         KEYS,
     ),
     python(
-        "maintenance/dead_letters.py",
+        "state_manager/dead_letters.py",
         "letters_of_tenant",
         "            and (not self.tenant or self._owns(letter))\n",
         "",
@@ -99,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
         KEYS,
     ),
     python(
-        "maintenance/dead_letters.py",
+        "state_manager/dead_letters.py",
         "letters_of_publishers",
         "            return letter.publisher in self.publishers\n",
         "            pass\n",
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         KEYS,
     ),
     python(
-        "ingress/schedules.py",
+        "state_manager/schedules.py",
         "first_count",
         "        self._epoch: str | None = None\n",
         '        self._epoch: str | None = ""\n',
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
         KEYS,
     ),
     python(
-        "maintenance/dead_letters.py",
+        "state_manager/dead_letters.py",
         "page_horizon",
         "(each for each in found if horizon is None or each[0] >= horizon)",
         "found",

@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/bus:private_server",
     ),
     python(
-        "actors/host.py",
+        "facades/actors/host.py",
         "leaves_nothing",
         "            await self._forget()\n",
         "            pass\n",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, lua, python
 
-PUBLISHERS = "ingress/publishers.py"
-ADMITTER = "ingress/admitter.py"
-STREAMS = "ingress/publishers.py"
+PUBLISHERS = "state_manager/publishers.py"
+ADMITTER = "state_manager/admitter.py"
+STREAMS = "state_manager/publishers.py"
 TESTS = "contracts:publishers"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
-        "ingress/schedules.py",
+        "state_manager/schedules.py",
         "tenant_schedules",
         "        if not before and self._counts[tenant] >= most:\n",
         "        if False:\n",
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "ingress/schedules.py",
+        "state_manager/schedules.py",
         "schedules_bytes",
         "        if after > before and self._bytes[tenant] + after - before > most_bytes:\n",
         "        if False:\n",
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "ingress/schedules.py",
+        "state_manager/schedules.py",
         "deleted_schedules",
         '            self._counts[schedule_id.partition(".")[0]] -= 1\n',
         "            pass\n",
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "ingress/schedules.py",
+        "state_manager/schedules.py",
         "schedules_of_the_last_leader",
         "        if epoch != self._epoch or (self._refusal",
         "        if (self._refusal",
@@ -227,7 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "ingress/command.py",
+        "state_manager/command.py",
         "names_hidden",
         '    if self.publisher is None or error.field != "data.agent" or self.envelope is None:\n',
         "    if True:\n",
@@ -243,7 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "ingress/admission.py",
+        "state_manager/admission.py",
         "internal",
         "        if new.begun is None:  # a fork repeats a task that another agent has started\n",
         "        if False:\n",
@@ -251,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "ingress/admission.py",
+        "state_manager/admission.py",
         "internal_schedule",
         "        await self._check_input(submission)\n        self._check_outside(submission.agent)\n",
         "        await self._check_input(submission)\n",

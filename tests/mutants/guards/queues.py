@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         FAIRNESS,
     ),
     python(
-        "maintenance/keeper.py",
+        "state_manager/keeper.py",
         "refill",
         "            partial(bus.refill, REFILL_EVENTS),\n",
         "",

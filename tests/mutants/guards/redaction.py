@@ -391,7 +391,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '    return shortened(" ".join(redactor().start(text).split()), limit)\n',
         '    return shortened(" ".join(text.split()), limit)\n',
         "a secret in a rejected input is redacted before the message is shortened",
-        "unit/ingress:admission",
+        "unit/state_manager:admission",
     ),
     python(
         "declare/schema.py",

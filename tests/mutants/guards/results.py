@@ -38,12 +38,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:mid_turn_asks",
     ),
     python(
-        "actors/actor.py",
+        "facades/actors/actor.py",
         "answers_used",
         "        self._answered.append(step.id)\n",
         "",
         "the commit of a handler names the answers that it has used",
-        "unit/actors:actor",
+        "unit/facades/actors:actor",
     ),
     lua(
         "journal",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, python
 
-ADMITTER = "ingress/admitter.py"
-RELAY = "ingress/relay.py"
-ANSWERS = "ingress/relay.py"
+ADMITTER = "state_manager/admitter.py"
+RELAY = "state_manager/relay.py"
+ANSWERS = "state_manager/relay.py"
 HOST = "host/host.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    edge = await host.connect() if clustered else None\n",
         "    edge = None\n",
         "in a Cluster, answers to another server do not interrupt the admission",
-        "integration/ingress:relay_answers_on_cluster",
+        "integration/state_manager:relay_answers_on_cluster",
     ),
     python(
         "bus/namespace.py",
@@ -64,15 +64,15 @@ MUTANTS: tuple[Mutant, ...] = (
         'return "cluster" in (info.get("redis_mode"), info.get("server_mode"))',
         'return info.get("redis_mode") == "cluster"',
         "a Cluster of Valkey is one",
-        "integration/ingress:relay_answers_on_cluster",
+        "integration/state_manager:relay_answers_on_cluster",
     ),
     python(
-        "ingress/admitter.py",
+        "state_manager/admitter.py",
         "edge",
         "Answers(edge or transport, home, metrics, home, bounds)",
         "Answers(transport, home, metrics, home, bounds)",
         "in a Cluster, answers of the admission do not interrupt it",
-        "integration/ingress:relay_answers_on_cluster",
+        "integration/state_manager:relay_answers_on_cluster",
     ),
     python(
         ADMITTER,
@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        cursor = ">"\n        waiting',
         "a new admitter admits what the last one had read",
         "contracts:ingress",
-        "integration/ingress:admission",
+        "integration/state_manager:admission",
     ),
     python(
         ADMITTER,
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if False:\n",
         "a bad command is answered and kept",
         "contracts:ingress",
-        "integration/ingress:admission_bad_input",
+        "integration/state_manager:admission_bad_input",
     ),
     python(
         ADMITTER,
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
         "an admitter that has lost the lead admits nothing",
         "contracts:ingress",
-        "integration/ingress:admission",
+        "integration/state_manager:admission",
     ),
     python(
         ADMITTER,
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "except InvalidInput",
         "a command that cannot be admitted yet is admitted later",
         "contracts:ingress",
-        "integration/ingress:admission",
+        "integration/state_manager:admission",
         "integration/host:services",
     ),
     python(
@@ -362,7 +362,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:ingress",
     ),
     python(
-        "maintenance/keeper.py",
+        "state_manager/keeper.py",
         "full",
         "if not is_temporary(error):",
         "if True:",
@@ -370,7 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:ingress",
     ),
     python(
-        "ingress/scheduler.py",
+        "state_manager/scheduler.py",
         "full",
         "if not is_temporary(error):",
         "if True:",

@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         APP,
     ),
     python(
-        "maintenance/stuck.py",
+        "state_manager/stuck.py",
         "slot_waits",
         'lost_retry = cur in ("retry", "slot") and',
         'lost_retry = cur == "retry" and',
@@ -281,7 +281,7 @@ MUTANTS: tuple[Mutant, ...] = (
         SLOTS,
     ),
     python(
-        "maintenance/stuck.py",
+        "state_manager/stuck.py",
         "leaked_slot",
         "        if not _is_open(runs, task, path):\n",
         "        if False:\n",

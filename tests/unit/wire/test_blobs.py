@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from runtime_core.engines.results import Results
-from runtime_core.maintenance.keeper import BlobSweeper
 from runtime_core.settings import Settings
+from runtime_core.state_manager.keeper import BlobSweeper
 from runtime_core.wire.blobs import ArrowBlobs, BlobStore, FileBlobs, blob_url, folder_of, open_blobs
 from weft.engines import Reference
 from weft.errors import ConfigurationError, InvalidInput

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.ingress import schedules
+from runtime_core.state_manager import schedules
 from runtime_core.wire.codec import MSGPACK, decode
 from runtime_core.wire.commands import (
     CANCEL,

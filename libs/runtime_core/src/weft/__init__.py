@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from runtime_core.engines.function import EngineContext
     from runtime_core.engines.protocol import Resources
     from runtime_core.errors import Reject, Rejected, Retry, WeftError
-    from runtime_core.ingress.schedules import Schedule
     from runtime_core.llm.agent import Approve, LLMAgent
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import handles
     from runtime_core.runs.effects import Approval
     from runtime_core.runs.hooks.declared import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.runs.shared_context import Context
+    from runtime_core.state_manager.schedules import Schedule
     from runtime_core.wire.commands import SubmitOptions
     from runtime_core.wire.events import StreamEvent, StreamingMode, TaskFailed, TaskOutput, TaskResponse
 
@@ -96,7 +96,7 @@ _PLACES = {
     "Resources": "runtime_core.engines.protocol",
     "Retry": "runtime_core.errors",
     "RetryPolicy": "runtime_core.declare.declaration",
-    "Schedule": "runtime_core.ingress.schedules",
+    "Schedule": "runtime_core.state_manager.schedules",
     "StreamEvent": "runtime_core.wire.events",
     "StreamingMode": "runtime_core.wire.events",
     "SubmitOptions": "runtime_core.wire.commands",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.actors.agents import (
+    from runtime_core.facades.actors.agents import (
         BaseAgent,
         ClosureAgent,
         ClosureContext,
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         message_handler,
         rpc,
     )
-    from runtime_core.actors.errors import (
+    from runtime_core.facades.actors.errors import (
         CancellationToken,
         CantHandleException,
         MessageDroppedException,
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
         SerializationError,
         UndeliverableException,
     )
-    from runtime_core.actors.identity import AgentId, AgentType, TopicId
-    from runtime_core.actors.message import (
+    from runtime_core.facades.actors.identity import AgentId, AgentType, TopicId
+    from runtime_core.facades.actors.message import (
         DefaultInterventionHandler,
         DefaultTopicId,
         DropMessage,
         InterventionHandler,
         MessageContext,
     )
-    from runtime_core.actors.protocol import (
+    from runtime_core.facades.actors.protocol import (
         AgentInstantiationContext,
         AgentProxy,
         DefaultSubscription,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
         default_subscription,
         type_subscription,
     )
-    from runtime_core.actors.runtime import Runtime
-    from runtime_core.actors.serialization import MessageSerializer, UnknownPayload
+    from runtime_core.facades.actors.runtime import Runtime
+    from runtime_core.facades.actors.serialization import MessageSerializer, UnknownPayload
 
 __all__ = [
     "AgentId",
@@ -85,40 +85,40 @@ __all__ = [
 ]
 
 _PLACES = {
-    "AgentId": "runtime_core.actors.identity",
-    "AgentInstantiationContext": "runtime_core.actors.protocol",
-    "AgentProxy": "runtime_core.actors.protocol",
-    "AgentType": "runtime_core.actors.identity",
-    "BaseAgent": "runtime_core.actors.agents",
-    "CancellationToken": "runtime_core.actors.errors",
-    "CantHandleException": "runtime_core.actors.errors",
-    "ClosureAgent": "runtime_core.actors.agents",
-    "ClosureContext": "runtime_core.actors.agents",
-    "DefaultInterventionHandler": "runtime_core.actors.message",
-    "DefaultSubscription": "runtime_core.actors.protocol",
-    "DefaultTopicId": "runtime_core.actors.message",
-    "DropMessage": "runtime_core.actors.message",
-    "InterventionHandler": "runtime_core.actors.message",
-    "MessageContext": "runtime_core.actors.message",
-    "MessageDroppedException": "runtime_core.actors.errors",
-    "MessageSerializer": "runtime_core.actors.serialization",
-    "NotAccessibleError": "runtime_core.actors.errors",
-    "RemoteError": "runtime_core.actors.errors",
-    "RoutedAgent": "runtime_core.actors.agents",
-    "Runtime": "runtime_core.actors.runtime",
-    "RuntimeStopped": "runtime_core.actors.errors",
-    "SerializationError": "runtime_core.actors.errors",
-    "Subscription": "runtime_core.actors.protocol",
-    "TopicId": "runtime_core.actors.identity",
-    "TypePrefixSubscription": "runtime_core.actors.protocol",
-    "TypeSubscription": "runtime_core.actors.protocol",
-    "UndeliverableException": "runtime_core.actors.errors",
-    "UnknownPayload": "runtime_core.actors.serialization",
-    "default_subscription": "runtime_core.actors.protocol",
-    "event": "runtime_core.actors.agents",
-    "message_handler": "runtime_core.actors.agents",
-    "rpc": "runtime_core.actors.agents",
-    "type_subscription": "runtime_core.actors.protocol",
+    "AgentId": "runtime_core.facades.actors.identity",
+    "AgentInstantiationContext": "runtime_core.facades.actors.protocol",
+    "AgentProxy": "runtime_core.facades.actors.protocol",
+    "AgentType": "runtime_core.facades.actors.identity",
+    "BaseAgent": "runtime_core.facades.actors.agents",
+    "CancellationToken": "runtime_core.facades.actors.errors",
+    "CantHandleException": "runtime_core.facades.actors.errors",
+    "ClosureAgent": "runtime_core.facades.actors.agents",
+    "ClosureContext": "runtime_core.facades.actors.agents",
+    "DefaultInterventionHandler": "runtime_core.facades.actors.message",
+    "DefaultSubscription": "runtime_core.facades.actors.protocol",
+    "DefaultTopicId": "runtime_core.facades.actors.message",
+    "DropMessage": "runtime_core.facades.actors.message",
+    "InterventionHandler": "runtime_core.facades.actors.message",
+    "MessageContext": "runtime_core.facades.actors.message",
+    "MessageDroppedException": "runtime_core.facades.actors.errors",
+    "MessageSerializer": "runtime_core.facades.actors.serialization",
+    "NotAccessibleError": "runtime_core.facades.actors.errors",
+    "RemoteError": "runtime_core.facades.actors.errors",
+    "RoutedAgent": "runtime_core.facades.actors.agents",
+    "Runtime": "runtime_core.facades.actors.runtime",
+    "RuntimeStopped": "runtime_core.facades.actors.errors",
+    "SerializationError": "runtime_core.facades.actors.errors",
+    "Subscription": "runtime_core.facades.actors.protocol",
+    "TopicId": "runtime_core.facades.actors.identity",
+    "TypePrefixSubscription": "runtime_core.facades.actors.protocol",
+    "TypeSubscription": "runtime_core.facades.actors.protocol",
+    "UndeliverableException": "runtime_core.facades.actors.errors",
+    "UnknownPayload": "runtime_core.facades.actors.serialization",
+    "default_subscription": "runtime_core.facades.actors.protocol",
+    "event": "runtime_core.facades.actors.agents",
+    "message_handler": "runtime_core.facades.actors.agents",
+    "rpc": "runtime_core.facades.actors.agents",
+    "type_subscription": "runtime_core.facades.actors.protocol",
 }
 
 __getattr__ = loader(__name__, _PLACES)

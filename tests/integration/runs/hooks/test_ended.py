@@ -13,8 +13,8 @@ from runtime_core.bus.deliveries import pairs
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import Reject
 from runtime_core.host.local import LocalApp
-from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.runs.hooks.declared import Deny
+from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.wire.ids import instance_address, partition_of
 from tests.apps.ends_app import HOOKS, app
 from tests.fleet import Fleet, until

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from runtime_core.aworld.events.replay import replay
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, StepError, ToolError
+from runtime_core.facades.aworld.events.replay import replay
 from runtime_core.host.local import LocalApp
-from runtime_core.maintenance.dead_letters import DeadLetters
 from runtime_core.runs.hooks.declared import (
     Allow,
     Ask,
@@ -25,6 +24,7 @@ from runtime_core.runs.hooks.declared import (
     HookEvent,
     ToolResult,
 )
+from runtime_core.state_manager.dead_letters import DeadLetters
 from tests.fleet import until
 from weft import AgentContext, App, Client, SubmitOptions, TaskHandle
 

@@ -15,7 +15,7 @@ from runtime_core.app.app import App, DeclaresRunner
 from runtime_core.declare.declaration import one_line
 from runtime_core.errors import ConfigurationError
 
-DEFAULT_RUNNER = "runtime_core.aworld.runner:TaskRunner"
+DEFAULT_RUNNER = "runtime_core.facades.aworld.runner:TaskRunner"
 """By reference, since runners import apps. Only processes that run tasks load it."""
 
 _REFERENCE = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<attribute>\w+(\.\w+)*)")

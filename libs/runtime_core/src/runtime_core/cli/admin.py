@@ -30,7 +30,8 @@ from runtime_core.cli.connection import Broker, Commands, broker, broker_url, re
 from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError
 from runtime_core.gateway.keys import ROLES, ApiKey, ApiKeys
-from runtime_core.ingress.publishers import (
+from runtime_core.settings import Settings
+from runtime_core.state_manager.publishers import (
     ALL_OTHERS,
     Publisher,
     Publishers,
@@ -42,8 +43,7 @@ from runtime_core.ingress.publishers import (
     tenants,
     waiting_tasks,
 )
-from runtime_core.maintenance.waits import agents_of_runtimes, drop_agent, subscriptions_of
-from runtime_core.settings import Settings
+from runtime_core.state_manager.waits import agents_of_runtimes, drop_agent, subscriptions_of
 
 # ---- weft acl -------------------------------------------------------------------------------------------------
 

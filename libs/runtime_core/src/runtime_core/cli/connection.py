@@ -18,8 +18,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys, namespace_settings
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.errors import BusUnavailable, ConfigurationError
-from runtime_core.ingress.admission import Admission
 from runtime_core.settings import Settings, without_password
+from runtime_core.state_manager.admission import Admission
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore

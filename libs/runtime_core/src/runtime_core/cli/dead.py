@@ -23,7 +23,7 @@ from runtime_core.cli.output import (
     shown,
 )
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
 from runtime_core.wire.events import ENDED
 
 app = Commands("Inspect, redrive or drop dead letters.")

@@ -21,14 +21,14 @@ from runtime_core.cli.connection import Broker, Commands, broker, trajectories
 from runtime_core.cli.output import Json, in_bytes, print_json
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError, WeftError
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.publishers import Publishers
-from runtime_core.ingress.schedules import Schedules
-from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.maintenance.measures import UNSERVED_TASKS, find_unserved, groups_of
-from runtime_core.maintenance.stuck import find_circles, find_stuck, free
-from runtime_core.maintenance.waits import find_lasting_waits
 from runtime_core.settings import without_password
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.dead_letters import DeadLetters
+from runtime_core.state_manager.measures import UNSERVED_TASKS, find_unserved, groups_of
+from runtime_core.state_manager.publishers import Publishers
+from runtime_core.state_manager.schedules import Schedules
+from runtime_core.state_manager.stuck import find_circles, find_stuck, free
+from runtime_core.state_manager.waits import find_lasting_waits
 
 CLOCK_SECONDS = 1.0
 """The largest accepted difference of two clocks, in seconds: a larger one shows wrong ages and times."""

@@ -32,9 +32,9 @@ from runtime_core.cli.output import (
 )
 from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.errors import ServerError
-from runtime_core.ingress.publishers import Publishers, waiting_tasks
-from runtime_core.maintenance.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
-from runtime_core.maintenance.stuck import mailboxes
+from runtime_core.state_manager.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
+from runtime_core.state_manager.publishers import Publishers, waiting_tasks
+from runtime_core.state_manager.stuck import mailboxes
 
 TENANTS_SHOWN = 20
 

@@ -11,7 +11,7 @@ from typer import Argument, BadParameter, Option
 from runtime_core.cli.connection import Commands, broker
 from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.errors import InvalidInput
-from runtime_core.ingress.schedules import Schedules, parse_set
+from runtime_core.state_manager.schedules import Schedules, parse_set
 from runtime_core.wire import codec
 
 app = Commands("Start tasks at a set time, or repeatedly.")

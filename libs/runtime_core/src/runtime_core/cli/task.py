@@ -55,9 +55,9 @@ from runtime_core.client.task_view import (
     tasks_in_store,
 )
 from runtime_core.errors import InvalidInput, WeftError
-from runtime_core.maintenance.dead_letters import DeadLetters, LetterFilter
-from runtime_core.maintenance.measures import groups_of
 from runtime_core.settings import Settings, without_password
+from runtime_core.state_manager.dead_letters import DeadLetters, LetterFilter
+from runtime_core.state_manager.measures import groups_of
 from runtime_core.wire import codec
 from runtime_core.wire.blobs import folder_of, open_blobs
 from runtime_core.wire.commands import SubmitOptions

@@ -35,8 +35,8 @@ from runtime_core.bus.topics import Topics, published
 from runtime_core.client.task import Tails, TaskHandle
 from runtime_core.declare.declaration import agent_name
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire import codec
 from runtime_core.wire.commands import (

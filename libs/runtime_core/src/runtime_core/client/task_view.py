@@ -16,9 +16,9 @@ import msgspec
 from runtime_core.base.text import duration
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import InvalidInput
-from runtime_core.maintenance.dead_letters import DeadLetters
-from runtime_core.maintenance.measures import Fields, served_by_handlers, unpacked
-from runtime_core.maintenance.stuck import hash_at
+from runtime_core.state_manager.dead_letters import DeadLetters
+from runtime_core.state_manager.measures import Fields, served_by_handlers, unpacked
+from runtime_core.state_manager.stuck import hash_at
 from runtime_core.wire.codec import quoted, readable
 from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
 from runtime_core.wire.ids import is_task_id

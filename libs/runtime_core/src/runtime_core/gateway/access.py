@@ -34,10 +34,10 @@ from runtime_core.gateway.requests import (
     Problem,
     no_task,
 )
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.publishers import Publishers
-from runtime_core.ingress.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
-from runtime_core.maintenance.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.state_manager.publishers import Publishers
+from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission, SubmitOptions, submission_of

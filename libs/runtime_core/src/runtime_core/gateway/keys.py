@@ -25,8 +25,8 @@ import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import InvalidInput, Rejected, WeftError
-from runtime_core.ingress.publishers import Publisher, checked_name
 from runtime_core.settings import SAFE_URL
+from runtime_core.state_manager.publishers import Publisher, checked_name
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import MAX_NAME_CHARACTERS, has_control

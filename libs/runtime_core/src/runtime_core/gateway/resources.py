@@ -44,8 +44,8 @@ from runtime_core.gateway.requests import (
     json_reply,
     read_object,
 )
-from runtime_core.ingress.schedules import FIELDS
-from runtime_core.maintenance.dead_letters import By, LetterFilter
+from runtime_core.state_manager.dead_letters import By, LetterFilter
+from runtime_core.state_manager.schedules import FIELDS
 from runtime_core.wire.commands import checked_text
 from runtime_core.wire.step import ENCODER
 

@@ -62,8 +62,8 @@ from runtime_core.gateway.requests import (
 )
 from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
 from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes
-from runtime_core.ingress.schedules import ScheduleBounds
 from runtime_core.settings import Settings
+from runtime_core.state_manager.schedules import ScheduleBounds
 from runtime_core.wire import codec
 
 logger = logging.getLogger(__name__)

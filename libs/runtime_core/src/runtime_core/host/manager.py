@@ -16,15 +16,15 @@ from runtime_core.consumer.heartbeat import Owner
 from runtime_core.consumer.leader import Leader, Leaders
 from runtime_core.errors import Fenced
 from runtime_core.host.host import Host, open_partitions, service_host
-from runtime_core.ingress.admission import Admission
-from runtime_core.ingress.admitter import Admitter
-from runtime_core.ingress.relay import AnswerBounds, Relay
-from runtime_core.ingress.scheduler import Scheduler
-from runtime_core.ingress.schedules import ScheduleBounds
-from runtime_core.maintenance.keeper import BlobSweeper, Keeper, LetterSweeper, RecordFollower
-from runtime_core.maintenance.measures import Measures
-from runtime_core.maintenance.stuck import CHECK_SECONDS, EngineWatch
 from runtime_core.settings import Settings
+from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.admitter import Admitter
+from runtime_core.state_manager.keeper import BlobSweeper, Keeper, LetterSweeper, RecordFollower
+from runtime_core.state_manager.measures import Measures
+from runtime_core.state_manager.relay import AnswerBounds, Relay
+from runtime_core.state_manager.scheduler import Scheduler
+from runtime_core.state_manager.schedules import ScheduleBounds
+from runtime_core.state_manager.stuck import CHECK_SECONDS, EngineWatch
 from runtime_core.telemetry.metrics import Metrics
 
 

@@ -13,8 +13,8 @@ from runtime_core.base.text import LONGEST_MESSAGE, shortened, text_of_error
 from runtime_core.declare.manifest import AgentEntry, Manifest, Schema
 from runtime_core.declare.tool import StepTool, is_allowed, is_pattern
 from runtime_core.errors import NotReady, WeftError
-from runtime_core.ingress.admission import SchemaCheck
 from runtime_core.llm.input import is_conversation
+from runtime_core.state_manager.admission import SchemaCheck
 from runtime_core.wire import codec
 
 if TYPE_CHECKING:

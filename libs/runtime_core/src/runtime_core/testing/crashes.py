@@ -22,7 +22,7 @@ from runtime_core.client.task import TaskHandle
 from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.host.host import Host
 from runtime_core.host.local import NAMESPACE, add_services
-from runtime_core.maintenance.dead_letters import DeadLetters
+from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.testing.fakes import Failed, StandIn
 from runtime_core.wire.events import ENDED, TaskResponse

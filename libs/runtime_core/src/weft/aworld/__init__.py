@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.aworld.events.bus import EventBus
-    from runtime_core.aworld.events.handlers import (
+    from runtime_core.declare.manifest import HookPoint
+    from runtime_core.facades.aworld.events.bus import EventBus
+    from runtime_core.facades.aworld.events.handlers import (
         DefaultAgentHandler,
         DefaultBackgroundTaskHandler,
         DefaultContextHandler,
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
         HandlerTable,
         ToolCallbackHandler,
     )
-    from runtime_core.aworld.events.manager import EventLoop, EventManager, run_events
-    from runtime_core.aworld.events.message import (
+    from runtime_core.facades.aworld.events.manager import EventLoop, EventManager, run_events
+    from runtime_core.facades.aworld.events.message import (
         AgentMessage,
         BackgroundTaskMessage,
         CancelMessage,
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
         TopicType,
         UnknownReceiver,
     )
-    from runtime_core.aworld.listeners import Outputs
-    from runtime_core.aworld.nodes.state_manager import StateManager
-    from runtime_core.aworld.nodes.store import (
+    from runtime_core.facades.aworld.listeners import Outputs
+    from runtime_core.facades.aworld.nodes.state_manager import StateManager
+    from runtime_core.facades.aworld.nodes.store import (
         HandleResult,
         NodeGroup,
         RunNode,
@@ -54,12 +55,11 @@ if TYPE_CHECKING:
         RunNodeTree,
         TransitionRefused,
     )
-    from runtime_core.aworld.orchestration import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
-    from runtime_core.aworld.runner import Runner, TaskRunner
-    from runtime_core.aworld.runners import Runners
-    from runtime_core.aworld.task import Task, TaskConfig, TaskStatus
-    from runtime_core.aworld.topology import GraphBuildType, Loopable
-    from runtime_core.declare.manifest import HookPoint
+    from runtime_core.facades.aworld.orchestration import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
+    from runtime_core.facades.aworld.runner import Runner, TaskRunner
+    from runtime_core.facades.aworld.runners import Runners
+    from runtime_core.facades.aworld.task import Task, TaskConfig, TaskStatus
+    from runtime_core.facades.aworld.topology import GraphBuildType, Loopable
     from runtime_core.runs.hooks.declared import CallbackResult, CallbackResultType, ToolResult
     from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation, PolicyDefinition
     from runtime_core.trajectory.items import (
@@ -146,74 +146,74 @@ __all__ = [
 _PLACES = {
     "ActionModel": "runtime_core.runs.policy",
     "ActionResult": "runtime_core.runs.policy",
-    "AgentMessage": "runtime_core.aworld.events.message",
-    "BackgroundTaskMessage": "runtime_core.aworld.events.message",
+    "AgentMessage": "runtime_core.facades.aworld.events.message",
+    "BackgroundTaskMessage": "runtime_core.facades.aworld.events.message",
     "CallbackResult": "runtime_core.runs.hooks.declared",
     "CallbackResultType": "runtime_core.runs.hooks.declared",
-    "CancelMessage": "runtime_core.aworld.events.message",
-    "ChunkMessage": "runtime_core.aworld.events.message",
-    "Constants": "runtime_core.aworld.events.message",
-    "ContextMessage": "runtime_core.aworld.events.message",
-    "DefaultAgentHandler": "runtime_core.aworld.events.handlers",
-    "DefaultBackgroundTaskHandler": "runtime_core.aworld.events.handlers",
-    "DefaultContextHandler": "runtime_core.aworld.events.handlers",
-    "DefaultGroupHandler": "runtime_core.aworld.events.handlers",
-    "DefaultHumanHandler": "runtime_core.aworld.events.handlers",
-    "DefaultMemoryHandler": "runtime_core.aworld.events.handlers",
-    "DefaultOutputHandler": "runtime_core.aworld.events.handlers",
-    "DefaultTaskHandler": "runtime_core.aworld.events.handlers",
-    "DefaultToolHandler": "runtime_core.aworld.events.handlers",
+    "CancelMessage": "runtime_core.facades.aworld.events.message",
+    "ChunkMessage": "runtime_core.facades.aworld.events.message",
+    "Constants": "runtime_core.facades.aworld.events.message",
+    "ContextMessage": "runtime_core.facades.aworld.events.message",
+    "DefaultAgentHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultBackgroundTaskHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultContextHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultGroupHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultHumanHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultMemoryHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultOutputHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultTaskHandler": "runtime_core.facades.aworld.events.handlers",
+    "DefaultToolHandler": "runtime_core.facades.aworld.events.handlers",
     "DefaultTrajectoryStrategy": "runtime_core.trajectory.items",
-    "EventBus": "runtime_core.aworld.events.bus",
-    "EventLoop": "runtime_core.aworld.events.manager",
-    "EventManager": "runtime_core.aworld.events.manager",
-    "EventOutcome": "runtime_core.aworld.events.message",
+    "EventBus": "runtime_core.facades.aworld.events.bus",
+    "EventLoop": "runtime_core.facades.aworld.events.manager",
+    "EventManager": "runtime_core.facades.aworld.events.manager",
+    "EventOutcome": "runtime_core.facades.aworld.events.message",
     "FilteredTrajectoryStrategy": "runtime_core.trajectory.items",
-    "GraphBuildType": "runtime_core.aworld.topology",
-    "GroupMessage": "runtime_core.aworld.events.message",
-    "HandleResult": "runtime_core.aworld.nodes.store",
-    "Handler": "runtime_core.aworld.events.handlers",
-    "HandlerError": "runtime_core.aworld.events.message",
-    "HandlerTable": "runtime_core.aworld.events.handlers",
+    "GraphBuildType": "runtime_core.facades.aworld.topology",
+    "GroupMessage": "runtime_core.facades.aworld.events.message",
+    "HandleResult": "runtime_core.facades.aworld.nodes.store",
+    "Handler": "runtime_core.facades.aworld.events.handlers",
+    "HandlerError": "runtime_core.facades.aworld.events.message",
+    "HandlerTable": "runtime_core.facades.aworld.events.handlers",
     "Handoff": "runtime_core.runs.policy",
-    "HandoffSwarm": "runtime_core.aworld.orchestration",
+    "HandoffSwarm": "runtime_core.facades.aworld.orchestration",
     "HookPoint": "runtime_core.declare.manifest",
-    "HumanMessage": "runtime_core.aworld.events.message",
-    "HybridSwarm": "runtime_core.aworld.orchestration",
-    "Loopable": "runtime_core.aworld.topology",
-    "MemoryEventMessage": "runtime_core.aworld.events.message",
+    "HumanMessage": "runtime_core.facades.aworld.events.message",
+    "HybridSwarm": "runtime_core.facades.aworld.orchestration",
+    "Loopable": "runtime_core.facades.aworld.topology",
+    "MemoryEventMessage": "runtime_core.facades.aworld.events.message",
     "MemoryTrajectoryStrategy": "runtime_core.trajectory.items",
-    "Message": "runtime_core.aworld.events.message",
-    "NodeGroup": "runtime_core.aworld.nodes.store",
+    "Message": "runtime_core.facades.aworld.events.message",
+    "NodeGroup": "runtime_core.facades.aworld.nodes.store",
     "Observation": "runtime_core.runs.policy",
-    "Outputs": "runtime_core.aworld.listeners",
+    "Outputs": "runtime_core.facades.aworld.listeners",
     "PolicyDefinition": "runtime_core.runs.policy",
-    "Priority": "runtime_core.aworld.events.message",
-    "Recorded": "runtime_core.aworld.events.message",
-    "RunNode": "runtime_core.aworld.nodes.store",
-    "RunNodeBusiType": "runtime_core.aworld.nodes.store",
-    "RunNodeStatus": "runtime_core.aworld.nodes.store",
-    "RunNodeTree": "runtime_core.aworld.nodes.store",
-    "Runner": "runtime_core.aworld.runner",
-    "Runners": "runtime_core.aworld.runners",
-    "StateManager": "runtime_core.aworld.nodes.state_manager",
-    "Swarm": "runtime_core.aworld.orchestration",
-    "Task": "runtime_core.aworld.task",
-    "TaskConfig": "runtime_core.aworld.task",
-    "TaskMessage": "runtime_core.aworld.events.message",
-    "TaskRunner": "runtime_core.aworld.runner",
-    "TaskStatus": "runtime_core.aworld.task",
-    "TeamSwarm": "runtime_core.aworld.orchestration",
-    "ToolCallbackHandler": "runtime_core.aworld.events.handlers",
-    "ToolMessage": "runtime_core.aworld.events.message",
+    "Priority": "runtime_core.facades.aworld.events.message",
+    "Recorded": "runtime_core.facades.aworld.events.message",
+    "RunNode": "runtime_core.facades.aworld.nodes.store",
+    "RunNodeBusiType": "runtime_core.facades.aworld.nodes.store",
+    "RunNodeStatus": "runtime_core.facades.aworld.nodes.store",
+    "RunNodeTree": "runtime_core.facades.aworld.nodes.store",
+    "Runner": "runtime_core.facades.aworld.runner",
+    "Runners": "runtime_core.facades.aworld.runners",
+    "StateManager": "runtime_core.facades.aworld.nodes.state_manager",
+    "Swarm": "runtime_core.facades.aworld.orchestration",
+    "Task": "runtime_core.facades.aworld.task",
+    "TaskConfig": "runtime_core.facades.aworld.task",
+    "TaskMessage": "runtime_core.facades.aworld.events.message",
+    "TaskRunner": "runtime_core.facades.aworld.runner",
+    "TaskStatus": "runtime_core.facades.aworld.task",
+    "TeamSwarm": "runtime_core.facades.aworld.orchestration",
+    "ToolCallbackHandler": "runtime_core.facades.aworld.events.handlers",
+    "ToolMessage": "runtime_core.facades.aworld.events.message",
     "ToolResult": "runtime_core.runs.hooks.declared",
-    "TopicType": "runtime_core.aworld.events.message",
+    "TopicType": "runtime_core.facades.aworld.events.message",
     "TrajectoryItem": "runtime_core.trajectory.items",
     "TrajectoryStrategy": "runtime_core.trajectory.items",
-    "TransitionRefused": "runtime_core.aworld.nodes.store",
-    "UnknownReceiver": "runtime_core.aworld.events.message",
-    "WorkflowSwarm": "runtime_core.aworld.orchestration",
-    "run_events": "runtime_core.aworld.events.manager",
+    "TransitionRefused": "runtime_core.facades.aworld.nodes.store",
+    "UnknownReceiver": "runtime_core.facades.aworld.events.message",
+    "WorkflowSwarm": "runtime_core.facades.aworld.orchestration",
+    "run_events": "runtime_core.facades.aworld.events.manager",
 }
 
 __getattr__ = loader(__name__, _PLACES)

@@ -17,7 +17,7 @@ from runtime_core.gateway.console import views
 from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
-from runtime_core.maintenance.dead_letters import LetterFilter
+from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire import codec
 from runtime_core.wire.events import ENDED
 

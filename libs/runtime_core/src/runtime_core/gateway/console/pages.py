@@ -16,7 +16,7 @@ from runtime_core.gateway.console.site import HEADERS, HOME, Page, Site, Visit
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_task
 from runtime_core.gateway.tasks import STATUSES, StreamRoutes
-from runtime_core.maintenance.dead_letters import LetterFilter
+from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire.ids import is_task_id
 
 FILTERS = ("status", "agent", "session", "key", "tenant", "age", "q")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.aworld.task import TaskConfig
 from runtime_core.engines.runtime_engine import RunConfig
+from runtime_core.facades.aworld.task import TaskConfig
 
 __all__ = ["RunConfig", "TaskConfig"]

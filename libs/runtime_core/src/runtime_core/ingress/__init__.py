@@ -1,1 +1,0 @@
-"""Admits commands and starts tasks: admission, publishers, tenants, schedules, and the relay of answers."""

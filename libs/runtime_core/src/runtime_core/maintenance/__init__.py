@@ -1,1 +1,0 @@
-"""Housekeeping of a partition by its leader: sweeps, metrics of the broker, dead letters, stuck work."""

@@ -1,0 +1,220 @@
+"""Messages of agents that wait: behind another message of their agent, or for an agent that no process runs.
+
+A handler that waits for a message in its own agent's mailbox waits forever, and only its code knows. Weft can tell who
+waits behind whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from runtime_core.bus.connection import Reply, fields, text
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import group_of
+from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.declare.manifest import RUNTIME_MANIFEST
+from runtime_core.errors import InvalidInput, ServerError
+from runtime_core.state_manager.stuck import mailboxes, open_runs
+from runtime_core.wire.ids import ROOT_RUN
+
+PAUSE_SECONDS = 2.0
+SILENT_MS = 10_000
+"""After this time without a heartbeat no process of the namespace lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Messages that wait for one agent."""
+
+    agent: str
+    """An agent's name, or `name/key`."""
+    count: int
+    why: str
+    unserved: bool = False
+    """Whether no process runs the agent."""
+
+    def __str__(self) -> str:
+        waits = "message waits" if self.count == 1 else "messages wait"
+        return f"{self.count} {waits} for {self.agent}: {self.why}"
+
+
+async def find_waits(bus: EventBus) -> list[Wait]:
+    """Return what waits in one partition for an agent of a runtime that is busy, or that no process runs."""
+    streams = await agent_streams(bus)
+    served = {name: await processes_of(bus, stream) for name, stream in streams.items()}
+    waiting = {name: await _length(bus, stream) for name, stream in streams.items() if not served[name]}
+    behind = []
+    async for instances in mailboxes(bus):
+        for instance in instances:
+            name = instance.partition("/")[0]
+            if name in waiting:
+                waiting[name] += await _queued(bus, instance)
+            elif name in served and (wait := await wait_at(bus, instance)) is not None:
+                behind.append(wait)
+    why = "no process runs it; weft agents drop {} forgets it"
+    gone = [Wait(name, count, why.format(name), unserved=True) for name, count in waiting.items() if count]
+    return gone + behind
+
+
+async def find_lasting_waits(buses: Sequence[EventBus]) -> list[Wait]:
+    """Return the waits that two looks find, with a pause between: a busy agent has others at the second look."""
+    first = [wait for bus in buses for wait in await find_waits(bus)]
+    if not first:
+        return []
+    await asyncio.sleep(PAUSE_SECONDS)
+    return [wait for bus in buses for wait in await find_waits(bus) if wait in first]
+
+
+async def first_waiting(bus: EventBus, instance: str) -> str:
+    """Return the first run in the mailbox of an instance, `task|run`; empty if there is none."""
+    first = cast(bytes | None, await bus.transport.call("LINDEX", f"{bus.keys.base}mail:{instance}", 0))
+    return "" if first is None else first.decode()
+
+
+async def _queued(bus: EventBus, instance: str) -> int:
+    """Return how many messages are in the mailbox of an instance."""
+    return cast(int, await bus.transport.call("LLEN", f"{bus.keys.base}mail:{instance}"))
+
+
+async def wait_at(bus: EventBus, instance: str) -> Wait | None:
+    """Return what waits in the mailbox of an instance (`agent/key`); None if it is empty."""
+    call, base = bus.transport.call, bus.keys.base
+    count = await _queued(bus, instance)
+    first = await first_waiting(bus, instance)
+    holders = cast(bytes | None, await call("HGET", f"{base}inst:{instance}", "busy"))
+    holder = (holders or b"").decode().rpartition("\n")[2]
+    # Without its task the mailbox is stuck, which another check of weft doctor finds.
+    if not first or await call("EXISTS", bus.keys.task(holder.partition("|")[0])) == 0:
+        return None
+    behind = await _described(bus, holder)
+    return Wait(
+        instance,
+        count,
+        f"it handles {behind}, and one message at a time. The first one is {await _described(bus, first)}",
+    )
+
+
+async def agent_streams(bus: EventBus) -> dict[str, str]:
+    """Return the agents of runtimes in a partition, and the work stream of each."""
+    streams = fields(await bus.transport.call("HGETALL", bus.keys.agents))
+    names = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.manifests))
+    of_runtimes = {
+        text(name).removeprefix(RUNTIME_MANIFEST) for name in names if text(name).startswith(RUNTIME_MANIFEST)
+    }
+    return {name: streams[name].decode() for name in sorted(of_runtimes & streams.keys())}
+
+
+async def processes_of(bus: EventBus, stream: str) -> int:
+    """Return how many living processes read a work stream."""
+    call, keys = bus.transport.call, bus.keys
+    beat = cast(bytes | None, await call("HGET", keys.meta, "beat_at"))
+    if beat is None or await bus.time_ms() - int(beat) > SILENT_MS:
+        return 0
+    try:
+        reply = await call("XINFO", "CONSUMERS", keys.stream(stream), group_of(stream))
+    except ServerError:  # no such stream, or no group: nobody has read it
+        return 0
+    names = {fields(each)["name"] for each in cast(list[Reply], reply)}
+    return len(names & set(cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1))))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentType:
+    """An agent type of a runtime."""
+
+    name: str
+    processes: int
+    """How many living processes run it; with several partitions, in the one with the fewest."""
+    messages: int
+    """Unfinished messages, with those in mailboxes."""
+
+
+async def agents_of_runtimes(buses: Sequence[EventBus]) -> list[AgentType]:
+    """Return all agent types of runtimes, by name."""
+    found: dict[str, AgentType] = {}
+    for bus in buses:
+        waiting: Counter[str] = Counter()
+        async for instances in mailboxes(bus):
+            for instance in instances:
+                waiting[instance.partition("/")[0]] += await _queued(bus, instance)
+        for name, stream in (await agent_streams(bus)).items():
+            processes, messages = await processes_of(bus, stream), await _length(bus, stream) + waiting[name]
+            before = found.get(name, AgentType(name, processes, 0))
+            found[name] = AgentType(name, min(processes, before.processes), messages + before.messages)
+    return [found[name] for name in sorted(found)]
+
+
+async def drop_agent(buses: Sequence[EventBus], name: str) -> int:
+    """Forget an agent of a runtime that no process runs: its subscriptions and its messages, whose tasks are cancelled.
+
+    Its states stay. Returns how many tasks were cancelled. Raises InvalidInput.
+    """
+    known = {agent: stream for bus in buses for agent, stream in (await agent_streams(bus)).items()}
+    if name not in known:
+        raise InvalidInput("agent", f"{name!r} is no agent of a runtime; they are {', '.join(known) or 'none'}")
+    return sum([await _drop(bus, name, known[name]) for bus in buses])
+
+
+async def _drop(bus: EventBus, name: str, stream: str) -> int:
+    answer = cast(
+        list[Any], await bus.call("drop_agent", name, RUNTIME_MANIFEST + name, stream, SILENT_MS)
+    )  # Any: of two lengths and types
+    if answer[0] == b"runs":
+        raise InvalidInput(
+            "agent", f"{name!r} runs in {answer[1]} process{'es' * (answer[1] > 1)}: stop it there first"
+        )
+    # A process may register it again from now on: its messages are newer.
+    runs = {
+        (task, run): each
+        for (task, run), each in (await open_runs(bus)).items()
+        if _agent_of(each).partition("/")[0] == name and _created_ms(each) <= int(answer[1])
+    }
+    for task in sorted({task for task, _ in runs}):
+        await bus.cancel(task, f"the agent {name!r} was dropped", durable=False)
+    for instance in {_agent_of(each) for each in runs.values()}:
+        await bus.call("free_instance", instance)
+    return len({task for task, _ in runs})
+
+
+def subscriptions_of(name: str, all_of_them: Sequence[TopicSubscription]) -> list[str]:
+    """Return the topics of an agent; a prefix ends with `*`."""
+    return [f"{each.topic}{'*' if each.prefix else ''}" for each in all_of_them if each.agent == name]
+
+
+def _created_ms(run: dict[bytes, bytes]) -> int:
+    """Return when a run was requested, in epoch milliseconds."""
+    return int([*run.get(b"h", b"").split(b"\n"), *[b""] * 5][4] or 0)
+
+
+def _agent_of(run: dict[bytes, bytes]) -> str:
+    """Return the instance of a run, `agent/key`."""
+    _, agent, key, *_ = [*run.get(b"h", b"").decode().split("\n"), "", ""]
+    return f"{agent}/{key}"
+
+
+async def _length(bus: EventBus, stream: str) -> int:
+    try:
+        return cast(int, await bus.transport.call("XLEN", bus.keys.stream(stream)))
+    except ServerError:  # not a stream, which weft doctor reports
+        return 0
+
+
+async def _described(bus: EventBus, place: str) -> str:
+    """Describe the message of a run, `task|run`: its type, its sender and its task."""
+    task, _, run = place.partition("|")
+    key = bus.keys.task(task) if run in ("", ROOT_RUN) else f"{bus.keys.base}run:{task}/{run}"
+    data = cast(bytes | None, await bus.transport.call("HGET", key, "d"))
+    try:
+        message: Any = msgspec.json.decode(data or b"null")  # Any: JSON
+    except msgspec.DecodeError:
+        message = None
+    content = message.get("content") if isinstance(message, dict) else None
+    kind = str(content.get("message_type", "")).rpartition(".")[2] if isinstance(content, dict) else ""
+    sender = str(message.get("sender", "")) if isinstance(message, dict) else ""
+    return f"{kind or 'a message'}{f' of {sender}' if sender else ''} (task {task})"
