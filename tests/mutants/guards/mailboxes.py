@@ -667,6 +667,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if self._value is None or self.released:\n            return None\n",
         "        if self._value is None:\n            return None\n",
         "a run without its key writes no state",
-        "integration/runs:released_keys",
+        "unit/runs:journal",
     ),
 )

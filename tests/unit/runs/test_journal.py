@@ -49,6 +49,10 @@ def test_a_nested_run_s_change_is_no_use_of_the_state_without_the_key() -> None:
     assert state.differs()
 
 
+def test_a_run_without_its_key_leaves_the_state_to_others() -> None:
+    assert released("mine").working_change() is None
+
+
 def test_a_change_after_the_key_s_return_counts_and_is_written() -> None:
     state = released()
     state.replace(b'{"n":2}')
