@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from benchmarks.arguments import ALL, defaults, parse
 from benchmarks.comparison.measure import comparison
 from benchmarks.comparison.page import publish
+from benchmarks.gateway import gateway
 from benchmarks.growth import growth
 from benchmarks.latency import latency
 from benchmarks.ledger import Broken
@@ -34,6 +35,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
     "load": lambda given: load(given.seconds),
     "overload": lambda given: overload(given.seconds, given.stream_max),
     "streaming": lambda given: streaming(given.pieces, given.readers),
+    "gateway": lambda given: gateway(given.tasks, given.streams, given.rounds),
     "growth": lambda given: growth(given.tasks, given.block, given.in_flight),
 }
 IN_ALL = ("throughput", "latency", "recovery", "memory")

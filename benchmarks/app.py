@@ -29,6 +29,12 @@ async def asker(ctx: AgentContext, text: str) -> str:
     return str(await ctx.tool(look_up, text=text))
 
 
+@app.agent("replier")
+async def replier(ctx: AgentContext, text: str) -> str:
+    """Answers at once."""
+    return text
+
+
 @app.agent("sleeper")
 async def sleeper(ctx: AgentContext, text: str) -> str:
     await ctx.sleep(24 * 3600)

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant, lua, python
 KEYS = "integration/gateway:keys"
 CONSOLE = "integration/gateway:console"
 TOKENS = "integration/gateway:tokens"
+CONNECTIONS = "unit/gateway:connections"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
@@ -233,5 +234,53 @@ MUTANTS: tuple[Mutant, ...] = (
         "if parts is None:",
         "a login leads to no other site",
         CONSOLE,
+    ),
+    python(
+        "gateway/server.py",
+        "head_bytes",
+        "        if self._head > HEAD_MAX_BYTES:\n",
+        "        if False:\n",
+        "the head of a request is bounded",
+        CONNECTIONS,
+    ),
+    python(
+        "gateway/server.py",
+        "unparsed_bytes",
+        "        if self._unparsed > HEAD_MAX_BYTES and not self.transport.is_closing():\n",
+        "        if False:\n",
+        "a header that does not end is bounded",
+        CONNECTIONS,
+    ),
+    python(
+        "gateway/server.py",
+        "first_head_seconds",
+        "            return\n        self._silence = self.loop.call_later(HEAD_SECONDS, self._expire)\n",
+        "            return\n",
+        "a silent connection ends",
+        CONNECTIONS,
+    ),
+    python(
+        "gateway/server.py",
+        "later_head_seconds",
+        "        elif self._in_head and self._silence is None:\n",
+        "        elif False:\n",
+        "a later head of a connection has a time limit too",
+        CONNECTIONS,
+    ),
+    python(
+        "gateway/server.py",
+        "connections",
+        "        if len(self.connections) > CONNECTIONS_MAX:\n",
+        "        if False:\n",
+        "connections are bounded",
+        CONNECTIONS,
+    ),
+    python(
+        "gateway/server.py",
+        "unread_body",
+        "        if not self.pipeline and self.cycle.more_body:\n",
+        "        if False:\n",
+        "a body that nobody reads ends the connection",
+        CONNECTIONS,
     ),
 )

@@ -53,7 +53,9 @@ NO_LETTER = Kind("no-dead-letter", HTTPStatus.NOT_FOUND, "There is no such dead 
 NO_SCHEDULE = Kind("no-schedule", HTTPStatus.NOT_FOUND, "There is no such schedule")
 NO_TRAJECTORY = Kind("no-trajectory", HTTPStatus.NOT_FOUND, "The task has no trajectory yet")
 METHOD = Kind("method", HTTPStatus.METHOD_NOT_ALLOWED, "The path does not take this method")
-SLOW = Kind("slow", HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time")
+SYNTAX = Kind("syntax", HTTPStatus.BAD_REQUEST, "The request is not valid HTTP")
+HEAD = Kind("head", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The head of the request is too large")
+SLOW = Kind("slow", HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time")
 CONFLICT = Kind("conflict", HTTPStatus.CONFLICT, "The request conflicts with the state of a task")
 TOO_LARGE = Kind("too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large")
 MEDIA = Kind("media-type", HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body is not JSON")
@@ -66,8 +68,8 @@ OVERLOADED = Kind("overloaded", HTTPStatus.SERVICE_UNAVAILABLE, "Weft cannot tak
 NO_STORE = Kind("no-store", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no trajectory store")
 DEFECT = Kind("defect", HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed")
 KINDS = (
-    BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, NO_LETTER, NO_SCHEDULE, NO_TRAJECTORY, METHOD, SLOW, CONFLICT, TOO_LARGE,
-    MEDIA, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, STREAMS, OVERLOADED, NO_STORE, DEFECT,
+    BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, NO_LETTER, NO_SCHEDULE, NO_TRAJECTORY, METHOD, SYNTAX, HEAD, SLOW,
+    CONFLICT, TOO_LARGE, MEDIA, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, STREAMS, OVERLOADED, NO_STORE, DEFECT,
 )  # fmt: skip
 
 

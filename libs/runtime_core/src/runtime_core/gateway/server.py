@@ -21,7 +21,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime_core.base.periodic import Periodic
 from runtime_core.client.client import Client
@@ -50,10 +51,14 @@ from runtime_core.gateway.openapi import document
 from runtime_core.gateway.requests import (
     DEFECT,
     FORBIDDEN,
+    HEAD,
     METHOD,
     NO_HOST,
     NO_ROUTE,
     OVERLOADED,
+    RETRY_SECONDS,
+    SLOW,
+    SYNTAX,
     UNAUTHORIZED,
     Limits,
     Problem,
@@ -239,6 +244,10 @@ ASK_SECONDS = 1.0
 FINISH_SHARE = 0.7
 """Share of the shutdown time in which open requests may finish."""
 HEAD_MAX_BYTES = 16 * 1024
+"""The largest head of a request: its first line and its headers, or the trailers of its body."""
+HEAD_SECONDS = 10.0
+"""How long a head may take to arrive, and how long a new connection may be silent."""
+CONNECTIONS_MAX = 10_000
 BACKLOG = 1024
 
 
@@ -265,7 +274,7 @@ class Gateway:
         self._client = client
         self._stopping = asyncio.Event()
         self._access: Access | None = None
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._socket: socket.socket | None = None
         self._asking = Periodic("ask the broker", ASK_SECONDS, self._ask)
         self._answers = False
@@ -300,21 +309,7 @@ class Gateway:
         application = build_application(
             operations(self._access, limits, streams), limits, settings.http_origins, keys, pages, tokens
         )
-        self._server = _Server(
-            uvicorn.Config(
-                application,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                h11_max_incomplete_event_size=HEAD_MAX_BYTES,
-                http="h11",
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=max(1, int(FINISH_SHARE * settings.shutdown_seconds)),
-            )
-        )
+        self._server = server_of(application, settings.shutdown_seconds)
 
     async def run(self) -> None:
         assert self._server is not None
@@ -358,7 +353,7 @@ class Gateway:
             self._answers = False
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Leaves signals to the process, which stops the gateway in order."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -372,6 +367,123 @@ class _Server(uvicorn.Server):
             yield
         finally:
             self.ended.set()
+
+
+def server_of(application: ASGIApp, shutdown_seconds: float) -> Server:
+    """Return what serves an application over HTTP."""
+    return Server(
+        uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            http=Connection,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, int(FINISH_SHARE * shutdown_seconds)),
+        )
+    )
+
+
+class Connection(HttpToolsProtocol):
+    """Bounds heads in bytes and in time, and the number of connections. It answers wrong HTTP with a problem."""
+
+    _head = 0
+    """Bytes of the head so far, or of the trailers."""
+    _unparsed = 0
+    """Bytes that have arrived since the parser found something: those of a line that does not end."""
+    _in_head = False
+    _refusal: Problem | None = None
+    _silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refuse(Problem(OVERLOADED, f"this replica has {CONNECTIONS_MAX} connections", "", RETRY_SECONDS))
+            return
+        self._silence = self.loop.call_later(HEAD_SECONDS, self._expire)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hush()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > HEAD_MAX_BYTES and not self.transport.is_closing():
+            self._refuse(_large_head())
+        elif self._in_head and self._silence is None:
+            self._silence = self.loop.call_later(HEAD_SECONDS, self._expire)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or Problem(SYNTAX, "send HTTP/1.1, with one valid length of the body"))
+
+    def on_message_begin(self) -> None:
+        self._head, self._in_head = 0, True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._head, self._in_head = 0, False
+        self._hush()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and self.cycle.more_body:
+            self.transport.close()  # nobody reads the rest of this body
+
+    def _count(self, size: int) -> None:
+        self._unparsed = 0
+        self._head += size
+        if self._head > HEAD_MAX_BYTES:
+            self._refusal = _large_head()
+            raise ValueError(self._refusal.detail)  # it ends the parser, which then calls `send_400_response`
+
+    def _expire(self) -> None:
+        self._silence = None
+        if not self.transport.is_closing():
+            self._refuse(Problem(SLOW, f"the head of the request did not arrive within {HEAD_SECONDS:g} s"))
+
+    def _hush(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer with a problem, if no other answer is under way, and close the connection."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not (cycle.response_started or self.pipeline):
+            if cycle is not None:
+                cycle.disconnected = True  # drops what the application still sends
+            response = problem.response()
+            response.headers["Connection"] = "close"
+            status = problem.kind.status
+            lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
+            lines += [b"%s: %s" % pair for pair in response.raw_headers]
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body))
+        self.transport.close()
+
+
+def _large_head() -> Problem:
+    return Problem(HEAD, f"the head of the request is over the limit of {HEAD_MAX_BYTES} bytes")
 
 
 def listen(host: str, port: int) -> socket.socket:
