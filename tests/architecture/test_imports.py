@@ -21,6 +21,7 @@ PLACES = {
     "anyio": ("host.supervisor", "tools.mcp.transport"),
     "autogen_core": ("facades.actors.autogen",),
     "asyncpg": ("trajectory",),
+    "cloudevents": ("gateway.tasks",),
     "hiredis": ("bus.connection",),
     "jinja2": ("gateway.console.site",),
     "jsonschema_rs": ("declare.manifest",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,27 @@ pytestmark = pytest.mark.timeout(300)
 JSON = {"Content-Type": "application/json"}
 DEEP = "[" * 100 + "]" * 100
 
+SUBMIT = {"agent": "echo", "input": 1}
+EVENT = {"specversion": "1.0", "type": "weft.task.submit", "source": "shop", "id": "1", "data": SUBMIT}
+
+
+def event(**changed: Any) -> dict[str, Any]:
+    """Return a request with an event in structured mode; None leaves a member out."""
+    given = {name: value for name, value in {**EVENT, **changed}.items() if value is not None}
+    return {"content": json.dumps(given), "headers": {"Content-Type": "application/cloudevents+json"}}
+
+
+def in_headers(**changed: str) -> dict[str, Any]:
+    """Return a request with an event in binary mode; an empty text leaves an attribute out."""
+    given = {"specversion": "1.0", "type": "weft.task.submit", "source": "shop", "id": "1", **changed}
+    return {"json": SUBMIT, "headers": {f"ce-{name}": value for name, value in given.items() if value}}
+
+
+def batch_of_events(content: bytes) -> dict[str, Any]:
+    return {"content": content, "headers": {"Content-Type": "application/cloudevents-batch+json"}}
+
+
+HUGE = b'{"specversion":"1.0","source":"s","id":"1","type":"weft.task.submit","data":' + DEEP.encode() + b"}"
 CASES: dict[str, tuple[tuple[str, str], dict[str, Any], tuple[int, str, str]]] = {
     "path": (("GET", "/v2/tasks"), {}, (404, "no-route", "")),
     "method": (("DELETE", "/v1/tasks"), {}, (405, "method", "")),
@@ -70,6 +92,48 @@ CASES: dict[str, tuple[tuple[str, str], dict[str, Any], tuple[int, str, str]]] =
         (404, "no-task", "task_id"),
     ),
     "reason": (("POST", "/v1/tasks/t-1/cancel"), {"json": {"reason": 7}}, (422, "field", "reason")),
+    "event without id": (("POST", "/v1/events"), event(id=None), (422, "field", "id")),
+    "event without source": (("POST", "/v1/events"), event(source=None), (422, "field", "source")),
+    "event without version": (("POST", "/v1/events"), event(specversion=None), (422, "field", "specversion")),
+    "old event": (("POST", "/v1/events"), event(specversion="0.3"), (422, "field", "specversion")),
+    "event without data": (("POST", "/v1/events"), event(data=None), (400, "body", "")),
+    "event of another type": (("POST", "/v1/events"), event(type="shop.order"), (422, "field", "type")),
+    "event with a time": (("POST", "/v1/events"), event(time="noon"), (400, "body", "")),
+    "event with a list": (("POST", "/v1/events"), event(source=["shop"]), (422, "field", "source")),
+    "event with an object": (("POST", "/v1/events"), event(colour={}), (422, "field", "colour")),
+    "event with a name": (("POST", "/v1/events"), event(Colour="x"), (422, "field", "Colour")),
+    "event with replyto": (("POST", "/v1/events"), event(replyto="other:key"), (422, "field", "replyto")),
+    "event in the past": (("POST", "/v1/events"), event(deadline="2001-01-01T00:00:00Z"), (422, "field", "deadline")),
+    "event with a wrong submit": (("POST", "/v1/events"), event(data={"agent": "echo"}), (422, "field", "input")),
+    "event of text": (("POST", "/v1/events"), event(data="echo"), (400, "body", "")),
+    "event in base64": (
+        ("POST", "/v1/events"),
+        event(data=None, data_base64="e30=", datacontenttype="text/plain"),
+        (422, "field", "datacontenttype"),
+    ),
+    "event that is no object": (
+        ("POST", "/v1/events"),
+        {**event(), "content": b"[]"},
+        (400, "body", ""),
+    ),
+    "deep event": (("POST", "/v1/events"), {**event(), "content": HUGE}, (400, "body", "")),
+    "large event": (("POST", "/v1/events"), {**event(), "content": b" " * (2**21 + 1)}, (413, "too-large", "")),
+    "event in headers": (("POST", "/v1/events"), in_headers(id=""), (422, "field", "id")),
+    "event with an encoded header": (("POST", "/v1/events"), in_headers(id="%0a"), (422, "field", "id")),
+    "event without headers": (("POST", "/v1/events"), {"json": SUBMIT}, (415, "media-type", "Content-Type")),
+    "event of a form": (
+        ("POST", "/v1/events"),
+        {**in_headers(), "json": None, "data": {"a": "b"}},
+        (415, "media-type", "Content-Type"),
+    ),
+    "event twice": (
+        ("POST", "/v1/events"),
+        {"json": SUBMIT, "headers": [*in_headers()["headers"].items(), ("ce-id", "2")]},
+        (400, "parameter", "ce-id"),
+    ),
+    "batch of events": (("POST", "/v1/events"), batch_of_events(b"{}"), (400, "body", "")),
+    "many events": (("POST", "/v1/events"), batch_of_events(b"[" + b"1," * 1000 + b"1]"), (400, "body", "")),
+    "deep batch": (("POST", "/v1/events"), batch_of_events(b"[" * 100_000), (400, "body", "")),
     "host": (("GET", "/v1/tasks"), {"headers": {"Host": "evil.example"}}, (421, "host", "Host")),
 }
 

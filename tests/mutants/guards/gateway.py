@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant, lua, python
 KEYS = "integration/gateway:keys"
 CONSOLE = "integration/gateway:console"
 TOKENS = "integration/gateway:tokens"
+EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -278,9 +279,57 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "gateway/server.py",
         "unread_body",
-        "        if not self.pipeline and self.cycle.more_body:\n",
-        "        if False:\n",
+        "            self._silence = self.loop.call_later(LINGER_SECONDS, self.transport.close)\n",
+        "            pass\n",
         "a body that nobody reads ends the connection",
         CONNECTIONS,
+    ),
+    python(
+        "gateway/tasks.py",
+        "event_source",
+        'source=f"{EVENT_SOURCE}/{caller.tenant}/{envelope.source}"',
+        'source=f"{EVENT_SOURCE}/{envelope.source}"',
+        "a tenant's events have their own ids",
+        EVENTS,
+    ),
+    python(
+        "gateway/tasks.py",
+        "event_tenant",
+        '        if caller.tenant and envelope.tenant not in ("", caller.tenant):\n',
+        "        if False:\n",
+        "an event names no other tenant than that of its key",
+        EVENTS,
+    ),
+    python(
+        "gateway/tasks.py",
+        "event_replyto",
+        "        if envelope.replyto:\n",
+        "        if False:\n",
+        "an event over HTTP makes Weft write to no stream",
+        "integration/gateway:requests",
+    ),
+    python(
+        "gateway/tasks.py",
+        "event_id",
+        "        if name not in attributes:\n",
+        "        if False:\n",
+        "an event without an id is refused, since no repeat of it could be known",
+        "integration/gateway:requests",
+    ),
+    python(
+        "gateway/tasks.py",
+        "event_twice",
+        "    if twice:\n",
+        "    if False:\n",
+        "an attribute in two headers is refused",
+        "integration/gateway:requests",
+    ),
+    python(
+        "gateway/tasks.py",
+        "event_bounds",
+        "        decode_object(cast(bytes, data), MAX_DEPTH + 1)\n",
+        "        pass\n",
+        "an event is decoded within the bounds of the wire",
+        "integration/gateway:requests",
     ),
 )

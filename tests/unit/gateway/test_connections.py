@@ -145,9 +145,26 @@ async def test_a_head_that_does_not_come_ends_the_connection(monkeypatch: pytest
 
 
 async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
-    async with served() as port:
-        said = await answer(port, LINE.replace(b"/ ", b"/early ") + b"Content-Length: 1000000\r\n\r\nabc")
-        assert said.endswith(b"early")
+    async with served() as port, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(LINE.replace(b"/ ", b"/early ") + b"Content-Length: 1000000\r\n\r\n")
+        assert (await reader.readuntil(b"early")).startswith(b"HTTP/1.1 200 ")
+        ended = asyncio.create_task(reader.read())
+        while not ended.done():  # each byte would put off the end of a silent connection
+            writer.write(b"a")
+            await asyncio.wait([ended], timeout=0.1)
+        writer.close()
+
+
+async def test_the_next_request_may_follow_a_body_that_nobody_read() -> None:
+    async with served() as port, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(LINE.replace(b"/ ", b"/early ") + b"Content-Length: 3\r\n\r\n")
+            await reader.readuntil(b"early")
+            writer.write(b"abc")
+        assert await reader.read() == b""  # silent, it ends some seconds later
+        writer.close()
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

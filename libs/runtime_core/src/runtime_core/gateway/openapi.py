@@ -24,9 +24,10 @@ from runtime_core.gateway.requests import (
     Kind,
 )
 from runtime_core.gateway.requests import MEDIA_TYPE as PROBLEM_TYPE
-from runtime_core.gateway.tasks import BATCH_MAX, MODES, PAGE, PAGE_MAX, STATUSES
+from runtime_core.gateway.tasks import BATCH_MAX, BATCHED, MODES, PAGE, PAGE_MAX, STATUSES, STRUCTURED
 from runtime_core.gateway.tasks import MEDIA_TYPE as STREAM_TYPE
 from runtime_core.telemetry.metrics import version
+from runtime_core.wire.commands import SUBMIT
 
 Json = dict[str, Any]
 """A part of the document. (Any: JSON.)"""
@@ -50,6 +51,7 @@ def document(resources: Json) -> Json:
         "paths": {
             "/v1/tasks": {"post": _submit(), "get": _list()},
             "/v1/batches": {"post": _batch()},
+            "/v1/events": {"post": _receive()},
             "/v1/tasks/{task_id}": {"get": _show()},
             "/v1/tasks/{task_id}/cancel": {"post": _cancel()},
             "/v1/tasks/{task_id}/answers": {"post": _answer()},
@@ -69,6 +71,7 @@ def document(resources: Json) -> Json:
             "schemas": {
                 "Submit": _submit_schema(),
                 "BatchItem": _item_schema(),
+                "Event": _event_schema(),
                 "Started": object_of({"task_id": TASK_ID}, "task_id"),
                 "Task": _task_schema(),
                 "Question": _question_schema(),
@@ -101,7 +104,8 @@ def _submit() -> Json:
     }
 
 
-def _batch() -> Json:
+def _results() -> tuple[Json, Json]:
+    """Return the schema of the results of a batch, and an example."""
     result = {"oneOf": [object_of({"task_id": TASK_ID}, "task_id"), object_of({"problem": ref("Problem")}, "problem")]}
     problem = {
         "type": f"urn:weft:problem:{FIELD.name}",
@@ -110,6 +114,77 @@ def _batch() -> Json:
         "detail": "no agent is named nobody",
         "field": "agent",
     }
+    example = {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]}
+    return object_of({"results": {"type": "array", "items": result}}, "results"), example
+
+
+def _receive() -> Json:
+    event = {
+        "specversion": "1.0", "type": SUBMIT, "source": "shop", "id": "order-7",
+        "data": {"agent": "writer", "input": {"topic": "Redis Streams"}},
+    }  # fmt: skip
+    attributes = {
+        "specversion": ({"const": "1.0"}, "In binary mode, the attributes of the event are headers."),
+        "type": ({"const": SUBMIT}, "The type of the event."),
+        "source": (NAME, "The sender. With `id` it identifies repeats, for each tenant."),
+        "id": (NAME, "The id of the event."),
+        "deadline": (MOMENT, "The work is not wanted after this moment."),
+        "tenant": (NAME, "Only for keys without a tenant: the tenant of the task."),
+    }
+    schema, example = _results()
+    return {
+        "operationId": "receiveEvents",
+        "summary": "Start tasks by CloudEvents",
+        "description": "Takes a `weft.task.submit` in binary or structured mode, or a batch of them. A repeat with the "
+        "same source, id and data starts nothing. Each event of a batch is accepted or refused individually.",
+        "parameters": [
+            *({"name": f"ce-{name}", "in": "header", "description": text, "schema": schema}
+              for name, (schema, text) in attributes.items()),
+            _traceparent(),
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {
+                STRUCTURED: {"schema": ref("Event"), "example": event},
+                BATCHED: {
+                    "schema": {"type": "array", "maxItems": BATCH_MAX, "items": ref("Event")},
+                    "example": [event, {**event, "id": "order-8", "data": {"agent": "nobody", "input": "b"}}],
+                },
+                "application/json": {"schema": ref("Submit"), "example": event["data"]},
+            },
+        },
+        "responses": {
+            "202": {
+                **json_of("The task is durable and will be handled.", ref("Started"), {"task_id": "order-7"}),
+                "headers": {"Location": {"description": "The task.", "schema": {"type": "string"}}},
+            },
+            "200": json_of("What came of each event of a batch.", schema, example),
+            **problems(*WITH_BODY, PARAMETER, CONFLICT),
+        },
+    }  # fmt: skip
+
+
+def _event_schema() -> Json:
+    return {
+        "type": "object",
+        "required": ["specversion", "type", "source", "id", "data"],
+        "properties": {
+            "specversion": {"const": "1.0"},
+            "type": {"const": SUBMIT},
+            "source": NAME,
+            "id": NAME,
+            "time": {"type": "string", "format": "date-time"},
+            "datacontenttype": {"const": "application/json"},
+            "deadline": MOMENT,
+            "tenant": NAME,
+            "traceparent": NAME,
+            "data": ref("Submit"),
+        },
+    }
+
+
+def _batch() -> Json:
+    schema, example = _results()
     return {
         "operationId": "submitBatch",
         "summary": "Start many tasks",
@@ -123,11 +198,7 @@ def _batch() -> Json:
             {"tasks": [{"agent": "writer", "input": "a"}, {"agent": "nobody", "input": "b"}]},
         ),
         "responses": {
-            "200": json_of(
-                "What came of each task.",
-                object_of({"results": {"type": "array", "items": result}}, "results"),
-                {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]},
-            ),
+            "200": json_of("What came of each task.", schema, example),
             **problems(*WITH_BODY, PARAMETER),
         },
     }

@@ -214,7 +214,7 @@ async def read_object(
     request: Request, limits: Limits, known: Collection[str], most: int = BODY_MAX_BYTES
 ) -> dict[str, object]:
     """Return the body, a JSON object with members among `known`. Raises Problem, or InvalidInput for a member."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(request)
     if kind != codec.JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         shown = f"Content-Type {quoted(kind)}" if kind else "no Content-Type"
         raise Problem(MEDIA, f"{shown}: send application/json", "Content-Type")
@@ -228,6 +228,17 @@ async def read_object(
         raise Problem(BODY, f"{quoted(body)} is not an object")
     refuse_unknown("", body, known)
     return body
+
+
+async def read_body(request: Request, limits: Limits, most: int) -> bytes:
+    """Return a body of any media type. Raises Problem."""
+    with limits.body() as count:
+        return await _read(request, count, most)
+
+
+def media_type(request: Request) -> str:
+    """Return the Content-Type without its parameters, in lower case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _read(request: Request, count: Callable[[int], None], most: int) -> bytes:
@@ -252,7 +263,7 @@ async def _read(request: Request, count: Callable[[int], None], most: int) -> by
 
 async def read_form(request: Request, limits: Limits, most: int) -> dict[str, list[str]]:
     """Return the fields of a form (`application/x-www-form-urlencoded`). Raises Problem."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(request)
     if kind != FORM:
         raise Problem(MEDIA, f"Content-Type {quoted(kind)}: send {FORM}", "Content-Type")
     with limits.body() as count:

@@ -66,7 +66,7 @@ from runtime_core.gateway.requests import (
     problem_of,
 )
 from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
-from runtime_core.gateway.tasks import StreamRoutes, TaskRoutes
+from runtime_core.gateway.tasks import EventRoutes, StreamRoutes, TaskRoutes
 from runtime_core.settings import Settings
 from runtime_core.state_manager.schedules import ScheduleBounds
 from runtime_core.wire import codec
@@ -96,6 +96,7 @@ def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Op
         Operation("POST", "/v1/tasks", tasks.submit, SUBMIT),
         Operation("GET", "/v1/tasks", tasks.list, READ),
         Operation("POST", "/v1/batches", tasks.submit_batch, SUBMIT),
+        Operation("POST", "/v1/events", EventRoutes(access, limits).receive, SUBMIT),
         Operation("GET", "/v1/tasks/{task_id}", tasks.show, READ),
         Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
         Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
@@ -247,6 +248,8 @@ HEAD_MAX_BYTES = 16 * 1024
 """The largest head of a request: its first line and its headers, or the trailers of its body."""
 HEAD_SECONDS = 10.0
 """How long a head may take to arrive, and how long a new connection may be silent."""
+LINGER_SECONDS = 5.0
+"""How long the rest of a body may arrive that was answered before its end."""
 CONNECTIONS_MAX = 10_000
 BACKLOG = 1024
 
@@ -395,6 +398,7 @@ class Connection(HttpToolsProtocol):
     _unparsed = 0
     """Bytes that have arrived since the parser found something: those of a line that does not end."""
     _in_head = False
+    _lingers = False
     _refusal: Problem | None = None
     _silence: asyncio.TimerHandle | None = None
 
@@ -444,11 +448,19 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unparsed = 0
         super().on_message_complete()
+        if self._lingers:
+            self._lingers = False
+            self._hush()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.pipeline and self.cycle.more_body:
-            self.transport.close()  # nobody reads the rest of this body
+            # Nobody reads the rest of this body. A close while it arrives would take the answer from the client.
+            self._lingers = True
+            self._silence = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _count(self, size: int) -> None:
         self._unparsed = 0

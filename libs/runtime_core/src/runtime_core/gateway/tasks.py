@@ -1,6 +1,6 @@
-"""The routes of tasks: submit, list, show, cancel, answer, and the events of a task as server-sent events.
+"""The routes of tasks: submit (also as CloudEvents), list, show, cancel, answer, and the events of a task.
 
-A reader continues behind any event with `Last-Event-ID`.
+A reader of events (server-sent events) continues behind any of them with `Last-Event-ID`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
+from cloudevents.core.bindings.http import CE_PREFIX, HTTPMessage, from_binary
+from cloudevents.core.exceptions import BaseCloudEventException, CloudEventValidationError
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -19,11 +24,14 @@ from starlette.types import Receive, Scope, Send
 from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.client.task import TaskHandle
 from runtime_core.client.task_view import Row, TaskFilter
-from runtime_core.errors import BusError, InvalidInput
+from runtime_core.errors import BusError, InvalidInput, Rejected
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.keys import Caller
 from runtime_core.gateway.requests import (
     BATCH_MAX_BYTES,
+    BODY,
+    CONFLICT,
+    MEDIA,
     PARAMETER,
     Limits,
     Parameters,
@@ -32,14 +40,22 @@ from runtime_core.gateway.requests import (
     header,
     json_reply,
     list_of_objects,
+    media_type,
     problem_of,
+    read_body,
     read_object,
     refuse_unknown,
 )
-from runtime_core.wire.codec import quoted
-from runtime_core.wire.commands import SUBMIT_FIELDS, checked_text
+from runtime_core.wire.codec import JSON, MAX_DATA_BYTES, MAX_DEPTH, MSGPACK, decode_object, encode, quoted
+from runtime_core.wire.commands import SUBMIT_FIELDS, Submission, checked_text, parse_submit
+from runtime_core.wire.envelope import MAX_STRUCTURED_BYTES, parse
 from runtime_core.wire.events import ENDED, StreamEvent, StreamingMode
 from runtime_core.wire.ids import has_control
+
+if TYPE_CHECKING:
+    from cloudevents.core.base import BaseCloudEvent
+
+Item = TypeVar("Item")
 
 BATCH_MAX = 1000
 """Tasks of one batch."""
@@ -73,22 +89,14 @@ class TaskRoutes:
         body = await read_object(request, self._limits, ("tasks",), BATCH_MAX_BYTES)
         items = list_of_objects("tasks", body.get("tasks"), BATCH_MAX)
         self._limits.count_request(caller.name, len(items) - 1)  # the batch itself is counted
-        together = asyncio.Semaphore(_TOGETHER)
 
-        async def one(place: int, item: dict[str, object]) -> Row:
-            async with together:
-                try:
-                    refuse_unknown("", item, ITEM_FIELDS)
-                    own = item.pop("idempotency_key", None)
-                    name = f"{event_id}/{place}" if own is None else checked_text("idempotency_key", own)
-                    return {"task_id": (await self._access.submit(caller, item, name, trace)).task_id}
-                except Exception as error:
-                    problem = problem_of(error)
-                    if problem is None:
-                        raise
-                    return {"problem": problem.document()}
+        async def start(place: int, item: dict[str, object]) -> TaskHandle:
+            refuse_unknown("", item, ITEM_FIELDS)
+            own = item.pop("idempotency_key", None)
+            name = f"{event_id}/{place}" if own is None else checked_text("idempotency_key", own)
+            return await self._access.submit(caller, item, name, trace)
 
-        return json_reply({"results": await asyncio.gather(*(one(place, item) for place, item in enumerate(items)))})
+        return await _individually(items, start)
 
     async def show(self, request: Request, caller: Caller) -> Response:
         Parameters(request, ())
@@ -132,7 +140,162 @@ class TaskRoutes:
         return json_reply({"task_id": caller.bound_task(task_id), "request_id": request_id})
 
 
-MEDIA_TYPE = "base/text/event-stream"
+async def _individually(items: Sequence[Item], start: Callable[[int, Item], Awaitable[TaskHandle]]) -> Response:
+    """Start a task for each item, and return the results in their order. One that is refused stops no other."""
+    together = asyncio.Semaphore(_TOGETHER)
+
+    async def one(place: int, item: Item) -> Row:
+        async with together:
+            try:
+                return {"task_id": (await start(place, item)).task_id}
+            except Exception as error:
+                problem = problem_of(error)
+                if problem is None:
+                    raise
+                return {"problem": problem.document()}
+
+    return json_reply({"results": await asyncio.gather(*(one(place, item) for place, item in enumerate(items)))})
+
+
+STRUCTURED = "application/cloudevents+json"
+BATCHED = "application/cloudevents-batch+json"
+EVENT_SOURCE = "weft/events"
+"""Begins the source of submits that come as CloudEvents. No publisher's source begins with `weft`."""
+
+
+class EventRoutes:
+    """What the route of CloudEvents does: each `weft.task.submit` starts a task, as on the wire."""
+
+    def __init__(self, access: Access, limits: Limits) -> None:
+        self._access = access
+        self._limits = limits
+
+    async def receive(self, request: Request, caller: Caller) -> Response:
+        """Take an event in binary or structured mode, or a batch of events, which are accepted individually."""
+        kind = media_type(request)
+        if kind == BATCHED:
+            return await self._receive_batch(request, caller)
+        if kind == STRUCTURED:
+            event = _structured(await read_body(request, self._limits, MAX_STRUCTURED_BYTES))
+        else:
+            event = _binary(request, await read_body(request, self._limits, MAX_DATA_BYTES))
+        task = await self._start(caller, event, header(request, "traceparent"))
+        return json_reply({"task_id": task.task_id}, 202, Location=f"/v1/tasks/{task.task_id}")
+
+    async def _receive_batch(self, request: Request, caller: Caller) -> Response:
+        trace = header(request, "traceparent")
+        data = await read_body(request, self._limits, BATCH_MAX_BYTES)
+        try:
+            events = msgspec.json.decode(data, type=list[msgspec.Raw])
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise Problem(BODY, "is not a JSON array of events") from None
+        if len(events) > BATCH_MAX:
+            raise Problem(BODY, f"has {len(events)} events, over the limit of {BATCH_MAX}")
+        self._limits.count_request(caller.name, max(0, len(events) - 1))  # the batch itself is counted
+
+        async def start(_: int, event: msgspec.Raw) -> TaskHandle:
+            return await self._start(caller, _structured(bytes(event)), trace)
+
+        return await _individually(events, start)
+
+    async def _start(self, caller: Caller, event: BaseCloudEvent, trace: str) -> TaskHandle:
+        try:
+            return await self._access.start(caller, self._submission(caller, event, trace))
+        except Rejected as error:
+            if error.field == "id" and error.retry_after_seconds is None:
+                raise Problem(CONFLICT, "was used before with other content", "id") from None
+            raise
+
+    def _submission(self, caller: Caller, event: BaseCloudEvent, trace: str) -> Submission:
+        """Return the submit in an event. Raises InvalidInput (an attribute, or a member of the data)."""
+        fields = [part for name, value in _attributes(event).items() for part in (name.encode(), value.encode())]
+        data = event.get_data()
+        if data is not None:
+            fields += [b"data", data if isinstance(data, bytes) else encode(data)]
+        envelope = parse("", fields, self._access.client.namespace)
+        if envelope.replyto:
+            raise InvalidInput(
+                "replyto", "cannot be used over HTTP; follow the task with GET /v1/tasks/{task_id}/events"
+            )
+        if caller.tenant and envelope.tenant not in ("", caller.tenant):
+            raise InvalidInput("tenant", f"{quoted(envelope.tenant)} is not the tenant of this key; leave it out")
+        bound = msgspec.structs.replace(
+            envelope,
+            tenant=caller.tenant or envelope.tenant,
+            source=f"{EVENT_SOURCE}/{caller.tenant}/{envelope.source}",  # each tenant has its own ids
+            traceparent=envelope.traceparent or trace,
+        )
+        return parse_submit(bound)
+
+
+class _Format(JSONFormat):
+    """The SDK's JSON format, within the bounds of the wire."""
+
+    def read(self, event_factory: Any, data: str | bytes) -> BaseCloudEvent:  # Any: of the base class
+        decode_object(cast(bytes, data), MAX_DEPTH + 1)
+        return super().read(event_factory, data)
+
+    def read_data(self, body: bytes, datacontenttype: str | None) -> bytes:
+        """Return the data as it is: `parse_submit` decodes it."""
+        return body
+
+
+_FORMAT = _Format()
+
+
+def _structured(data: bytes) -> BaseCloudEvent:
+    """Return the event in JSON. Raises InvalidInput."""
+    return _checked(lambda: _FORMAT.read(_event, data))
+
+
+def _binary(request: Request, body: bytes) -> BaseCloudEvent:
+    """Return the event in headers and body. Raises Problem or InvalidInput."""
+    kind = media_type(request)
+    headers = {name: value for name, value in request.headers.items() if name.startswith(CE_PREFIX)}
+    if not headers or kind not in (JSON, MSGPACK):
+        shown = f"Content-Type {quoted(kind)}" if kind else "no Content-Type"
+        why = f"{shown}: send {STRUCTURED}, {BATCHED}, or headers such as ce-id with {JSON}"
+        raise Problem(MEDIA, why, "Content-Type")
+    twice = [name for name in headers if len(request.headers.getlist(name)) > 1]
+    if twice:
+        raise Problem(PARAMETER, "is there more than once", twice[0][:100])
+    return _checked(lambda: from_binary(HTTPMessage({**headers, "content-type": kind}, body), _FORMAT, _event))
+
+
+def _event(attributes: dict[str, Any], data: dict[str, Any] | str | bytes | None) -> CloudEvent:  # Any: JSON
+    for name in ("id", "specversion"):  # the SDK would choose them, so that no repeat is known as one
+        if name not in attributes:
+            raise InvalidInput(name, "is missing")
+    return CloudEvent(attributes, data)
+
+
+def _checked(read: Callable[[], BaseCloudEvent]) -> BaseCloudEvent:
+    """Return an event, and raise the errors of the SDK as InvalidInput."""
+    try:
+        return read()
+    except InvalidInput:
+        raise
+    except CloudEventValidationError as error:
+        name, errors = next(iter(error.errors.items()))
+        raise InvalidInput(quoted(name)[1:-1][:100], str(errors[0])[:300]) from None
+    except (BaseCloudEventException, ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput("data", f"is not a CloudEvent: {quoted(str(error))[1:-1][:200]}") from None
+
+
+def _attributes(event: BaseCloudEvent) -> Mapping[str, str]:
+    """Return the attributes as text, without `time`, which a submit does not keep. Raises InvalidInput."""
+    found: dict[str, str] = {}
+    for name, value in event.get_attributes().items():
+        if isinstance(value, bool):
+            found[name] = "true" if value else "false"
+        elif isinstance(value, (str, int)):
+            found[name] = str(value)
+        elif value is not None and name != "time":
+            raise InvalidInput(name, f"{quoted(value)} is not an attribute; send text")
+    return found
+
+
+MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_SECONDS = 15.0
 """The longest silence of a stream. Proxies close silent connections after about a minute."""
 RETRY_MS = 1000
