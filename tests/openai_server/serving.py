@@ -207,7 +207,7 @@ def streamed(format: Format, said: Said, asked: Asked, rule: Rule) -> Reply:
     """A piece for each event."""
     pieces = [chunk_of(event) for event in format.stream(said, asked, rule.pieces)]
     pieces[-1] += LAST_CHUNK
-    head = head_of(200, {"content-type": "base/text/event-stream; charset=utf-8", "transfer-encoding": "chunked"})
+    head = head_of(200, {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"})
     if rule.cut is None or rule.cut.error is None:
         return Reply(200, head, pieces)
     number = min(rule.cut.after, len(pieces) - 1)

@@ -29,7 +29,7 @@ MOST_GROWTH = 64 * MIB
 SENT = 16 * MIB
 """What the server sends before it gives up: far more than the limits of these tests."""
 
-JSON, STREAM = "application/json", "base/text/event-stream"
+JSON, STREAM = "application/json", "text/event-stream"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n'
 ENDLESS = {
     "an endless line of a stream": (STREAM, "", lambda: b'data: {"id":"' + b"x" * 65536, "a line of the answer"),

@@ -31,7 +31,7 @@ BAD: dict[str, tuple[dict[str, bytes | str], str]] = {
         {"type": SUBMIT, "datacontenttype": "application/msgpack", "data": b"\xc1\xc1"},
         "data",
     ),
-    "unknown content type": ({"type": SUBMIT, "datacontenttype": "base/text/csv", "data": body()}, "datacontenttype"),
+    "unknown content type": ({"type": SUBMIT, "datacontenttype": "text/csv", "data": body()}, "datacontenttype"),
     "deep nesting": ({"type": SUBMIT, "data": b'{"agent":"echo","input":' + b"[" * 200_000}, "data"),
     "deep and closed": (
         {"type": SUBMIT, "data": b'{"agent":"echo","input":' + b"[" * 100_000 + b"]" * 100_000 + b"}"},

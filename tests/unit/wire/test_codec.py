@@ -228,7 +228,7 @@ def test_spellings_of_msgpack(content_type: str) -> None:
     assert decode(b"\xa1a", content_type) == "a"
 
 
-@pytest.mark.parametrize("content_type", ["base/text/plain", "application/xml", "json", "a" * 5000])
+@pytest.mark.parametrize("content_type", ["text/plain", "application/xml", "json", "a" * 5000])
 def test_other_content_types_are_refused_by_name(content_type: str) -> None:
     with pytest.raises(InvalidInput, match="not supported") as caught:
         decode(b"1", content_type)

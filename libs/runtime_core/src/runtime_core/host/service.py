@@ -42,7 +42,7 @@ from runtime_core.telemetry.metrics import CONTENT_TYPE, Metrics, version
 HEAD_MAX_BYTES = 16 * 1024
 REQUEST_SECONDS = 5.0
 
-TEXT = "base/text/plain; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
 
 logger = logging.getLogger(__name__)
 

@@ -76,7 +76,7 @@ def _family(metric: MetricName) -> CounterMetricFamily | GaugeMetricFamily:
     return make(metric.name, metric.help, labels=metric.labels)
 
 
-CONTENT_TYPE = "base/text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MOST_TOOLS = 500
 """Tools with their own series in one process."""

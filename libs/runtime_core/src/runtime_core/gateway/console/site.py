@@ -52,7 +52,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_TYPES = {".css": "base/text/css", ".js": "base/text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STATIC = {path.name: path.read_bytes() for path in sorted((FOLDER / "static").iterdir()) if path.suffix in _TYPES}
 _STATIC_VERSION = hashlib.sha256(b"".join(_STATIC.values())).hexdigest()[:12]
 

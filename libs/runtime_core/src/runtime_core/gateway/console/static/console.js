@@ -60,7 +60,7 @@
   const load = async (url) => {
     const response = await fetch(url, { headers: { "X-Live": "1" }, redirect: "error" });
     if (!response.ok) throw new Error(String(response.status));
-    return new DOMParser().parseFromString(await response.text(), "base/text/html");
+    return new DOMParser().parseFromString(await response.text(), "text/html");
   };
   const refresh = async (url = location.href) => {
     const page = await load(url);
