@@ -31,6 +31,19 @@ async def test_a_child_of_the_holder_counts_as_the_holder(broker: Broker, bus: E
     assert (await broker.take(bus)).task == "back"
 
 
+async def test_the_state_goes_no_further_than_to_the_run_that_waits_for_it(broker: Broker, bus: EventBus) -> None:
+    """That run may fail: its own caller keeps the state that it called it with."""
+    await broker.submit(bus, "t", key="k")
+    assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", key="k"), state=b'{"n":1}')
+    assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
+    await broker.submit(bus, "back", key="k", context=b'{"~chain":"0:t|r/1"}')
+    nested = await broker.take(bus)
+    assert (await broker.hash("inst:writer/k"))["busy"] == "t|r\nt|r/1\nback|r"
+    assert await complete(bus, nested, state=b'{"n":2}')
+    left = [await broker.call("HGET", broker.keys.run("t", run), "ov") for run in ("r/1", "r")]
+    assert left == [b'{"n":2}', None]
+
+
 @pytest.mark.parametrize(
     "context",
     [b"", b'{"~chain":"1:t|r"}', b'{"~chain":"0:other|r"}', b'{"~chain":"0:t|r1"}', b'{"metadata":{"chain":"0:t|r"}}'],

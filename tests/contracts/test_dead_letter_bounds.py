@@ -326,6 +326,17 @@ async def test_a_parked_run_keeps_its_letter(broker: Broker, bus: EventBus) -> N
     assert await letter_bytes(bus) == {}
 
 
+async def test_the_letter_of_a_parked_run_needs_no_room(broker: Broker, bus: EventBus) -> None:
+    """It is bounded by its task, not by the bytes of others: neither these nor those of parked runs are trimmed."""
+    await bus.keep_letter(event("a"))
+    await limit(broker, (await letter_bytes(bus))[""])
+    for task in ("t1", "t2"):
+        await broker.submit(bus, task, input_json=b'"' + b"x" * 5000 + b'"')
+        assert await bury(bus, await broker.take(bus), "diverged")
+    assert [letter["reason"] for letter in await broker.entries("dead")][1:] == ["diverged"] * 2
+    await counts_agree(broker, bus)
+
+
 async def test_letters_that_leave_are_not_counted(broker: Broker, bus: EventBus) -> None:
     for task in ("dropped", "redriven", "erased"):
         await broker.submit(bus, task)

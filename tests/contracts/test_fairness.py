@@ -187,6 +187,19 @@ async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus
     await no_queues(broker)
 
 
+async def test_onto_a_long_stream_one_task_moves_at_a_time(broker: Broker, bus: EventBus) -> None:
+    """However many processes look: else the line of each tenant would soon be on the stream, without turns."""
+    await flood(broker, bus, "a", READY)
+    turn, *_ = await take_all(broker, bus)
+    assert await suspend(bus, turn, *(send(f"note-{number}", step=str(number)) for number in range(10)), ask("x"))
+    await flood(broker, bus, "b", 4)
+    for left in (3, 2):
+        await broker.pass_time(1000)
+        for _ in range(3):
+            await bus.promote()
+        assert bus.queued == left
+
+
 async def test_a_stream_that_nobody_reads_stays_short(broker: Broker, bus: EventBus) -> None:
     """Otherwise a flood would wait at its handlers when they start, with all others behind it."""
     for number in range(40):  # also where they come so slowly that none waits for long

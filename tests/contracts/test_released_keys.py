@@ -204,6 +204,30 @@ async def test_a_child_run_gives_up_its_key_and_frees_it_at_its_end(broker: Brok
     await broker.idle()
 
 
+async def test_an_interleaving_agent_gets_its_key_back_beside_others(broker: Broker, bus: EventBus) -> None:
+    await broker.call("HSET", broker.keys.interleaved, "writer", "1")
+    await asleep(broker, bus)
+    await broker.submit(bus, "second", key="k")
+    second = await broker.take(bus)
+    await wake(broker, bus)
+    assert await holders(broker) == "second|r\nfirst|r"
+    for turn in (await broker.take(bus), second):
+        assert await complete(bus, turn)
+    await broker.idle()
+
+
+async def test_a_key_that_nobody_waits_for_any_more_has_no_row(broker: Broker, bus: EventBus) -> None:
+    """A job that wanted it was cancelled."""
+    await asleep(broker, bus)
+    await broker.submit(bus, "second", key="k")
+    second = await broker.take(bus)
+    await wake(broker, bus)
+    await broker.call("HDEL", broker.keys.run("first", "r"), "m:3")
+    assert await complete(bus, second)
+    rows = [row for entry in await broker.entries("record") if entry["d"] for row in json.loads(entry["d"])]
+    assert [row["kind"] for row in rows if row.get("step") == "3"] == []
+
+
 async def test_a_circle_at_the_return_of_a_key_is_found(broker: Broker, bus: EventBus) -> None:
     """The desk's run calls the writer, which gives up its key; its next holder asks the desk."""
     await broker.submit(bus, "one", agent="desk", key="d")

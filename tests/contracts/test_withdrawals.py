@@ -28,9 +28,13 @@ async def test_owners_hear_of_a_withdrawn_call_by_their_heartbeat(broker: Broker
 
 
 async def test_a_withdrawn_child_run_ends_with_all_below_it(broker: Broker, bus: EventBus) -> None:
-    """Its instance takes the next event, its timers and questions go, and a retry of its call does not start."""
+    """Its instance takes the next event, its timers and questions go, and a retry of its call does not start.
+
+    Timers of other branches stay.
+    """
     await broker.submit(bus, "t")
-    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="e"), nap("2", 1))
+    child_run = ask("1", "editor", stream="agent", key="e")
+    await suspend(bus, await broker.take(bus), child_run, nap("2", 1), nap("6", 3_600_000))
     child = await broker.take(bus)
     parts = ask("1"), ask("2", "desk", stream="agent", key="d"), nap("3", 60_000), question("4", timeout_ms=60_000)
     await suspend(bus, child, *parts)
@@ -41,9 +45,9 @@ async def test_a_withdrawn_child_run_ends_with_all_below_it(broker: Broker, bus:
     await bus.promote()
     turn = await broker.take(bus)
     assert turn.task == "t"
-    assert await suspend(bus, turn, withdraw("1"), nap("5", 1))
+    assert await suspend(bus, turn, withdraw("1"), again("6"), nap("5", 1))
     timers = cast(list[bytes], await broker.call("ZRANGE", broker.keys.timers, 0, -1))
-    assert [timer.decode() for timer in timers if timer.startswith(b"s|")] == ["s|t|r|5"]
+    assert [timer.decode() for timer in timers if timer.startswith(b"s|")] == ["s|t|r|5", "s|t|r|6"]
     mail = await broker.take(bus)
     assert mail.task == "mail"
     assert await complete(bus, mail)

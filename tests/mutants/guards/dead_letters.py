@@ -6,6 +6,22 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "letters",
+        "parked_needs_no_room",
+        "if total <= most or share == PARKED then return 0 end",
+        "if total <= most then return 0 end",
+        "the letter of a parked run trims no others",
+        "contracts:dead_letter_bounds",
+    ),
+    lua(
+        "journal",
+        "trace_of_missing",
+        "  if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.answered_by",
+        "  if true then redis.call('HSET', rk, RUN.answered_by",
+        "a step that has its result gets no other trace",
+        survives="each caller has found the step missing, or ends a child run, whose step is missing",
+    ),
+    lua(
         "reopening",
         "forked_child",
         " or kept == '*' .. name or kept == '*' then",

@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "withdrawals",
+        "timers_within",
+        "if run and is_within(paths, run .. '/' .. step) then",
+        "if run then",
+        "a withdrawn step leaves the timers of others alone",
+        "contracts:withdrawals",
+    ),
+    lua(
         "drop_agent",
         "dropped_running",
         "if running > 0 then return",

@@ -5,6 +5,22 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
+    lua(
+        "mailbox",
+        "acquire_interleaves",
+        "  if interleaves(base, string.match(inst, '^[^/]*')) then",
+        "  if false then",
+        "a run of an interleaving agent gets its key back beside others",
+        "contracts:released_keys",
+    ),
+    lua(
+        "mailbox",
+        "unwanted_key",
+        "  if answer(base, task, run, step, status, now, value) then\n    pcall(record_answer",
+        "  answer(base, task, run, step, status, now, value)\n  if true then\n    pcall(record_answer",
+        "a key that nobody waits for any more has no row",
+        "contracts:released_keys",
+    ),
     python(
         "client/fork.py",
         "key_of_a_fork",

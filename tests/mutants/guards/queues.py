@@ -8,6 +8,14 @@ FAIRNESS = "contracts:fairness"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "queues",
+        "late_move",
+        "if room < 1 and math.abs(now - tonumber(v[2] or '0')) >= QUEUE.STEP_MS then",
+        "if room < 1 then",
+        "tasks move onto a long stream one at a time",
+        "contracts:fairness",
+    ),
+    lua(
         "submit",
         "ready_max",
         "local waits = tenant and meta[8] and QUEUE",

@@ -117,6 +117,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "every branch of a replay sees the change of the state before it continues",
         "contracts:nested_calls",
     ),
+    lua(
+        "commit_turn",
+        "through",
+        "      if waits_through(base, all[i], context) then return end\n",
+        "",
+        "the state of a call back through another partition goes to the run that waits for it, and no further",
+        "contracts:call_chains",
+    ),
     python(
         "runs/execution.py",
         "change_once",

@@ -9,6 +9,22 @@ APP = "integration/runs:limits"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
+        "take_slots",
+        "superseded_once",
+        "if not v[1] or ENDED[v[1]] or not r[1] then return end",
+        "if not v[1] then return end",
+        "a run whose task has ended is not replaced again",
+        survives="the end of a task frees all of its places, so no newer run finds it there",
+    ),
+    lua(
+        "take_slots",
+        "wanted_after_replacing",
+        "    if not is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end\n  end\n",
+        "  end\n",
+        "a run that ends with those it replaces takes no slot",
+        survives="a run below one that holds the slot shares it, and replaces nobody",
+    ),
+    lua(
         "slots",
         "running",
         "redis.call('ZCARD', base .. 'slots:' .. limit) >= running and",

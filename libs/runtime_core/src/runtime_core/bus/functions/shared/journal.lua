@@ -140,7 +140,7 @@ local function keep_late(base, task, run, status, ms, value)
   local parent, step = parent_of(run)
   local rk = run_key(base, task, parent)
   local missing = redis.call('HGET', rk, RUN.missing .. step)
-  if not missing or not ENDED[redis.call('HGET', base .. 'task:' .. task, 'status') or ''] then return end
+  if not missing then return end
   redis.call('HDEL', rk, RUN.missing .. step)
   redis.call('HSET', rk, RUN.result .. step, digest_of(missing) .. status .. ms .. value)
 end
