@@ -24,8 +24,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/turn.py",
         "answers_lost",
-        "if isinstance(result, Completed) and result.answered:",
-        "if False:",
+        "await warm.port.check_answers(result.answered)",
+        "raise",
         "a handler whose answer the broker has lost runs again",
         "contracts:mid_turn_asks",
     ),
