@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,7 @@ from typing import Any, Self, TypeAlias
 
 from redis.asyncio import Redis
 
-from runtime_core.base.lifeline import tied
-from tests.service_forks import SOURCES, Fork, can_fork, forks
+from tests.service_forks import SOURCES, Fork, start
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
@@ -353,19 +351,7 @@ class Fleet:
             "WEFT_INSTANCE": member.name,
             "WEFT_REDIS_URL": self._urls.get(member.service, self.url),
         }
-        if can_fork(command, environ):
-            member.process = forks().start(command, environ, member.log)
-            return
-        with member.log.open("ab") as log:
-            member.process = subprocess.Popen(
-                tied([sys.executable, "-m", *command], signal.SIGKILL),
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        member.process = start(command, environ, member.log)
 
     async def _supervise(self) -> None:
         while True:

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ IMPORTED = (
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "uvloop",
 )
+FORKED = ("services.", "tests.engine_backends.gateway", "tests.openai_server")
 LARGEST = 1 << 17
 """Bytes of a request: the environment is most of it."""
 
@@ -54,9 +56,13 @@ class Fork:
             self._forks.look(0)
         return None if self.returncode is None else int(self.returncode)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        end_at = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
-            self._forks.look(None)
+            left = None if end_at is None else end_at - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self._forks.look(left)
         return int(self.returncode)
 
     def send_signal(self, number: int) -> None:
@@ -127,14 +133,33 @@ def _forks_of(process: int) -> Forks:
 
 
 def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start."""
+    """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start.
+
+    A gateway over a folder of `tests.engine_backends`, and the stand-in for a model provider, are services here.
+    """
     special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
     return (
         sys.platform == "linux"
-        and command[0].startswith("services.")
+        and command[0].startswith(FORKED)
         and environ.get("PYTHONPATH") == SOURCES
         and all(os.environ.get(name) == value for name, value in special.items())
     )
+
+
+def start(command: Sequence[str], environ: Mapping[str, str], log: Path) -> Fork | subprocess.Popen[bytes]:
+    """Start a module with its arguments, as a fork where that does the same. What it prints is appended to `log`."""
+    if can_fork(command, environ):
+        return forks().start(command, environ, log)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            tied([sys.executable, "-m", *command], signal.SIGKILL),
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def serve(end: socket.socket) -> list[str]:

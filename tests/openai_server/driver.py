@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,10 +22,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from runtime_core.base.lifeline import tied
 from tests.openai_server.control import Closing, Release
 from tests.openai_server.ledger import Counts, Entry, read_file
 from tests.openai_server.script import Answer, Call, Cut, Fault, Gate, Rule, Script, Usage, When
+from tests.service_forks import SOURCES, Fork, start
 
 __all__ = [
     "Call",
@@ -164,7 +164,7 @@ class OpenAIServer:
         self.file = folder / "openai-ledger.jsonl"
         self.port = 0
         self._keys = tuple(keys)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Fork | None = None
 
     @property
     def url(self) -> str:
@@ -186,22 +186,12 @@ class OpenAIServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         port_file, log = self.folder / "openai-port", self.folder / "openai-server.log"
         port_file.unlink(missing_ok=True)
-        with log.open("ab") as written:
-            self._process = subprocess.Popen(
-                tied(
-                    [
-                        *(sys.executable, "-m", "tests.openai_server", "--port", str(self.port)),
-                        *("--port-file", str(port_file), "--ledger", str(self.file)),
-                        *(part for key in self._keys for part in ("--key", key)),
-                    ],
-                    signal.SIGKILL,
-                ),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = [
+            *("tests.openai_server", "--port", str(self.port)),
+            *("--port-file", str(port_file), "--ledger", str(self.file)),
+            *(part for key in self._keys for part in ("--key", key)),
+        ]
+        self._process = start(command, {**os.environ, "PYTHONPATH": SOURCES}, log)
         deadline = time.monotonic() + START_SECONDS
         while not port_file.exists():
             assert self._process.poll() is None, f"the server ended at its start: {log.read_text()}"

@@ -8,8 +8,6 @@ import os
 import re
 import socket
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -20,9 +18,10 @@ from runtime_core.client.client import Client, TaskResponse
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.chaos.invariants import check_broker, check_effects, check_ends, check_trajectories
 from tests.conftest import OwnServer
-from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, plain_redis, until
+from tests.fleet import SERVICES, Fleet, PlainRedis, plain_redis, until
 from tests.servers.process import Server
 from tests.servers.proxy import Proxy
+from tests.service_forks import SOURCES, start
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -319,31 +318,26 @@ async def test_an_outage_of_ten_seconds_is_survived(
 # -- settings that cannot work ---------------------------------------------------------------------------------
 
 
-def refused(folder: Path, services: Sequence[str] = SERVICES, **environ: str) -> dict[str, str]:
+def refused(
+    logs_in: Path, services: Sequence[str] = SERVICES, data: Path | None = None, **environ: str
+) -> dict[str, str]:
     """Start all services at once, and return the line with which each refuses to start."""
-    started = {
-        service: subprocess.Popen(
-            [sys.executable, "-m", f"services.{service.replace('-', '_')}"],
-            cwd=ROOT,
-            env={
-                **{name: value for name, value in os.environ.items() if not name.startswith("WEFT_")},
-                "WEFT_APP": "tests.apps.fleet_app:app",
-                "WEFT_DATA_DIR": str(folder),
-                **environ,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for service in services
+    own = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("WEFT_")},
+        "WEFT_APP": "tests.apps.fleet_app:app",
+        "WEFT_DATA_DIR": str(data or logs_in),
+        "PYTHONPATH": SOURCES,
+        **environ,
     }
+    logs = {service: logs_in / f"{service}.log" for service in services}
+    started = {service: start((f"services.{service.replace('-', '_')}",), own, log) for service, log in logs.items()}
     said: dict[str, str] = {}
     try:
         for service, process in started.items():
-            output, _ = process.communicate(timeout=120)
+            status = process.wait(120)
+            output = logs[service].read_text()
             lines = [line for line in output.splitlines() if line.startswith(f"weft {service}: ")]
-            assert process.returncode == 1, output
+            assert status == 1, output
             assert len(lines) == 1, output
             assert "Traceback" not in output
             said[service] = lines[0]
@@ -394,7 +388,7 @@ def test_a_data_folder_that_cannot_be_written_is_named(valkey: Server, namespace
     if os.access(folder, os.W_OK):
         # This user may write anything but what the kernel itself refuses.
         folder = Path("/proc/weft")
-    said = refused(folder, ("trajectory-recorder",), WEFT_REDIS_URL=valkey.url, WEFT_NAMESPACE=namespace)
+    said = refused(tmp_path, ("trajectory-recorder",), folder, WEFT_REDIS_URL=valkey.url, WEFT_NAMESPACE=namespace)
     assert f"WEFT_DATA_DIR='{folder}'" in said["trajectory-recorder"]
     assert "another folder" in said["trajectory-recorder"] or "name a folder" in said["trajectory-recorder"]
 
