@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -150,7 +151,8 @@ class Broker:
     async def snapshot(self) -> Snapshot:
         """Return everything that the partition holds."""
         found = cast(list[bytes], await self.call("KEYS", self.keys.namespace + ":*"))
-        return {key.decode(): await self._value(key) for key in sorted(found)}
+        values = await asyncio.gather(*map(self._value, found))
+        return {key.decode(): value for key, value in sorted(zip(found, values, strict=True))}
 
     async def _value(self, key: bytes) -> object:
         kind = cast(bytes, await self.call("TYPE", key)).decode()
