@@ -26,9 +26,12 @@ LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation: an isolated build would fetch its backend without the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-# Three test files at a time, since tests wait more than they compute: with the second lane they use two cores fully.
-# A file stays in one process, as it was written to run.
-TOGETHER = --numprocesses=3 --dist=loadfile
+# Six test files at a time, since tests wait more than they compute: so they use two cores fully.
+# A file stays in one process, as it was written to run; tests/conftest.py puts those that take longest first.
+TOGETHER = --numprocesses=6 --dist=loadfile --no-loadscope-reorder
+
+# Beside those of Spark, since each waits for its own cluster.
+RAY_TESTS = $(wildcard tests/engines/test_*ray*.py)
 
 COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate
@@ -46,7 +49,7 @@ unexport DOCS TOPIC
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-matrix run bench ledger chaos simulate model mutants audit docs screenshots dist ci clean
+.PHONY: help setup setup-run lock format check test test-unit test-main test-simulation test-autogen test-engines test-ray test-spark test-matrix run bench ledger chaos simulate model mutants audit docs screenshots dist ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,15 +102,14 @@ check: setup ## Check format, lint, types and the import rule
 
 # Every environment is created first: an installation during the tests would slow them down.
 test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
-	@$(MAKE) --no-print-directory test-simulation
-	$(RUN) tests.lanes test-main -- test-engines test-autogen
+	$(RUN) tests.lanes test-main -- test-ray -- test-spark -- test-autogen -- test-simulation
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-# Alone: it uses the CPU all the time, so parallel tests would double its time.
+# With low priority: it computes all the time, in what the tests beside it leave while they wait.
 test-simulation: setup ## Run the simulated histories of continuous integration
-	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
+	nice -n 10 $(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
 
 test-main: setup ## Run all tests except those of AutoGen, the engines and the simulation (ARGS for pytest)
 	$(RUN) tests.rerun_failed $(TOGETHER) $(ARGS)
@@ -116,8 +118,13 @@ test-autogen: $(AUTOGEN)/.setup ## Run AutoGen's own tests, and our tests that n
 	$(AUTOGEN)/bin/python -m mypy $(AUTOGEN_CODE)
 	$(AUTOGEN)/bin/python -m tests.rerun_failed tests/autogen $(ARGS)
 
-test-engines: $(ENGINES)/.setup ## Run the tests that need Ray and Spark (ARGS for pytest)
-	$(ENGINES)/bin/python -m tests.rerun_failed tests/engines $(ARGS)
+test-engines: test-ray test-spark ## Run the tests that need Ray and Spark (ARGS for pytest)
+
+test-ray: $(ENGINES)/.setup ## Run the tests that need Ray (ARGS for pytest)
+	$(ENGINES)/bin/python -m tests.rerun_failed $(RAY_TESTS) $(ARGS)
+
+test-spark: $(ENGINES)/.setup ## Run the tests of tests/engines that need no Ray (ARGS for pytest)
+	$(ENGINES)/bin/python -m tests.rerun_failed $(filter-out $(RAY_TESTS),$(wildcard tests/engines/test_*.py)) $(ARGS)
 
 test-matrix: ## Run what `test` runs on every server of the matrix and in memory (ARGS for pytest)
 	WEFT_TEST_SERVERS=all $(MAKE) --no-print-directory test

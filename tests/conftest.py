@@ -7,8 +7,9 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pytest
 from hypothesis import settings
@@ -30,6 +31,9 @@ from tests.servers.unavailable import Unavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_SERVERS = (*MATRIX, *CONTAINERS)
+UNIT = ROOT / "tests" / "unit"
+COMMAND = "tests/integration/cli/"
+"""Its files share one `weft up`, which takes seconds to start."""
 
 # Their tests are inherited, so pytest does not see by their names that their assertions are to be explained.
 pytest.register_assert_rewrite("tests.contracts.engine.promises")
@@ -65,6 +69,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown := (named_servers() or frozenset()).difference(KNOWN_SERVERS):
         known = ", ".join((ALL, *KNOWN_SERVERS))
         raise pytest.UsageError(f"{SELECTION}: unknown {', '.join(sorted(unknown))}; known are {known}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files with slow tests first and unit tests last, so that all processes that run tests end together.
+
+    The order within a file stays. --no-loadscope-reorder keeps this order of the files.
+    """
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.nodeid.startswith(COMMAND)}
+    items.sort(key=lambda item: (item.path not in long, UNIT in item.path.parents))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any: not every environment has xdist
+    """With --dist=loadfile, keep the files that share a process of `weft up` in one process, beside whole files."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    scheduler = import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    file_of = scheduler._split_scope
+    scheduler._split_scope = lambda test: COMMAND if test.startswith(COMMAND) else file_of(test)
+    return scheduler
 
 
 @pytest.fixture(scope="session")

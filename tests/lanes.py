@@ -1,8 +1,8 @@
-"""Run make targets in lanes beside each other: `python -m tests.lanes test-main -- test-autogen test-engines`.
+"""Run make targets in lanes beside each other: `python -m tests.lanes test-main -- test-ray -- test-spark`.
 
 Targets of one lane run one after the other, also after one that fails. The first lane prints as it goes. Each other
 lane writes to `.cache/lanes/`, and its output follows once all lanes have ended. Most tests wait more than they
-compute, so two lanes on two cores take little longer than the longer one alone.
+compute, so lanes on two cores take little longer than the longest one alone.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ TARGETS = [
     "test-main",
     "test-autogen",
     "test-engines",
+    "test-ray",
+    "test-spark",
     "test-matrix",
     "run",
     "bench",
