@@ -38,6 +38,8 @@ IMPORTED = (
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "uvloop",
 )
+MODELS = "pydantic_ai.models.openai"
+"""Imported for the first service that is told of a model provider: it takes as long as all others together."""
 FORKED = ("services.", "tests.engine_backends.gateway", "tests.openai_server")
 LARGEST = 1 << 17
 """Bytes of a request: the environment is most of it."""
@@ -183,12 +185,17 @@ def serve(end: socket.socket) -> list[str]:
             message = end.recv(LARGEST)
             if not message:
                 sys.exit()
+            request = json.loads(message)
+            if "OPENAI_BASE_URL" in request["environ"] and MODELS not in sys.modules:
+                importlib.import_module(MODELS)
+                assert threading.active_count() == 1, "a process with threads must not fork"
+                gc.freeze()
             child = os.fork()
             if child == 0:
                 tie(me, signal.SIGKILL)
                 for descriptor in children:
                     os.close(descriptor)
-                return _become(json.loads(message))
+                return _become(request)
             descriptor = os.pidfd_open(child)
             children[descriptor] = child
             waiting.register(descriptor, select.POLLIN)

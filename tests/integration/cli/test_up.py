@@ -46,7 +46,7 @@ def test_the_test_of_a_new_project_passes(tmp_path: Path, capsys: pytest.Capture
         *(str(tmp_path / "desk" / name) for name in ("app.py", "test_app.py")),
     ]
     environ = {**os.environ, "MYPYPATH": str(tmp_path / "desk")}
-    checked = subprocess.run(types, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    checked = subprocess.run(types, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
