@@ -69,9 +69,16 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(docs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(docs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run of the desk that nothing disturbs, and its data folder."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, run(folder, "--docs", docs.name, "--topic", TOPIC, cwd=docs.parent)
+
+
+@pytest.fixture(scope="module")
+def report(undisturbed: tuple[Path, subprocess.CompletedProcess[str]]) -> str:
     """The desk's answer when nothing disturbs it."""
-    return report_of(run(tmp_path_factory.mktemp("undisturbed"), "--docs", str(docs), "--topic", TOPIC).stdout)
+    return report_of(undisturbed[1].stdout)
 
 
 @pytest.fixture
@@ -163,9 +170,11 @@ def citations_of(report: str) -> list[tuple[str, int]]:
 # ------------------------------------------------------------ the job
 
 
-def test_it_cites_the_lines_that_speak_of_the_topic_and_shows_how_it_went(docs: Path, data_dir: Path) -> None:
-    done = run(data_dir, "--docs", docs.name, "--topic", TOPIC, cwd=docs.parent)
-
+def test_it_cites_the_lines_that_speak_of_the_topic_and_shows_how_it_went(
+    docs: Path, undisturbed: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    folder, done = undisturbed
+    assert processes_of(folder) == {}
     assert (done.returncode, done.stderr) == (0, "")
     report = report_of(done.stdout)
     assert report.startswith(f"# {TOPIC}\n")
@@ -185,10 +194,11 @@ def test_it_cites_the_lines_that_speak_of_the_topic_and_shows_how_it_went(docs: 
     assert "not complete" not in done.stdout
 
 
-def test_the_same_question_gets_the_same_answer(docs: Path, data_dir: Path, report: str) -> None:
-    # Twice on one data folder: the second time on what the first one left.
-    again = [report_of(run(data_dir, "--docs", str(docs), "--topic", TOPIC).stdout) for _ in range(2)]
-    assert again == [report, report]
+def test_the_same_question_gets_the_same_answer(
+    docs: Path, undisturbed: tuple[Path, subprocess.CompletedProcess[str]], report: str
+) -> None:
+    # On what the first run left.
+    assert report_of(run(undisturbed[0], "--docs", str(docs), "--topic", TOPIC).stdout) == report
 
 
 def test_a_topic_that_nothing_speaks_of_gets_a_polite_report(docs: Path, data_dir: Path) -> None:
@@ -218,21 +228,22 @@ def test_an_engine_finds_in_a_large_collection_what_the_tools_find(data_dir: Pat
     assert report_of(by_tools.stdout) == report_of(done.stdout)
 
 
-@pytest.mark.parametrize("service", ["tool_handler", "agent_handler", "state_manager", "trajectory_recorder"])
-def test_a_service_that_is_killed_in_the_middle_changes_nothing(
-    docs: Path, data_dir: Path, service: str, report: str
-) -> None:
+def test_services_that_are_killed_in_the_middle_change_nothing(docs: Path, data_dir: Path, report: str) -> None:
     arguments = ("--docs", str(docs), "--topic", TOPIC, "--pause", "1")
+    services = ("tool_handler", "agent_handler", "state_manager", "trajectory_recorder")
     with started(data_dir, *arguments, WEFT_LEASE_SECONDS="0.5") as process:
         output = wait_for(process, " documents in ")
-        os.kill(processes_of(data_dir)[service], signal.SIGKILL)
+        processes = processes_of(data_dir)
+        for service in services:
+            os.kill(processes[service], signal.SIGKILL)
         rest, errors = process.communicate(timeout=LIMIT_SECONDS)
 
     assert (process.returncode, errors) == (0, "")
     assert report_of(output + rest) == report
     assert sorted(re.findall(r"shard (\d) searched", rest)) == ["1", "2", "3"]
     assert "not complete" not in rest
-    assert "exited (signal 9, SIGKILL)" in (data_dir / "services.log").read_text(encoding="utf-8")
+    log = (data_dir / "services.log").read_text(encoding="utf-8")
+    assert log.count("exited (signal 9, SIGKILL)") == len(services)
 
 
 def test_it_uses_the_broker_that_is_named_under_its_own_namespace(
