@@ -104,6 +104,8 @@ BAD_VALUES = [
     Case("WEFT_HTTP_AUTH", "password", "open or keys"),
     Case("WEFT_HTTP_ORIGINS", "desk.example", "origins separated by commas"),
     Case("WEFT_HTTP_OIDC_ISSUER", "http://id.example", "https://host/path"),
+    Case("WEFT_HTTP_TRACE_URL", "https://traces.example/", "{trace_id}"),
+    Case("WEFT_HTTP_LOG_URL", "javascript:{task_id}", "{task_id}"),
     Case("WEFT_HTTP_RATE", "-1", "requests per second from 0"),
     Case("WEFT_HTTP_STREAMS_MAX", "0", "whole number from 1"),
     Case("WEFT_LEASE", "3", "there is no such setting"),
@@ -139,6 +141,8 @@ BAD_VALUES = [
 
 ANY_VALUE = {
     "http_oidc_audience",
+    "http_oidc_client_id",
+    "http_oidc_client_secret",
     "http_oidc_roles_claim",
     "http_oidc_tenant_claim",
     "data_dir",

@@ -11,12 +11,10 @@ from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
-from runtime_core.cli.connection import Broker
-from runtime_core.cli.doctor import Changes
-from runtime_core.cli.doctor import server as check_server
 from runtime_core.client.client import Client
 from runtime_core.settings import Settings
-from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.doctor import Changes, Installation
+from runtime_core.state_manager.doctor import server as check_server
 from tests.chaos.invariants import check_broker, check_instances, check_once
 from tests.fleet import Fleet, plain_redis
 from tests.servers.process import Server
@@ -75,10 +73,7 @@ async def test_the_doctor_reports_a_broker_that_is_slower_than_the_lease(
         settings = Settings(data_dir=tmp_path, trajectory_url="", lease_seconds=lease_seconds)
         proxy.delay_seconds = 0.1
         [finding] = [
-            finding
-            async for finding in check_server(
-                Broker(settings, proxy.url, transport, buses, Admission(buses)), Changes()
-            )
+            finding async for finding in check_server(Installation(settings, proxy.url, transport, buses), Changes())
         ]
         await transport.close()
     assert finding.ok == ok, finding.message

@@ -19,11 +19,13 @@ pytestmark = pytest.mark.timeout(300)
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><b onclick='x'>{{ 7*7 }}{% raise %}"
 GETS = (
     "", "/tasks", "/tasks/t", "/tasks/t/events", "/people", "/dead", "/dead/1-0", "/schedules", "/agents", "/usage",
-    "/compare",
+    "/compare", "/system",
 )  # fmt: skip
 POSTS = (
     ("/tasks", SUBMIT),
     ("/cancel", OPERATE),
+    ("/redrive", OPERATE),
+    ("/dead", OPERATE),
     ("/tasks/t/cancel", OPERATE),
     ("/tasks/t/answer", ANSWER),
     ("/tasks/t/send", ANSWER),
@@ -181,7 +183,15 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
                 assert (await send(evil, f"/schedules/{id}/{path}", foreign, {})).status_code == 404
         assert (await evil.get(f"/console/dead/{letter}")).status_code == 404
         assert (await evil.get(f"/console/compare?one={name}&other={name}")).status_code == 404
-        assert (await evil.get("/console/agents")).status_code == 403
+        for path in ("/agents", "/system", "/system?checks=1"):
+            assert (await evil.get(f"/console{path}")).status_code == 403
+        await send(evil, "/redrive", foreign, {"task": [failed.removeprefix("/tasks/")]})
+        await send(evil, "/dead", foreign, {"letter": [letter], "do": "drop"})
+        error = (await page(acme, f"/dead/{letter}")).text
+        assert "no JSON for a secret" in error
+        crafted = {"error": "ValueError: the exchange returned no JSON for a secret: <html>502 Bad Gateway</html>",
+                   "all": "1", "do": "drop"}  # fmt: skip
+        await send(evil, "/dead", foreign, crafted)
         assert "nightly" in (await page(acme, "/schedules")).text
         assert letter in (await acme.get("/console/dead")).text
         for path in ("", "/tasks", "/people", "/tasks?q=secret", "/tasks?tenant=acme", f"/tasks?q={name}", "/dead",
@@ -310,7 +320,21 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         assert "the exchange returned no JSON for ACME" in board.text
         assert "reporter" in (await shown(client, "/usage", "4,400")).text
         assert "gpt-5-mini" in (await page(client, "/usage?by=model&days=1")).text
-        assert "Search the archive." in (await page(client, "/agents")).text
+        assert "4.4 k" in (await page(client, "?cost=1")).text or "4,400" in (await page(client, "?cost=1")).text
+        agents = await page(client, "/agents")
+        assert "Search the archive." in agents.text
+        assert "1 handler has it" in agents.text
+        assert agents.all("input", name="whole.", type="number")
+        wrong = await send(client, "/tasks", agents, {"agent": "archivist", "whole.": "three"})
+        assert wrong.status_code == 422
+        assert "is not a whole number" in wrong.text
+        named = await send(client, "/tasks", agents, {"agent": "listener", "text.": "42"})
+        assert "42" in (await shown(client, named.headers["location"].partition("?")[0].removeprefix("/console")
+                                    + "?tab=data", '42')).text  # fmt: skip
+        system = await shown(client, "/system?checks=1", "every open run has an event or timer that continues it")
+        for words in ("{0}:agent", "agent-handler", "trajectory-recorder", "admit", "all passed"):
+            assert words in system.text
+        assert not (await page(client, "/system")).all("li", **{"class": "fine"}), "the checks come after the page"
         differs = await page(client, "/compare?one=t-analyst&other=t-reporter")
         assert "First difference: r (name" in differs.text
 
@@ -328,6 +352,32 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         )
         assert (await send(client, f"{again}/drop", detail, {})).headers["location"].endswith("notice=dropped")
         assert (await send(client, f"{again}/drop", detail, {})).status_code == 404
+
+        # Many at once: those of selected tasks, of selected letters, and of an error.
+        for number in range(3):
+            await trusted.submit("analyst", "ACME", task_id=f"many-{number}")
+        for number in range(3):
+            await shown(client, f"/tasks/many-{number}", "It took down")
+        many = await send(client, "/redrive", dead, {"task": ["many-0", "t-editor", "unknown"], "back": "/console"})
+        assert many.headers["location"] == "/console?notice=redriven-many"
+        nothing = await send(client, "/redrive", dead, {"task": ["t-editor"], "back": "/console"})
+        assert nothing.headers["location"] == "/console?notice=none"
+        error = "ValueError: the exchange returned no JSON for ACME: <html>502 Bad Gateway</html>"
+
+        async def letters() -> list[str]:
+            found = await page(client, f"/dead?{httpx2.QueryParams(error=error)}")
+            return [each["value"] for each in found.all("input", name="letter")]
+
+        async def all_back() -> bool:
+            return len(await letters()) == 3
+
+        await until(all_back, SECONDS, "the letter of the redriven task")
+        first, *others = await letters()
+        done = await send(client, "/dead", dead, {"letter": [first, "1-0"], "do": "drop"})
+        assert done.headers["location"] == "/console/dead?notice=dropped-many"
+        assert await letters() == others
+        await send(client, "/dead", dead, {"error": error, "all": "1", "do": "drop"})
+        assert await letters() == []
 
         ran = await send(client, "/schedules/nightly/run", detail, {})
         await shown(client, ran.headers["location"].removeprefix("/console"), "completed")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
+import httpx2
 import pytest
+import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
@@ -18,7 +22,7 @@ from tests.integration.gateway.gateways import http, url_of
 from tests.servers.process import Server
 from weft import Client
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 30_000
 WIDTHS = {"wide": (1440, 900), "tablet": (900, 1100), "phone": (390, 844)}
@@ -62,112 +66,169 @@ async def tab(context: BrowserContext, url: str) -> Console:
     return Console(await context.new_page(), url)
 
 
-async def start_all(trusted: Client) -> None:
+async def start_all(trusted: Client, prefix: str) -> None:
     """Start tasks that complete, fail, wait and take long."""
     for agent in ("reporter", "analyst", "editor", "approver", "listener", "hasty"):
-        await trusted.submit(agent, "ACME", task_id=f"t-{agent}", stream=True)
-    await trusted.submit("archivist", 3, task_id="t-archivist")
+        await trusted.submit(agent, "ACME", task_id=f"{prefix}-{agent}", session_id=prefix, stream=True)
+    await trusted.submit("archivist", 3, task_id=f"{prefix}-archivist", session_id=prefix)
 
 
-async def test_a_person_works_with_tasks(valkey: Server, namespace: str, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Desk:
+    """The console with a browser, for all tests of this module. Each has tasks of its own, in a session."""
+
+    chrome: Browser
+    url: str
+    client: httpx2.AsyncClient
+    trusted: Client
+
+    @asynccontextmanager
+    async def opened(self, prefix: str, **options: Any) -> AsyncIterator[Console]:  # Any: of Playwright's context
+        """Start tasks, and yield a tab."""
+        await start_all(self.trusted, prefix)
+        await shown(self.client, f"/tasks/{prefix}-analyst", "It took down")
+        context = await self.chrome.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        try:
+            yield await tab(context, self.url)
+        finally:
+            await context.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk(valkey: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+    namespace = f"w{secrets.token_hex(4)}"
+    links = {
+        "WEFT_HTTP_TRACE_URL": "http://127.0.0.1/trace/{trace_id}",
+        "WEFT_HTTP_LOG_URL": "http://127.0.0.1/{task_id}",
+    }
     async with (
         browser() as chrome,
-        console_fleet(valkey, namespace, tmp_path) as fleet,
+        console_fleet(valkey, namespace, tmp_path_factory.mktemp("desk"), **links) as fleet,
         http(fleet) as client,
         Client.connect(valkey.url, namespace=namespace) as trusted,
     ):
-        await start_all(trusted)
-        await shown(client, "/tasks/t-analyst", "It took down")
-        context = await chrome.new_context(viewport={"width": 1440, "height": 900})
-        console = await tab(context, url_of(fleet))
-        page = await console.open("/tasks")
+        yield Desk(chrome, url_of(fleet), client, trusted)
+
+
+async def test_a_person_works_with_tasks(desk: Desk) -> None:
+    async with desk.opened("works") as console:
+        page = await console.open("/tasks?session=works")
         # A row changes where it is. A new one waits until it is asked for.
-        row = page.locator("#t-t-listener")
+        row = page.locator("#t-works-listener")
         await expect(row.locator(".status")).to_have_text("waiting")
         before = await page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.id)")
-        await trusted.submit("reporter", "later", task_id="t-later")
-        listener = await trusted.task("t-listener")
+        await desk.trusted.submit("reporter", "later", task_id="works-later", session_id="works")
+        listener = await desk.trusted.task("works-listener")
         await listener.send("breaking-news", "now")
         await expect(row.locator(".status")).to_have_text("completed")
         await expect(page.locator(".fresh")).to_have_text("1 new task")
         assert await page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.id)") == before
         await page.click(".fresh")
-        await expect(page.locator("#t-t-later")).to_be_visible()
-        # Filters are in the URL.
+        await expect(page.locator("#t-works-later")).to_be_visible()
+        # Filters are in the URL, and have names where a person gave them one.
         await page.click(".tabs >> text=Failed")
-        await expect(page).to_have_url(re.compile(r"\?status=failed$"))
+        await expect(page).to_have_url(re.compile(r"\?status=failed&session=works$"))
         await expect(page.locator("tbody tr")).to_have_count(1)
-        # Select and cancel.
+        await page.fill("[data-views] input", "broken <b>")
+        await page.click("[data-views] button:has-text('Save')")
         page = await console.open("/tasks")
-        await page.check("#t-t-archivist input")
+        await page.click("[data-views] a")
+        await expect(page).to_have_url(re.compile(r"\?status=failed&session=works$"))
+        await expect(page.locator("[data-views] a[aria-current]")).to_have_text("broken <b>")
+        await page.click("[data-views] li button")
+        await expect(page.locator("[data-views] li")).to_have_count(0)
+        # Select and redrive; select and cancel.
+        await page.check("#t-works-analyst input")
+        await page.click("text=Redrive selected")
+        await expect(page.locator(".notice")).to_have_text("The dead letters run again.")
+        page = await console.open("/tasks?session=works")
+        await page.check("#t-works-archivist input")
         await expect(page.locator("[data-count]")).to_have_text("1 selected")
         page.once("dialog", lambda dialog: dialog.accept())
-        await page.click(".bulk button")
+        await page.click("text=Cancel selected")
         await expect(page.locator(".notice")).to_have_text("The selected tasks were cancelled.")
-        await expect(page.locator("#t-t-archivist .status")).to_have_text("cancelled")
+        await expect(page.locator("#t-works-archivist .status")).to_have_text("cancelled")
         assert console.errors == []
 
 
-async def test_a_person_explains_answers_and_follows(valkey: Server, namespace: str, tmp_path: Path) -> None:
-    async with (
-        browser() as chrome,
-        console_fleet(valkey, namespace, tmp_path) as fleet,
-        http(fleet) as client,
-        Client.connect(valkey.url, namespace=namespace) as trusted,
-    ):
-        await start_all(trusted)
-        await shown(client, "/tasks/t-analyst", "It took down")
-        console = await tab(await chrome.new_context(viewport={"width": 1440, "height": 900}), url_of(fleet))
-        page = await console.open("/tasks/t-analyst")
+async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
+    async with desk.opened("explains") as console:
+        page = await console.open("/tasks/explains-analyst")
         await expect(page.locator(".failure h2")).to_contain_text("Failed in tool fetch_quotes, after 3 attempts")
         await expect(page.locator("#detail h2")).to_contain_text("fetch_quotes")
         await page.click(".step:has-text('search')")
         await expect(page.locator("#detail")).to_contain_text('"query": "ACME"')
         await expect(page).to_have_url(re.compile(r"step=r/1$"))
         await expect(page.locator("rect.b-failed").first).to_be_visible()
+        trace = await page.get_attribute("a:has-text('trace')", "href")
+        assert re.fullmatch(r"http://127\.0\.0\.1/trace/[0-9a-f]{32}", str(trace))
+        assert await page.get_attribute("a:has-text('logs')", "href") == "http://127.0.0.1/explains-analyst"
         # The output of an attempt that was superseded is struck.
-        page = await console.open("/tasks/t-hasty?tab=output")
+        page = await console.open("/tasks/explains-hasty?tab=output")
         await expect(page.locator(".output del")).to_have_text("draft 1 of ACME ")
         await expect(page.locator(".output span")).to_have_text("draft 2 of ACME ")
-        page = await console.open("/tasks/t-hasty?tab=events")
+        page = await console.open("/tasks/explains-hasty?tab=events")
         await expect(page.locator(".events li")).to_have_count(4)
         # A question is answered, and the page follows the task to its end.
-        page = await console.open("/tasks/t-approver")
+        page = await console.open("/tasks/explains-approver")
         await page.fill("textarea[name=value]", "edited")
         await page.click("text=Approve the edited text")
         await expect(page.locator(".status").first).to_have_text("completed")
         page = await console.open("/people")
-        await expect(page.locator(".card")).to_have_count(1)
-        await page.fill("textarea[name=value]", "go ahead")
-        await page.click("text=Send the answer")
+        card = page.locator(".card", has_text="explains-editor")
+        await card.locator("textarea[name=value]").fill("go ahead")
+        await card.locator("text=Send the answer").click()
         await expect(page.locator(".notice")).to_have_text("The answer was sent.")
-        await expect(page.locator(".empty")).to_be_visible()
-        # An edited input starts a fork.
-        page = await console.open("/tasks/t-analyst?step=r/2/1")
+        await expect(card).to_have_count(0)
+        # An edited result starts a fork; a dead letter runs again with other data.
+        page = await console.open("/tasks/explains-analyst?step=r/2/1")
         await page.click("summary:has-text('Fork from this step')")
         await page.fill("#detail textarea", '{"ACME": 2}')
         await page.click("text=Continue with this result")
         await expect(page.locator(".notice")).to_have_text("The fork has started.")
         await expect(page.locator("#title .status")).to_have_text("completed")
+        page = await console.open("/tasks/explains-analyst")
+        await page.click("summary:has-text('Redrive')")
+        await page.click("text=Edit its data first")
+        await page.fill("textarea[name=data]", '{"symbol": "OTHER"}')
+        await page.click("text=Redrive with the edited data")
+        await expect(page.locator(".notice")).to_have_text("The dead letter runs again.")
         assert console.errors == []
 
 
-async def test_keys_alone_are_enough(valkey: Server, namespace: str, tmp_path: Path) -> None:
-    async with (
-        browser() as chrome,
-        console_fleet(valkey, namespace, tmp_path) as fleet,
-        http(fleet) as client,
-        Client.connect(valkey.url, namespace=namespace) as trusted,
-    ):
-        await start_all(trusted)
-        await shown(client, "/tasks/t-analyst", "It took down")
-        context = await chrome.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-        console = await tab(context, url_of(fleet))
+async def test_a_person_looks_at_the_system_and_tries_an_agent(desk: Desk) -> None:
+    async with desk.opened("system") as console:
+        page = await console.open("/system")
+        await expect(page.locator("#checks .status")).to_have_text("all passed")
+        await expect(page.locator("#streams")).to_contain_text("{0}:tool")
+        await expect(page.locator("#streams")).to_contain_text("admit")
+        page = await console.open("")
+        await expect(page.locator("#cost b")).to_contain_text("tokens")
+        page = await console.open("/agents")
+        card = page.locator(".card", has_text="Sleep for days between two searches.")
+        await expect(card.locator(".badge")).to_have_text("1 handler has it")
+        await card.locator("summary:has-text('Try it')").click()
+        await card.locator("input[type=number]").fill("2")
+        await card.locator("text=Start").click()
+        await expect(page.locator(".notice")).to_have_text("The task has started.")
+        await expect(page.locator("#why")).to_contain_text("sleep")
+        await page.click("summary:has-text('Copy as')")
+        await expect(page.locator(".sheet", has_text="weft submit archivist 2")).to_be_visible()
+        page = await console.open("/dead")
+        await page.click(".groups a")
+        page.once("dialog", lambda dialog: dialog.accept())
+        await page.click("text=Drop all")
+        await expect(page.locator(".notice")).to_have_text("The dead letters were dropped.")
+        assert console.errors == []
+
+
+async def test_keys_alone_are_enough(desk: Desk) -> None:
+    async with desk.opened("keys", color_scheme="light") as console:
         page = await console.open("/people")
         await page.keyboard.press("g")
         await page.keyboard.press("t")
         await expect(page).to_have_url(re.compile("/console/tasks$"))
-        page = await console.open("/tasks?status=waiting")
+        page = await console.open("/tasks?status=waiting&session=keys")
         await expect(page.locator("tbody tr")).to_have_count(4)
         for key in "jjk":
             await page.keyboard.press(key)
@@ -178,7 +239,7 @@ async def test_keys_alone_are_enough(valkey: Server, namespace: str, tmp_path: P
         await expect(page.locator("[data-count]")).to_have_text("1 selected")
         await page.keyboard.press("Enter")
         await expect(page).to_have_url(re.compile(f"/console/tasks/{task}$"))
-        page = await console.open("/tasks/t-archivist")
+        page = await console.open("/tasks/keys-archivist")
         await page.keyboard.press("j")
         await page.keyboard.press("j")
         await expect(page.locator("#detail h2")).to_contain_text("search")
@@ -188,9 +249,9 @@ async def test_keys_alone_are_enough(valkey: Server, namespace: str, tmp_path: P
         await expect(page.locator("dialog.help")).to_be_visible()
         await page.keyboard.press("Escape")
         await page.keyboard.press("/")
-        await page.keyboard.type("t-analyst")
+        await page.keyboard.type("keys-analyst")
         await page.keyboard.press("Enter")
-        await expect(page).to_have_url(re.compile("/console/tasks/t-analyst$"))
+        await expect(page).to_have_url(re.compile("/console/tasks/keys-analyst$"))
         # The theme stays, and the server writes it, so that no page flashes in the other one.
         await page.keyboard.press("t")
         await page.goto(f"{console.url}/console/tasks")
@@ -199,30 +260,25 @@ async def test_keys_alone_are_enough(valkey: Server, namespace: str, tmp_path: P
         assert console.errors == []
 
 
-async def test_no_barriers_and_no_overflow_at_any_width(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_no_barriers_and_no_overflow_at_any_width(desk: Desk) -> None:
     """axe finds nothing, nothing is wider than the window, and nothing is blocked by the policy."""
-    async with (
-        browser() as chrome,
-        console_fleet(valkey, namespace, tmp_path) as fleet,
-        http(fleet) as client,
-        Client.connect(valkey.url, namespace=namespace) as trusted,
-    ):
-        await start_all(trusted)
-        await shown(client, "/tasks/t-analyst", "It took down")
-        await shown(client, "/people", "Send this newsletter")
-        links = (await client.get("/console/tasks")).text
+    async with desk.opened("axe"):
+        await shown(desk.client, "/tasks/axe-approver", "Send this newsletter")
+        links = (await desk.client.get("/console/tasks")).text
         pages = sorted(set(re.findall(r'href="/console(/[a-z]+)"', links)))
-        pages += ["", "/compare?one=t-analyst&other=t-reporter", "/tasks/t-analyst",
-                  "/tasks/t-approver", "/tasks/t-reporter", "/tasks/t-hasty?tab=output",
-                  "/tasks/t-hasty?tab=events", "/tasks/t-reporter?tab=data", "/tasks/nothing"]  # fmt: skip
+        letter = re.findall(r'href="/console(/dead/[^"]+)"', (await desk.client.get("/console/dead")).text)[0]
+        pages += ["", "/compare?one=axe-analyst&other=axe-reporter", "/tasks/axe-analyst", "/tasks?status=failed",
+                  "/tasks/axe-approver", "/tasks/axe-reporter", "/tasks/axe-hasty?tab=output", "/system?checks=1",
+                  "/tasks/axe-hasty?tab=events", "/tasks/axe-reporter?tab=data", "/tasks/nothing", letter]  # fmt: skip
         for name, theme in (("wide", "light"), ("tablet", "dark"), ("phone", "light")):
             width, height = WIDTHS[name]
-            context = await chrome.new_context(
+            context = await desk.chrome.new_context(
                 viewport={"width": width, "height": height}, color_scheme="dark" if theme == "dark" else "light"
             )
-            console = await tab(context, url_of(fleet))
+            console = await tab(context, desk.url)
             for path in pages:
                 page = await console.open(path)
+                await page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
                 results = await Axe().run(page)
                 assert results.violations_count == 0, (path, name, theme, results.generate_report())
                 over = await page.evaluate("document.documentElement.scrollWidth - innerWidth")

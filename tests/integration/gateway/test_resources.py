@@ -106,6 +106,12 @@ async def test_dead_letters_are_listed_grouped_edited_and_dropped(own_server: Ow
             assert problem(await client.get(f"/v1/dead-letters/{wrong}"))[:2] == (404, "no-dead-letter")
         wrong_cursor = await client.get("/v1/dead-letters", params={"cursor": "x"})
         assert problem(wrong_cursor) == (400, "parameter", "cursor")
+        # The console measures with the same rights. Only checks that list keys are not allowed.
+        assert "Waiting work" in (await client.get("/console")).text
+        system = (await client.get("/console/system", params={"checks": "1"})).text
+        assert "{1}:tool" in system
+        assert "could not be checked" in system
+        assert 'class="wrong-one"' not in system
 
 
 async def test_schedules_are_set_listed_run_and_removed(own_server: OwnServer, tmp_path: Path) -> None:

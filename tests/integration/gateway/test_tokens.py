@@ -9,9 +9,11 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import jwt
 import pytest
@@ -26,6 +28,7 @@ from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
 AUDIENCE = "weft"
+CLIENT = "weft-console"
 PRIVATE: dict[str, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey] = {
     "a": rsa.generate_private_key(65537, 2048),
     "b": ec.generate_private_key(ec.SECP256R1()),
@@ -41,6 +44,11 @@ class Issuer:
         self.calls_itself: str | None = None
         self.keys_url: str | None = None
         self.reads = 0
+        self.secret = ""
+        self.codes: dict[str, dict[str, str]] = {}
+        """Codes that were given out, with the request of each."""
+        self.id_claims: dict[str, Any] = {}
+        self.access_token: str | None = None
         self._server: ThreadingHTTPServer | None = None
         self.port = 0
         self.start()
@@ -58,6 +66,13 @@ class Issuer:
                 self.send_response(404 if document is None else 200)
                 self.end_headers()
                 self.wfile.write(json.dumps(document).encode())
+
+            def do_POST(self) -> None:
+                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                answer = issuer.redeem({name: values[0] for name, values in form.items()}, self.headers)
+                self.send_response(400 if answer is None else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode())
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -80,9 +95,35 @@ class Issuer:
             "/realm/.well-known/openid-configuration": {
                 "issuer": named,
                 "jwks_uri": self.keys_url or f"{self.url}/keys",
+                "authorization_endpoint": f"{self.url}/authorize",
+                "token_endpoint": f"{self.url}/token",
             },
             "/realm/keys": {"keys": [*public, {"kty": "new"}, {"kty": "oct", "kid": "a", "k": "c2VjcmV0"}]},
         }
+
+    def approve(self, address: str) -> dict[str, str]:
+        """Log a person in who was sent to this address, and return the query with which the browser goes back."""
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
+        assert address.startswith(f"{self.url}/authorize?")
+        assert (asked["response_type"], asked["client_id"], asked["scope"]) == ("code", CLIENT, "openid")
+        assert asked["code_challenge_method"] == "S256"
+        code = f"code-{len(self.codes)}"
+        self.codes[code] = asked
+        return {"code": code, "state": asked["state"]}
+
+    def redeem(self, form: dict[str, str], headers: Message) -> dict[str, str] | None:
+        """Return the tokens for a code, once; None if the request is not the one for which it was given."""
+        asked = self.codes.pop(form["code"], None)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).rstrip(b"=").decode()
+        pair = base64.b64encode(f"{CLIENT}:{self.secret}".encode()).decode()
+        if (
+            asked is None
+            or (asked["code_challenge"], asked["redirect_uri"]) != (digest, form["redirect_uri"])
+            or (self.secret and headers["Authorization"] != f"Basic {pair}")
+        ):
+            return None
+        own = self.token(**{"aud": CLIENT, "nonce": asked["nonce"], "roles": None, **self.id_claims})
+        return {"id_token": own, "access_token": self.token() if self.access_token is None else self.access_token}
 
     def token(self, key: str = "a", *, header: dict[str, Any] | None = None, **claims: Any) -> str:
         """Return a token with these claims; None removes one."""

@@ -24,6 +24,7 @@ RAY_ADDRESS = re.compile(rf"auto|{_HOST}:{_PORT}", re.ASCII)
 RAY_JOBS_URL = re.compile(rf"https?://([^\s/@]+@)?{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
 SAFE_URL = re.compile(r"https://[^\s/?#@]+[^\s?#]*|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[^\s?#]*)?")
 """A URL whose answer nobody on the way can change."""
+LINK = re.compile(r"https?://[^\s/?#]+/\S*\{(task|trace)_id\}\S*")
 ORIGIN = re.compile(rf"https?://{_HOST}(:{_PORT})?", re.ASCII)
 SPARK_REMOTE = re.compile(rf"sc://{_HOST}(:{_PORT})?(/\S*)?", re.ASCII)
 SPARK_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9]\d{0,3})(, ?[1-9]\d{0,3})?\])?", re.ASCII)
@@ -91,6 +92,14 @@ class Settings:
     """The claim that binds a token to a tenant; `*` in it: to none."""
     http_oidc_roles_claim: str = "roles"
     """The claim with a token's roles: a list, or words."""
+    http_oidc_client_id: str | None = None
+    """The identity provider's name for the console: with it, people log in there. None: by API key only."""
+    http_oidc_client_secret: str | None = None
+    """The password of that client, if the provider gave one."""
+    http_trace_url: str | None = None
+    """Where a task's trace is, with `{trace_id}` in it; the console links to it."""
+    http_log_url: str | None = None
+    """Where a task's logs are, with `{task_id}` or `{trace_id}` in it; the console links to it."""
     http_rate: float = 0.0
     """Requests per second that one caller of the gateway may send; 0: no limit."""
     http_streams_max: int = 1000
@@ -211,6 +220,10 @@ class Settings:
             http_oidc_audience=read.text("WEFT_HTTP_OIDC_AUDIENCE"),
             http_oidc_tenant_claim=read.text("WEFT_HTTP_OIDC_TENANT_CLAIM") or cls.http_oidc_tenant_claim,
             http_oidc_roles_claim=read.text("WEFT_HTTP_OIDC_ROLES_CLAIM") or cls.http_oidc_roles_claim,
+            http_oidc_client_id=read.text("WEFT_HTTP_OIDC_CLIENT_ID"),
+            http_oidc_client_secret=read.text("WEFT_HTTP_OIDC_CLIENT_SECRET"),
+            http_trace_url=read.matching("WEFT_HTTP_TRACE_URL", LINK, "http(s)://host/…{trace_id}"),
+            http_log_url=read.matching("WEFT_HTTP_LOG_URL", LINK, "http(s)://host/…{task_id}"),
             http_rate=read.seconds("WEFT_HTTP_RATE", 0.0, 1_000_000.0, cls.http_rate, "requests per second"),
             http_streams_max=read.whole("WEFT_HTTP_STREAMS_MAX", 1, 100_000, cls.http_streams_max),
             lease_seconds=read.seconds("WEFT_LEASE_SECONDS", 0.1, 3600.0, cls.lease_seconds),

@@ -41,3 +41,11 @@ def duration(milliseconds: float) -> str:
         return f"{minutes} min {rest:02} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min"
+
+
+def in_bytes(size: int) -> str:
+    """Return a size in a suitable unit, as in `1.5 MiB`."""
+    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size >= least:
+            return f"{size / least:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"

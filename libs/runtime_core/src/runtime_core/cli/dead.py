@@ -7,12 +7,12 @@ from typing import Annotated, Any, TypeVar, cast
 
 from typer import Argument, BadParameter, Option
 
+from runtime_core.base.text import in_bytes
 from runtime_core.cli.connection import Commands, broker
 from runtime_core.cli.output import (
     Columns,
     Json,
     error_line,
-    in_bytes,
     json_of,
     moment,
     preview,

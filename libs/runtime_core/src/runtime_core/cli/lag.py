@@ -1,4 +1,4 @@
-"""`weft lag` and `weft top`: show the work on the broker, once or live."""
+"""`weft lag`, `weft top` and `weft doctor`: show the work on the broker, once or live, and check the installation."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import asyncio
 import shutil
 import sys
 import time
-from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Annotated, Any, cast
 
-from typer import Option
+from typer import Exit, Option
 
-from runtime_core.base.text import duration
-from runtime_core.bus.deliveries import pairs
-from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
+from runtime_core.base.text import duration, in_bytes, plain
 from runtime_core.bus.namespace import server_info
 from runtime_core.cli.connection import Broker, Commands, broker
 from runtime_core.cli.output import (
     Columns,
     Json,
     Row,
-    in_bytes,
     instance_of,
     print_json,
     print_rows,
@@ -31,15 +27,15 @@ from runtime_core.cli.output import (
     without_secrets,
 )
 from runtime_core.client.task_view import describe_wait, read_task
-from runtime_core.errors import ServerError
-from runtime_core.state_manager.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
-from runtime_core.state_manager.publishers import Publishers, waiting_tasks
-from runtime_core.state_manager.stuck import mailboxes
+from runtime_core.errors import ConfigurationError
+from runtime_core.state_manager.doctor import Changes, Finding, Installation, findings
+from runtime_core.state_manager.waits import waiting_work
 
 TENANTS_SHOWN = 20
 
 app = Commands()
 top_commands = Commands()
+doctor_commands = Commands()
 
 
 @app.verb("lag")
@@ -54,105 +50,11 @@ async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages a
       weft lag
     """
     async with broker() as opened:
-        found = await measure(opened)
+        found = await waiting_work(opened.buses)
     if as_json:
         print_json(found)
     else:
         _print(found)
-
-
-async def measure(opened: Broker) -> dict[str, Any]:  # Any: JSON
-    """Return `streams` (per stream and group), `record` and totals. Ages are in milliseconds."""
-    now = await opened.now_ms()
-    home = opened.buses[0]
-    streams = [await _stream(home, None, "tasks", ingress(home.keys.namespace), STATE_MANAGER, now)]
-    for publisher in await Publishers(home).all():
-        stream = ingress(home.keys.namespace, publisher.name)
-        streams.append(await _stream(home, None, f"tasks:{publisher.name}", stream, "", now))
-    totals: Counter[str] = Counter(
-        dict.fromkeys(("mailboxes", "mailbox_events", "timers", "timers_due", "dead_letters", "replies", "asks"), 0)
-    )
-    waiting: Counter[str] = Counter()
-    limited: dict[str, Counter[str]] = {"slots": Counter(), "waits": Counter()}
-    record: list[Row] = []
-    for bus in opened.buses:
-        keys, call = bus.keys, bus.transport.call
-        for name in await work_streams(bus):
-            row = await _stream(bus, keys.partition, name, keys.stream(name), group_of(name), now)
-            # Every namespace has agents and tools; an unused engine has no stream.
-            if row["backlog"] or row["consumers"] or name in ("agent", "tool"):
-                streams.append(row)
-        for counts in (await waiting_tasks(bus)).values():
-            waiting += counts
-        for what, counts in (await limited_work(bus)).items():
-            limited[what] += counts
-        record += await _record(bus, now)
-        async for instances in mailboxes(bus):
-            lengths = [call("LLEN", f"{keys.base}mail:{instance}") for instance in instances]
-            totals["mailboxes"] += len(instances)
-            totals["mailbox_events"] += sum([cast(int, await length) for length in lengths])
-        timers = await lag_of_timers(bus, now)
-        totals["timers"] += timers.waiting
-        totals["timers_due"] += timers.due
-        for total, command in (
-            ("dead_letters", ("XLEN", keys.dead)),
-            ("replies", ("XLEN", keys.replies)),
-            ("asks", ("XLEN", keys.asks)),
-        ):
-            totals[total] += cast(int, await call(*command))
-    return {
-        "namespace": home.keys.namespace,
-        "streams": streams,
-        "record": record,
-        "waiting": dict(waiting),
-        **_of_limits(limited),
-        **totals,
-    }
-
-
-def _of_limits(limited: dict[str, Counter[str]]) -> dict[str, Any]:  # Any: JSON
-    names = sorted(limited["slots"] | limited["waits"])
-    return {"limits": {name: {"held": limited["slots"][name], "waiting": limited["waits"][name]} for name in names}}
-
-
-async def _stream(bus: EventBus, partition: int | None, name: str, key: str, group: str, now: int) -> Row:
-    """Measure one stream as the metrics do; without a group, all of its entries wait."""
-    try:
-        found = await lag_of_work(bus.transport.call, key, group, now) or Lag(0)
-    except ServerError:  # not a stream, which weft doctor reports
-        found = Lag(0)
-    return {
-        "stream": name,
-        "partition": partition,
-        "group": (None if found.consumers is None else group) if group else STATE_MANAGER,
-        "backlog": found.waiting,
-        "pending": found.pending,
-        "oldest_pending_ms": round(found.oldest_pending * 1000) if found.pending else None,
-        "consumers": found.consumers or 0,
-    }
-
-
-async def _record(bus: EventBus, now: int) -> list[Row]:
-    """Return how far each group has read the record, and the age of its first unread entry."""
-    key = bus.keys.record
-    length = cast(int, await bus.transport.call("XLEN", key))
-    rows = []
-    for name, group in (await groups_of(bus.transport.call, key) or {}).items():
-        ahead = pairs(await bus.transport.call("XRANGE", key, f"({group.read}", "+", "COUNT", 1))
-        rows.append(
-            {
-                "partition": bus.keys.partition,
-                "group": name,
-                "position": group.read,
-                "behind_ms": _age(ahead[0][0].decode(), now) if ahead else 0,
-                "length": length,
-            }
-        )
-    return rows
-
-
-def _age(entry: str, now: int) -> int:
-    return max(0, now - int(entry.partition("-")[0]))
 
 
 STREAM_COLUMNS: Columns = {
@@ -236,7 +138,7 @@ async def top(
 
 async def _look(opened: Broker, tasks: int) -> Row:
     """Return what one picture shows; `at` is the time of this process's clock, in seconds."""
-    found: Row = {**await measure(opened), "at": time.monotonic(), "now": await opened.now_ms()}
+    found: Row = {**await waiting_work(opened.buses), "at": time.monotonic(), "now": await opened.now_ms()}
     counts = {"open": 0, "started": 0}
     oldest: list[tuple[Any, str]] = []  # Any: a bus, whose order does not matter
     for bus in opened.buses:
@@ -305,3 +207,53 @@ def _fitting(lines: list[str]) -> str:
     """Return the lines cut to the terminal."""
     width, height = shutil.get_terminal_size()
     return "\n".join(line[:width] for line in lines[: max(1, height - 1)])
+
+
+# -- weft doctor -------------------------------------------------------------------------------------------------
+
+
+@doctor_commands.verb("doctor", seconds=None)  # large namespaces take long
+async def doctor(
+    repair: Annotated[
+        bool, Option("--repair", help="Release stuck work: lost work becomes dead letters, and instances continue.")
+    ] = False,
+    clean: Annotated[bool, Option("--clean", help="Remove the functions of other releases from the broker.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the installation.
+
+    Checks the broker, the services and the trajectory store, and prints a remedy for each problem. The exit status is
+    1 if a check fails.
+
+    \b
+    Example:
+      weft doctor
+    """
+    found: list[Finding] = []
+    async for finding in _findings(Changes(repair, clean)):
+        found.append(finding)
+        if not as_json:
+            _print_finding(finding)
+    failed = [finding for finding in found if not finding.ok]
+    if as_json:
+        print_json({"ok": not failed, "checks": [finding.to_json() for finding in found]})
+    else:
+        print(f"\n{len(failed)} of {len(found)} checks failed" if failed else "\nall checks passed")
+    if failed:
+        raise Exit(1)
+
+
+async def _findings(changes: Changes) -> AsyncIterator[Finding]:
+    try:
+        async with broker(unchecked=True) as opened:
+            installation = Installation(opened.settings, opened.url, opened.transport, opened.buses)
+            async for finding in findings(installation, changes):
+                yield finding
+    except ConfigurationError as error:
+        yield Finding("server", False, str(error))
+
+
+def _print_finding(finding: Finding) -> None:
+    print(f"{'✓' if finding.ok else '✗'} {finding.check}: {plain(finding.message)}", flush=True)
+    if finding.remedy:
+        print(f"    → {plain(finding.remedy)}", flush=True)

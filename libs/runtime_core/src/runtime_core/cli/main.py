@@ -57,6 +57,7 @@ PLACES = {
     "replay": "develop:replay_commands",
     "completion": "develop:completion_commands",
     "top": "lag:top_commands",
+    "doctor": "lag:doctor_commands",
     "acl": "admin:acl_commands",
     "publisher": "admin:publisher_commands",
     "tenant": "admin:tenant_commands",

@@ -136,14 +136,6 @@ def counter(done: str) -> Iterator[Callable[[int], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def in_bytes(size: int) -> str:
-    """Return a size in a suitable unit, as in `1.5 MiB`."""
-    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if size >= least:
-            return f"{size / least:.1f} {unit}"
-    return f"{size / 1024:.1f} KiB"
-
-
 def preview(value: object, limit: int = PREVIEW) -> str:
     """Return a value on one line, shortened to `limit` characters."""
     text = plain(value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode())

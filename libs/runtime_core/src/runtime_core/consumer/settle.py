@@ -484,6 +484,7 @@ class Calls:
         row.attempt = delivery.attempt
         row.input = msgspec.Raw(delivery.data)
         row.owner = self._bus.owner
+        row.cause = delivery.entry.decode()
         row.usage = used.amounts
         if delivery.errors:
             row.errors = msgspec.json.decode(delivery.errors, type=list[steps.StepError])

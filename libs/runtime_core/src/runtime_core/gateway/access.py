@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -36,6 +37,7 @@ from runtime_core.gateway.requests import (
 )
 from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
+from runtime_core.state_manager.doctor import Finding, Installation, findings
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
 from runtime_core.wire import codec
@@ -53,6 +55,8 @@ SUBMIT_SECONDS = 10.0
 """How long a submit waits for a broker that is unavailable, and for the first agent-handler."""
 TRAJECTORIES_AT_ONCE = 4
 """Trajectories that a replica reads at once: each is in memory as a whole."""
+CHECKED_SECONDS = 10.0
+"""How long the findings of the checks are shown, however many people look at them."""
 USAGE_ROWS_MAX = 200_000
 """Reports that one summary of usage adds up."""
 UsageBy = Literal["agent", "model", "tenant", "day"]
@@ -67,18 +71,30 @@ class Access:
         *,
         blobs: str = "",
         trajectory_url: str = "",
+        installation: Installation | None = None,
         schedule_bounds: ScheduleBounds = ScheduleBounds(),  # noqa: B008 - it is frozen
     ) -> None:
-        """`blobs` is the URL of the namespace's blobs, if it has any; `trajectory_url` that of the recorder's store."""
+        """`blobs` is the URL of the namespace's blobs, if it has any; `trajectory_url` that of the recorder's store.
+
+        `installation` is what `checks` looks at.
+        """
         self.client = client
         self._blobs = blobs
         self._trajectory_url = trajectory_url
         self._store: TrajectoryStore | None = None
         self._opening = asyncio.Lock()
         self._reading = asyncio.Semaphore(TRAJECTORIES_AT_ONCE)
+        self._installation = installation
+        self._checking = asyncio.Lock()
+        self._checked: tuple[float, list[Finding]] = (float("-inf"), [])
         self._bounds = schedule_bounds
         self._setting = asyncio.Lock()
         """Two schedules of one tenant are counted one after the other."""
+
+    async def warm_up(self) -> None:
+        """Open the trajectory store, if there is one, so that the first caller does not wait for it."""
+        with contextlib.suppress(Problem):
+            await self._opened()
 
     async def close(self) -> None:
         """Close the trajectory store."""
@@ -399,6 +415,20 @@ class Access:
             for group, amounts in sorted(sums.items())
         ]
         return rows, read < USAGE_ROWS_MAX
+
+    # -- the system --------------------------------------------------------------------------------------------
+
+    async def checks(self) -> list[Finding]:
+        """Return the findings of `weft doctor`, at most `CHECKED_SECONDS` old. They concern all tenants."""
+        if self._installation is None:
+            return []
+        async with self._checking:
+            at, found = self._checked
+            if time.monotonic() - at > CHECKED_SECONDS:
+                await self.warm_up()  # imports what the checks import, in a thread
+                found = [each async for each in findings(self._installation)]
+                self._checked = (time.monotonic(), found)
+        return found
 
     async def _opened(self) -> TrajectoryStore | None:
         if self._store is None and self._trajectory_url:

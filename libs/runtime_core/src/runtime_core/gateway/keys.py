@@ -16,10 +16,12 @@ import secrets
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -217,7 +219,8 @@ class Provider:
     """An identity provider, and what its tokens say about a caller."""
 
     issuer: str
-    audience: str
+    audience: str | tuple[str, ...]
+    """The `aud` of its tokens; one of several is enough."""
     tenant_claim: str = "tenant"
     roles_claim: str = "roles"
 
@@ -233,6 +236,10 @@ class Tokens:
 
     async def caller(self, token: str) -> Caller:
         """Return who sends a token. Raises TokenRefused or ProviderAway."""
+        return self._caller(await self.claims(token))
+
+    async def claims(self, token: str) -> dict[str, Any]:  # Any: JSON
+        """Return what a token says, if the provider has signed it for this audience. Raises as `caller`."""
         import jwt  # here: `weft key` works without the extra
 
         provider = self._provider
@@ -249,7 +256,7 @@ class Tokens:
             )  # fmt: skip
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
             raise TokenRefused(f"the token is not valid: {str(error)[:200]}") from None
-        return self._caller(claims)
+        return claims
 
     def _caller(self, claims: Mapping[str, Any]) -> Caller:  # Any: JSON
         name = hashlib.sha256(f"{claims['iss']}\n{claims['sub']}".encode()).hexdigest()[:16]
@@ -289,10 +296,8 @@ class Tokens:
     async def _read_keys(self) -> None:
         """Read the provider's keys. If it does not answer, the known ones stay."""
         try:
-            document = await asyncio.to_thread(_get, self._provider.issuer.rstrip("/") + DISCOVERY)
-            if document.get("issuer") != self._provider.issuer:
-                raise ValueError(f"it calls itself {str(document.get('issuer'))[:200]!r}")
-            found = await asyncio.to_thread(_get, str(document.get("jwks_uri")))
+            document = await asyncio.to_thread(_discovered, self._provider.issuer)
+            found = await asyncio.to_thread(_read_json, str(document.get("jwks_uri")))
             self._keys = _signing_keys(found)
             self._read_at = time.monotonic()
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -331,12 +336,25 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow no redirect: it could lead to another host, or away from TLS."""
 
 
-def _get(url: str) -> dict[str, Any]:  # Any: JSON
-    """Return a JSON object from a URL. Raises OSError, ValueError or HTTPException."""
+def _discovered(issuer: str) -> dict[str, Any]:  # Any: JSON
+    """Return the provider's description of itself. Raises as `_read_json`."""
+    document = _read_json(issuer.rstrip("/") + DISCOVERY)
+    if document.get("issuer") != issuer:
+        raise ValueError(f"it calls itself {str(document.get('issuer'))[:200]!r}")
+    return document
+
+
+def _read_json(url: str, form: Mapping[str, str] | None = None, **headers: str) -> dict[str, Any]:  # Any: JSON
+    """Return a JSON object from a URL, which gets the form if there is one.
+
+    Raises OSError, ValueError or HTTPException.
+    """
     if not SAFE_URL.fullmatch(url):
         raise ValueError(f"{url[:200]!r} is not https://…")
     opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler())
-    with opener.open(url, timeout=PROVIDER_SECONDS) as response:
+    sent = None if form is None else urlencode(form).encode()
+    request = urllib.request.Request(url, sent, {"Accept": "application/json", **headers})  # noqa: S310 - checked above
+    with opener.open(request, timeout=PROVIDER_SECONDS) as response:
         data = response.read(DOCUMENT_MAX_BYTES + 1)
     if len(data) > DOCUMENT_MAX_BYTES:
         raise ValueError(f"{url[:200]} has more than {DOCUMENT_MAX_BYTES} bytes")
@@ -344,3 +362,102 @@ def _get(url: str) -> dict[str, Any]:  # Any: JSON
     if not isinstance(document, dict):
         raise ValueError(f"{url[:200]} is no JSON object")
     return document
+
+
+# -- login of people -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoginAttempt:
+    """What a browser keeps, in a cookie, while its person is at the provider."""
+
+    PARTS: ClassVar[int] = 3
+    state: str
+    nonce: str
+    verifier: str
+
+    @classmethod
+    def new(cls) -> LoginAttempt:
+        return cls(*(secrets.token_urlsafe(32) for _ in range(3)))
+
+    @classmethod
+    def read(cls, parts: Sequence[str]) -> LoginAttempt | None:
+        return cls(*parts) if len(parts) == cls.PARTS and all(parts) else None
+
+    def __str__(self) -> str:
+        return f"{self.state}.{self.nonce}.{self.verifier}"
+
+
+class CodeLogin:
+    """Logs people in at an identity provider: the authorization code flow of OpenID Connect, with PKCE."""
+
+    def __init__(self, provider: Provider, client_id: str, client_secret: str = "") -> None:
+        """`client_id` is the provider's name for the console, `client_secret` its password there, if it has one."""
+        self._provider = provider
+        self._client_id = client_id
+        self._client_secret = client_secret
+        self._id_tokens = Tokens(replace(provider, audience=client_id))
+        api = (provider.audience,) if isinstance(provider.audience, str) else provider.audience
+        self.tokens = Tokens(replace(provider, audience=(*api, client_id)))
+        """Checks the token of a logged-in person."""
+        self._description: dict[str, Any] = {}  # Any: JSON
+        self._described_at = float("-inf")
+
+    async def address(self, attempt: LoginAttempt, redirect: str) -> str:
+        """Return where the browser goes to log in. Raises ProviderAway."""
+        endpoint = str((await self._described()).get("authorization_endpoint"))
+        if not SAFE_URL.fullmatch(endpoint.partition("?")[0]):
+            raise ProviderAway(f"the identity provider {self._provider.issuer} has no authorization endpoint")
+        digest = hashlib.sha256(attempt.verifier.encode()).digest()
+        query = {
+            "response_type": "code", "client_id": self._client_id, "redirect_uri": redirect, "scope": "openid",
+            "state": attempt.state, "nonce": attempt.nonce, "code_challenge_method": "S256",
+            "code_challenge": urlsafe_b64encode(digest).rstrip(b"=").decode(),
+        }  # fmt: skip
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
+
+    async def token(self, attempt: LoginAttempt, state: str, code: str, redirect: str) -> str:
+        """Return the token of the person who came back with this code: it is the login, as long as it is valid.
+
+        Raises TokenRefused or ProviderAway.
+        """
+        if not hmac.compare_digest(attempt.state.encode(), state.encode()):
+            raise TokenRefused("the login was begun in another browser, or too long ago: log in again")
+        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect,
+                "client_id": self._client_id, "code_verifier": attempt.verifier}  # fmt: skip
+        headers = {}
+        if self._client_secret:
+            pair = f"{quote(self._client_id, safe='')}:{quote(self._client_secret, safe='')}"
+            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+        endpoint = str((await self._described()).get("token_endpoint"))
+        try:
+            answer = await asyncio.to_thread(_read_json, endpoint, form, **headers)
+        except urllib.error.HTTPError as error:
+            raise TokenRefused(f"the identity provider refused the login ({error.code}): log in again") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ProviderAway(f"the identity provider gave no token: {str(error)[:200]}") from None
+        own = str(answer.get("id_token") or "")
+        claims = await self._id_tokens.claims(own)
+        if not hmac.compare_digest(str(claims.get("nonce")).encode(), attempt.nonce.encode()):
+            raise TokenRefused("the identity provider answered another login: log in again")
+        # The access token has the roles with most providers, but may be of a format of its own.
+        for token in (str(answer.get("access_token") or ""), own):
+            try:
+                if token.count(".") == 2 and (await self.tokens.caller(token)).roles:
+                    return token
+            except TokenRefused:
+                continue
+        raise TokenRefused("neither token of the identity provider has a tenant and a role that Weft knows")
+
+    async def _described(self) -> dict[str, Any]:  # Any: JSON
+        """Return what the provider says about itself, so that many logins are few requests."""
+        if time.monotonic() - self._described_at < KEYS_SECONDS:
+            return self._description
+        try:
+            self._description = await asyncio.to_thread(_discovered, self._provider.issuer)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ProviderAway(
+                f"the identity provider {self._provider.issuer} does not answer: {str(error)[:200]}"
+            ) from None
+        self._described_at = time.monotonic()
+        return self._description

@@ -41,6 +41,7 @@ from runtime_core.gateway.keys import (
     UNKNOWN_KEY_SECONDS,
     ApiKeys,
     Caller,
+    CodeLogin,
     Provider,
     ProviderAway,
     TokenRefused,
@@ -68,6 +69,7 @@ from runtime_core.gateway.requests import (
 from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
 from runtime_core.gateway.tasks import EventRoutes, StreamRoutes, TaskRoutes
 from runtime_core.settings import Settings
+from runtime_core.state_manager.doctor import Installation
 from runtime_core.state_manager.schedules import ScheduleBounds
 from runtime_core.wire import codec
 
@@ -265,8 +267,26 @@ def tokens_of(settings: Settings) -> Tokens | None:
         raise ConfigurationError(
             "WEFT_HTTP_OIDC_AUDIENCE is missing: without it, tokens for other programs would be accepted"
         )
-    claims = (settings.http_oidc_tenant_claim, settings.http_oidc_roles_claim)
-    return Tokens(Provider(issuer, settings.http_oidc_audience, *claims))
+    return Tokens(provider_of(settings))
+
+
+def provider_of(settings: Settings) -> Provider:
+    """Return the configured identity provider."""
+    return Provider(
+        settings.http_oidc_issuer or "",
+        settings.http_oidc_audience or "",
+        settings.http_oidc_tenant_claim,
+        settings.http_oidc_roles_claim,
+    )
+
+
+def login_of(settings: Settings) -> CodeLogin | None:
+    """Return what logs people in at the identity provider; None without one. Raises ConfigurationError."""
+    if settings.http_oidc_client_id is None:
+        return None
+    if not settings.http_oidc_issuer or not settings.http_oidc_audience:
+        raise ConfigurationError("WEFT_HTTP_OIDC_CLIENT_ID: also set WEFT_HTTP_OIDC_ISSUER and WEFT_HTTP_OIDC_AUDIENCE")
+    return CodeLogin(provider_of(settings), settings.http_oidc_client_id, settings.http_oidc_client_secret or "")
 
 
 class Gateway:
@@ -291,23 +311,29 @@ class Gateway:
                 f"WEFT_HTTP_HOST={host!r}: without keys the gateway listens on this machine only: set "
                 "WEFT_HTTP_AUTH=keys, or WEFT_HTTP_HOST=127.0.0.1"
             )
-        tokens = tokens_of(self._settings)
+        tokens, login = tokens_of(self._settings), login_of(self._settings)
         await self._client.open()
         self._answers = True
         self._asking.start()
         self._socket = listen(host, PORT if self._settings.http_port is None else self._settings.http_port)
         settings = self._settings
         limits = Limits(settings.http_rate, settings.http_streams_max)
+        buses = self._client.buses
         self._access = Access(
             self._client,
+            installation=Installation(settings, settings.redis_url or "memory://", buses[0].transport, buses),
             blobs=settings.blob_url or "",
             trajectory_url=settings.trajectory_url,
             schedule_bounds=ScheduleBounds(settings.tenant_schedules_max, settings.tenant_schedules_max_bytes),
         )
         keys = ApiKeys(self._client.buses[0]) if has_keys else None
         streams = StreamRoutes(self._access, limits, self._stopping)
-        site = Site(limits, keys)
-        shown = (Pages(site, self._access, streams), Boards(site, self._access), Actions(self._access))
+        site = Site(limits, keys, login)
+        shown = (
+            Pages(site, self._access, streams, settings.http_trace_url or "", settings.http_log_url or ""),
+            Boards(site, self._access),
+            Actions(self._access),
+        )
         pages = site.routes([page for each in shown for page in each.pages()])
         application = build_application(
             operations(self._access, limits, streams), limits, settings.http_origins, keys, pages, tokens
@@ -324,7 +350,12 @@ class Gateway:
             open_to = "open without keys: everyone on this machine may do everything"
         logger.info("HTTP on http://%s:%d, %s", shown, name[1], open_to)
         self._serving = True
-        await self._server.serve([self._socket])
+        assert self._access is not None
+        warming = asyncio.create_task(self._access.warm_up())
+        try:
+            await self._server.serve([self._socket])
+        finally:
+            warming.cancel()
 
     async def stop(self) -> None:
         """End the streams, let open requests finish, then disconnect."""

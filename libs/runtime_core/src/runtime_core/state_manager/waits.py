@@ -1,4 +1,4 @@
-"""Messages of agents that wait: behind another message of their agent, or for an agent that no process runs.
+"""Work that waits: how much of it, and messages that wait behind another one or for an agent that no process runs.
 
 A handler that waits for a message in its own agent's mailbox waits forever, and only its code knows. Weft can tell who
 waits behind whom.
@@ -15,14 +15,19 @@ from typing import Any, cast
 import msgspec
 
 from runtime_core.bus.connection import Reply, fields, text
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.keys import group_of
+from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
+from runtime_core.state_manager.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
+from runtime_core.state_manager.publishers import Publishers, waiting_tasks
 from runtime_core.state_manager.stuck import mailboxes, open_runs
 from runtime_core.wire.ids import ROOT_RUN
 
+Row = dict[str, Any]
+"""A stream, or a sum, as JSON. (Any: JSON.)"""
 PAUSE_SECONDS = 2.0
 SILENT_MS = 10_000
 """After this time without a heartbeat no process of the namespace lives."""
@@ -218,3 +223,108 @@ async def _described(bus: EventBus, place: str) -> str:
     kind = str(content.get("message_type", "")).rpartition(".")[2] if isinstance(content, dict) else ""
     sender = str(message.get("sender", "")) if isinstance(message, dict) else ""
     return f"{kind or 'a message'}{f' of {sender}' if sender else ''} (task {task})"
+
+
+# -- how much work waits, by stream --------------------------------------------------------------------------------
+
+
+async def waiting_work(buses: Sequence[EventBus], *, count_mailboxes: bool = True) -> Row:
+    """Return `streams` (per stream and group), `record` and totals. Ages are in milliseconds.
+
+    `count_mailboxes` looks at every key of the broker, which takes long on a large one.
+    """
+    home = buses[0]
+    now = await home.time_ms()
+    streams = [await _stream(home, None, "tasks", ingress(home.keys.namespace), STATE_MANAGER, now)]
+    for publisher in await Publishers(home).all():
+        stream = ingress(home.keys.namespace, publisher.name)
+        streams.append(await _stream(home, None, f"tasks:{publisher.name}", stream, "", now))
+    totals: Counter[str] = Counter(
+        dict.fromkeys(("mailboxes", "mailbox_events", "timers", "timers_due", "dead_letters", "replies", "asks"), 0)
+    )
+    waiting: Counter[str] = Counter()
+    limited: dict[str, Counter[str]] = {"slots": Counter(), "waits": Counter()}
+    record: list[Row] = []
+    for bus in buses:
+        keys, call = bus.keys, bus.transport.call
+        for name in await work_streams(bus):
+            row = await _stream(bus, keys.partition, name, keys.stream(name), group_of(name), now)
+            # Every namespace has agents and tools; an unused engine has no stream.
+            if row["backlog"] or row["consumers"] or name in ("agent", "tool"):
+                streams.append(row)
+        for counts in (await waiting_tasks(bus)).values():
+            waiting += counts
+        for what, counts in (await limited_work(bus)).items():
+            limited[what] += counts
+        record += await _record(bus, now)
+        if count_mailboxes:
+            await _count_mailboxes(bus, totals)
+        timers = await lag_of_timers(bus, now)
+        totals["timers"] += timers.waiting
+        totals["timers_due"] += timers.due
+        for total, command in (
+            ("dead_letters", ("XLEN", keys.dead)),
+            ("replies", ("XLEN", keys.replies)),
+            ("asks", ("XLEN", keys.asks)),
+        ):
+            totals[total] += cast(int, await call(*command))
+    return {
+        "namespace": home.keys.namespace,
+        "streams": streams,
+        "record": record,
+        "waiting": dict(waiting),
+        **_of_limits(limited),
+        **totals,
+    }
+
+
+async def _count_mailboxes(bus: EventBus, totals: Counter[str]) -> None:
+    async for instances in mailboxes(bus):
+        lengths = [bus.transport.call("LLEN", f"{bus.keys.base}mail:{instance}") for instance in instances]
+        totals["mailboxes"] += len(instances)
+        totals["mailbox_events"] += sum([cast(int, await length) for length in lengths])
+
+
+def _of_limits(limited: dict[str, Counter[str]]) -> Row:
+    names = sorted(limited["slots"] | limited["waits"])
+    return {"limits": {name: {"held": limited["slots"][name], "waiting": limited["waits"][name]} for name in names}}
+
+
+async def _stream(bus: EventBus, partition: int | None, name: str, key: str, group: str, now: int) -> Row:
+    """Measure one stream as the metrics do; without a group, all of its entries wait."""
+    try:
+        found = await lag_of_work(bus.transport.call, key, group, now) or Lag(0)
+    except ServerError:  # not a stream, which weft doctor reports
+        found = Lag(0)
+    return {
+        "stream": name,
+        "partition": partition,
+        "group": (None if found.consumers is None else group) if group else STATE_MANAGER,
+        "backlog": found.waiting,
+        "pending": found.pending,
+        "oldest_pending_ms": round(found.oldest_pending * 1000) if found.pending else None,
+        "consumers": found.consumers or 0,
+    }
+
+
+async def _record(bus: EventBus, now: int) -> list[Row]:
+    """Return how far each group has read the record, and the age of its first unread entry."""
+    key = bus.keys.record
+    length = cast(int, await bus.transport.call("XLEN", key))
+    rows = []
+    for name, group in (await groups_of(bus.transport.call, key) or {}).items():
+        ahead = pairs(await bus.transport.call("XRANGE", key, f"({group.read}", "+", "COUNT", 1))
+        rows.append(
+            {
+                "partition": bus.keys.partition,
+                "group": name,
+                "position": group.read,
+                "behind_ms": _age(ahead[0][0].decode(), now) if ahead else 0,
+                "length": length,
+            }
+        )
+    return rows
+
+
+def _age(entry: str, now: int) -> int:
+    return max(0, now - int(entry.partition("-")[0]))

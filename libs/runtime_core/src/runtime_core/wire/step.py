@@ -81,7 +81,8 @@ class Step(msgspec.Struct, omit_defaults=True):
     attributes: dict[str, Any] = {}  # Any: texts, numbers, booleans and lists of them
     """Further attributes, with the names of OpenTelemetry's conventions: `gen_ai.…` for a model call."""
     cause: str = ""
-    """Id of the event that caused it, unless that is the parent's step."""
+    """Id of the event that caused it, unless that is the parent's step. Of a call: the entry of its last attempt on the
+    work stream, whose first part is when it was queued, in epoch milliseconds."""
     owner: str = ""
     """The process that executed it."""
     fork: Fork | None = None

@@ -396,13 +396,14 @@ CLIENT = User(
 GATEWAY = User(
     "gateway",
     "offers tasks over HTTP: submits, forks, reads tasks and their streams, cancels, answers, schedules, redrives and "
-    "drops dead letters, reads the digests of API keys",
+    "drops dead letters, reads the digests of API keys, measures streams",
     "create keys, register publishers, take work, load functions, list keys, change the server or its users",
     functions=(
         *_SUBMITS,
         "cancel",
         "drop_letter",
         "fork",
+        "gateways",
         "idle",
         "redrive",
         "schedule",
@@ -411,9 +412,31 @@ GATEWAY = User(
         "watch",
     ),
     commands=_CLIENT_COMMANDS,
-    reads=(*_CLIENT_READS, "api-keys", "dead", "publishers"),
+    # What the console's page of the system shows, too.
+    reads=(
+        *_CLIENT_READS,
+        "api-keys",
+        "asks",
+        "dead",
+        "leader:keep",
+        "leader:record",
+        "limited",
+        "meta",
+        "publishers",
+        "queues",
+        "record",
+        "replies",
+        "timers",
+        *STREAMS,
+    ),
     writes=("reply:",),
-    grants=(*CLIENT.grants, Grant(("xadd",), ("%W~{namespace}:tasks", "%W~{namespace}:tasks:*"))),
+    grants=(
+        *CLIENT.grants,
+        Grant(
+            ("xadd", "xinfo|groups", "xinfo|stream", "xlen", "xpending", "xrange"),
+            ("~{namespace}:tasks", "~{namespace}:tasks:*"),
+        ),
+    ),
     waits_for_durability=True,
 )
 RUNTIME = User(

@@ -1,20 +1,119 @@
-"""What the forms of the pages do."""
+"""What the forms of the pages do, and forms that follow a JSON schema."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import Response
 
+from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
-from runtime_core.gateway.console.site import HOME, Page, Visit, see
+from runtime_core.gateway.console.site import HOME, Form, Page, Visit, see
 from runtime_core.gateway.keys import ANSWER, OPERATE, SUBMIT
-from runtime_core.gateway.requests import NO_TASK, Problem
+from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Kind, Problem
+from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire import codec
 
 CANCELLED = "cancelled in the console"
 SELECTED_MAX = 200
-"""Tasks that one form cancels."""
+"""Tasks or dead letters that one form changes."""
+LETTERS_MAX = 5_000
+"""The newest dead letters, among which those of the selected tasks are."""
+
+
+FIELDS_MAX = 30
+"""Members of a schema that a form has; more make it one field of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a form. Its name tells `value_of` how to read it: `kind.member`, or `kind?.member` if it may be
+    empty; without a member, it is the whole value.
+    """
+
+    name: str
+    kind: str
+    """`text`, `whole`, `number`, `choice`, `json`, or `any`: text, or JSON."""
+    label: str
+    required: bool
+    value: str = ""
+    hint: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    """Values (JSON) and labels of a choice."""
+
+
+def fields_of(schema: Mapping[str, Any] | None, label: str = "Input") -> list[Field]:  # Any: JSON
+    """Return the fields of a form for a JSON schema: one for each member of an object, else a single one."""
+    schema = schema or {}
+    members = schema.get("properties")
+    if schema.get("type") != "object" or not isinstance(members, dict) or not 0 < len(members) <= FIELDS_MAX:
+        kind, options = _kind(schema)
+        if kind == "json":
+            return [Field("input", "any", f"{label}: text, or JSON", False)]
+        return [Field(f"{kind}.", kind, label, kind != "text", options=options)]
+    required = schema.get("required", ())
+    found = []
+    for name, member in members.items():
+        member = member if isinstance(member, dict) else {}
+        kind, options = _kind(member)
+        default = member.get("default")
+        found.append(
+            Field(
+                f"{kind}{'' if name in required else '?'}.{name}", kind, name, name in required,
+                default if isinstance(default, str) and kind == "text" else "" if default is None
+                else codec.encode(default).decode(),
+                str(member.get("description", "")), options if name in required else (("", "-"), *options),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _kind(schema: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:  # Any: JSON
+    if isinstance(values := schema.get("enum"), list) and values:
+        return "choice", tuple(
+            (codec.encode(value).decode(), value if isinstance(value, str) else codec.encode(value).decode())
+            for value in values
+        )
+    if schema.get("type") == "boolean":
+        return "choice", (("true", "yes"), ("false", "no"))
+    kinds = {"string": "text", "integer": "whole", "number": "number"}
+    return kinds.get(str(schema.get("type")), "json"), ()
+
+
+def value_of(form: Form) -> object:
+    """Return what the fields of `fields_of` hold. Raises InvalidInput."""
+    if "input" in form:
+        return codec.typed(form["input"][0], words=True)
+    members: dict[str, object] = {}
+    for name, values in form.items():
+        kind, dot, member = name.partition(".")
+        optional = kind.endswith("?")
+        if not dot or kind.rstrip("?") not in _READERS or (optional and not values[0].strip()):
+            continue
+        try:
+            value = _READERS[kind.rstrip("?")](values[0])
+        except (ValueError, RecursionError, InvalidInput):
+            raise InvalidInput(
+                member or "input", f"{codec.quoted(values[0])} is not {_WORDS[kind.rstrip('?')]}"
+            ) from None
+        if not member:
+            return value
+        members[member] = value
+    return members
+
+
+def _json(text: str) -> object:
+    return codec.decode(text.strip().encode()) if text.strip() else None
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "text": str, "whole": int, "number": float, "choice": _json, "json": _json,
+}  # fmt: skip
+_WORDS = {"whole": "a whole number", "number": "a number", "choice": "one of the choices", "json": "JSON"}
 
 
 class Actions:
@@ -28,6 +127,8 @@ class Actions:
         return [
             Page("POST", f"{HOME}/tasks", self.submit, SUBMIT),
             Page("POST", f"{HOME}/cancel", self.cancel_selected, OPERATE),
+            Page("POST", f"{HOME}/redrive", self.redrive_selected, OPERATE),
+            Page("POST", f"{HOME}/dead", self.letters_selected, OPERATE),
             Page("POST", f"{task}/cancel", self.cancel, OPERATE),
             Page("POST", f"{task}/answer", self.answer, ANSWER),
             Page("POST", f"{task}/send", self.send, ANSWER),
@@ -38,7 +139,7 @@ class Actions:
     async def submit(self, visit: Visit) -> Response:
         data: dict[str, object] = {
             "agent": visit.field("agent"),
-            "input": codec.typed(visit.field("input"), words=True),
+            "input": value_of(visit.form),
         }
         task = await self._access.submit(visit.caller, data, secrets.token_hex(16))
         return see(f"{HOME}/tasks/{task.task_id}", "started")
@@ -46,12 +147,39 @@ class Actions:
     async def cancel_selected(self, visit: Visit) -> Response:
         selected = visit.form.get("task", [])[:SELECTED_MAX]
         for task_id in selected:
-            try:
+            with _passed(NO_TASK):
                 await self._access.cancel(visit.caller, task_id, CANCELLED)
-            except Problem as problem:
-                if problem.kind is not NO_TASK:
-                    raise
         return see(visit.field("back"), "cancelled-many" if selected else "none")
+
+    async def redrive_selected(self, visit: Visit) -> Response:
+        """Redrive the dead letters of the selected tasks. Tasks without any are left as they are."""
+        selected = frozenset(visit.form.get("task", [])[:SELECTED_MAX])
+        found, _ = await self._access.letters(visit.caller, LetterFilter(), LETTERS_MAX) if selected else ([], "")
+        count = 0
+        for letter in found:
+            if letter["task_id"] in selected:
+                with _passed(NO_LETTER, CONFLICT):
+                    await self._access.redrive(visit.caller, letter["letter_id"], reopen=True)
+                    count += 1
+        return see(visit.field("back"), "redriven-many" if count else "none")
+
+    async def letters_selected(self, visit: Visit) -> Response:
+        """Redrive or drop the selected dead letters, or the newest ones of an error."""
+        error = visit.field("error")
+        selected = visit.form.get("letter", [])[:SELECTED_MAX]
+        if visit.field("all") and error:
+            found, _ = await self._access.letters(visit.caller, LetterFilter(error=error), SELECTED_MAX)
+            selected = [letter["letter_id"] for letter in found]
+        drop = visit.field("do") == "drop"
+        count = 0
+        for letter_id in selected:
+            with _passed(NO_LETTER, CONFLICT):
+                if drop:
+                    await self._access.drop(visit.caller, letter_id)
+                else:
+                    await self._access.redrive(visit.caller, letter_id, reopen=True)
+                count += 1
+        return see(f"{HOME}/dead", ("dropped-many" if drop else "redriven-many") if count else "none")
 
     async def cancel(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
@@ -82,14 +210,23 @@ class Actions:
         task_id = visit.request.path_params["task_id"]
         at = visit.field("at") or None
         if visit.field("replace"):
-            task = await self._access.fork(
-                visit.caller, task_id, at=at, input=codec.typed(visit.field("input"), words=True)
-            )
+            task = await self._access.fork(visit.caller, task_id, at=at, input=value_of(visit.form))
         else:
             task = await self._access.fork(visit.caller, task_id, at=at)
         return see(f"{HOME}/tasks/{task.task_id}", "forked")
 
     async def redrive(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
-        await self._access.redrive(visit.caller, visit.field("letter"), reopen=True)
+        data: Any = value_of(visit.form) if visit.field("replace") else ...  # Any: JSON
+        await self._access.redrive(visit.caller, visit.field("letter"), reopen=True, data=data)
         return see(f"{HOME}/tasks/{task_id}", "redriven")
+
+
+@contextmanager
+def _passed(*kinds: Kind) -> Iterator[None]:
+    """Pass over problems of these kinds: of many selected things, some may have gone meanwhile."""
+    try:
+        yield
+    except Problem as problem:
+        if problem.kind not in kinds:
+            raise

@@ -7,17 +7,23 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import msgspec
 from starlette.responses import Response
 
+from runtime_core.bus.connection import fields
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.namespace import server_info
 from runtime_core.client.task_view import EVERY_TASK, Row
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access, UsageBy
 from runtime_core.gateway.console import views
+from runtime_core.gateway.console.actions import fields_of
 from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
+from runtime_core.state_manager.waits import waiting_work
 from runtime_core.wire import codec
 from runtime_core.wire.events import ENDED
 
@@ -29,6 +35,7 @@ LETTERS = 50
 DAYS = {"1": "today", "7": "7 days", "30": "30 days"}
 BY: tuple[UsageBy, ...] = ("agent", "model", "tenant", "day")
 BUCKETS = 60
+HOUR_MS = 3_600_000
 
 
 class Boards:
@@ -49,6 +56,7 @@ class Boards:
             Page("POST", f"{HOME}/schedules/{{schedule_id}}/run", self.run_schedule, OPERATE),
             Page("POST", f"{HOME}/schedules/{{schedule_id}}/delete", self.delete_schedule, OPERATE),
             Page("GET", f"{HOME}/agents", self.agents, READ, every_tenant=True),
+            Page("GET", f"{HOME}/system", self.system, READ, every_tenant=True),
             Page("GET", f"{HOME}/usage", self.usage, READ),
             Page("GET", f"{HOME}/compare", self.compare, READ),
         ]
@@ -67,11 +75,18 @@ class Boards:
             except Problem:
                 continue  # its retention time is over since the list was read
             waiting.append((row, shown))
+        cost = await self._cost_today(visit) if visit.request.query_params.get("cost") else None
         took = sorted(row["ended"] - row["created"] for row in rows if row["status"] == "completed" and "ended" in row)
         return self._site.render(
             visit,
             "overview.html",
             counts=Counter(str(row["status"]) for row in rows),
+            open_tasks=None
+            if visit.caller.tenant
+            else sum(
+                [cast(int, await bus.transport.call("ZCARD", bus.keys.open_tasks)) for bus in self._access.client.buses]
+            ),
+            letters=sum(group["count"] for group in groups),
             sample=len(rows),
             more=bool(page.cursor),
             since=min((row["created"] for row in rows), default=now),
@@ -79,11 +94,49 @@ class Boards:
             waiting=waiting,
             groups=groups,
             questions=len(await self._access.questions(visit.caller, GROUPS_MAX)),
+            ended=sum(row["status"] in ENDED for row in rows),
             median=took[len(took) // 2] if took else None,
             slow=took[len(took) * 95 // 100] if took else None,
             buckets=_buckets(rows, now),
+            hour=await self._last_hour(visit, rows, now),
+            backlog=None if visit.caller.tenant else await self._backlog(),
+            cost=cost,
             now=now,
         )
+
+    async def _last_hour(self, visit: Visit, rows: list[Row], now: float) -> tuple[int, bool]:
+        """Return how many tasks started in the last hour, and whether that is a lower bound."""
+        if visit.caller.tenant:
+            return sum(row["created"] >= now - HOUR_MS for row in rows), len(rows) == SAMPLE
+        counts = [
+            cast(int, await bus.transport.call("ZCOUNT", bus.keys.index, int(now - HOUR_MS), "+inf"))
+            for bus in self._access.client.buses
+        ]
+        return sum(counts), False
+
+    async def _backlog(self) -> int:
+        """Return how many calls and runs wait in the default queues of handlers."""
+        return sum(
+            [
+                cast(int, await bus.transport.call("XLEN", bus.keys.stream(stream)))
+                for bus in self._access.client.buses
+                for stream in ("agent", "tool")
+            ]
+        )
+
+    async def _cost_today(self, visit: Visit) -> tuple[float, float]:
+        """Return the tokens and the cost of tasks that have ended since midnight (UTC)."""
+        until = datetime.now(UTC)
+        try:
+            rows, _ = await self._access.usage(
+                visit.caller, ["day"], until.replace(hour=0, minute=0, second=0, microsecond=0), until
+            )
+        except Problem as problem:
+            if problem.kind is not NO_STORE:
+                raise
+            rows = []
+        sums = [views.tokens_and_cost(row["usage"]) for row in rows]
+        return sum(tokens for tokens, _ in sums), sum(cost for _, cost in sums)
 
     # -- dead letters ------------------------------------------------------------------------------------------
 
@@ -136,7 +189,37 @@ class Boards:
                 manifests.append(Manifest.from_json(data))
             except InvalidInput:
                 continue  # of a later release
-        return self._site.render(visit, "agents.html", apps=sorted(manifests, key=lambda each: each.app))
+        return self._site.render(
+            visit,
+            "agents.html",
+            apps=sorted(manifests, key=lambda each: each.app),
+            handlers=await _handlers(bus),
+            fields_of=fields_of,
+        )
+
+    async def system(self, visit: Visit) -> Response:
+        """Show the broker, its streams and the processes, in the words of `weft lag`. `?checks=1` also runs the checks
+        of `weft doctor`, which may take long.
+        """
+        buses = self._access.client.buses
+        checks = await self._access.checks() if visit.request.query_params.get("checks") else None
+        info = await server_info(buses[0].transport)
+        return self._site.render(
+            visit,
+            "system.html",
+            work=await waiting_work(buses, count_mailboxes=False),
+            places=[await _processes(bus) for bus in buses],
+            info=info,
+            used=int(info.get("used_memory", 0)),
+            limit=int(info.get("maxmemory", 0)),
+            server=f"Valkey {info['valkey_version']}"
+            if "valkey_version" in info
+            else f"Redis {info.get('redis_version', '')}",
+            open=sum([cast(int, await bus.transport.call("ZCARD", bus.keys.open_tasks)) for bus in buses]),
+            checks=checks,
+            failed=[each for each in checks or () if each.checked and not each.ok],
+            unchecked=[each for each in checks or () if not each.checked],
+        )
 
     async def usage(self, visit: Visit) -> Response:
         query = visit.request.query_params
@@ -184,6 +267,32 @@ class Boards:
                 "sides": sides,
             }
         return self._site.render(visit, "compare.html", given=given, lines=lines, difference=difference)
+
+
+async def _handlers(bus: EventBus) -> dict[str, list[str]]:
+    """Return the running handlers that have each agent and tool, by `kind name`."""
+    call, keys = bus.transport.call, bus.keys
+    alive = set(cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1)))
+    found: dict[str, list[str]] = {}
+    for owner, served in fields(await call("HGETALL", keys.served)).items():
+        if owner.encode() in alive:
+            for kind, names in msgspec.json.decode(served, type=dict[str, list[str]]).items():
+                for name in names:
+                    found.setdefault(f"{kind} {name}", []).append(owner)
+    return found
+
+
+async def _processes(bus: EventBus) -> Row:
+    """Return a partition's processes with heartbeats, and the roles that each leads."""
+    call, keys = bus.transport.call, bus.keys
+    names = [name.decode() for name in cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1))]
+    leads: dict[str, list[str]] = {}
+    for role in ("admit", "keep", "record"):
+        owner = cast(bytes | None, await call("HGET", f"{keys.base}leader:{role}", "owner"))
+        if owner is not None:
+            leads.setdefault(owner.decode(), []).append(role)
+    rows = [{"service": name.partition("@")[0], "name": name, "leads": leads.get(name, [])} for name in sorted(names)]
+    return {"partition": keys.partition, "processes": rows}
 
 
 def _buckets(rows: list[Row], now: float) -> list[tuple[float, float, float, str]]:

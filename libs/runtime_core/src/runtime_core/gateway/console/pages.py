@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlencode
+from typing import Any, cast
+from urllib.parse import quote, urlencode
 
 from starlette.responses import RedirectResponse, Response
 
@@ -17,6 +17,7 @@ from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_task
 from runtime_core.gateway.tasks import STATUSES, StreamRoutes
 from runtime_core.state_manager.dead_letters import LetterFilter
+from runtime_core.telemetry import trace_context
 from runtime_core.wire.ids import is_task_id
 
 FILTERS = ("status", "agent", "session", "key", "tenant", "age", "q")
@@ -31,10 +32,15 @@ LETTERS_MAX = 5
 class Pages:
     """The pages that only read."""
 
-    def __init__(self, site: Site, access: Access, streams: StreamRoutes) -> None:
+    def __init__(
+        self, site: Site, access: Access, streams: StreamRoutes, trace_url: str = "", log_url: str = ""
+    ) -> None:
+        """The URLs have `{trace_id}` or `{task_id}` where those belong."""
         self._site = site
         self._access = access
         self._streams = streams
+        self._trace_url = trace_url
+        self._log_url = log_url
 
     def pages(self) -> list[Page]:
         return [
@@ -81,13 +87,14 @@ class Pages:
 
     async def task(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
-        view, tree = await self._task(visit, task_id)
+        view, tree, context = await self._task(visit, task_id)
         query = visit.request.query_params
         line = views.timeline(view, tree)
         failure = views.root_failure(line) if view["status"] == "failed" else None
         chosen = line.row(query.get("step", "")) or (failure.row if failure else None) or line.rows[0]
         now = views.now_ms()
         tokens, cost = views.tokens_and_cost(view.get("usage") or {})
+        split = views.time_split(chosen, line.rows) if chosen.kind == "agent" else []
         url = str(visit.request.base_url).rstrip("/")
         return self._site.render(
             visit,
@@ -96,7 +103,9 @@ class Pages:
             line=line,
             failure=failure,
             chosen=chosen,
-            split=views.time_split(chosen, line.rows) if chosen.kind == "agent" else [],
+            split=split,
+            split_sum=sum(each[1] for each in split) or 1,
+            links=self._links(view["task_id"], context),
             tab=query.get("tab", "timeline") if query.get("tab") in ("output", "events", "data") else "timeline",
             waits=[(wait, describe_wait(wait, now)) for wait in view.get("waits_for", ())],
             snippets=views.snippets(view, url, keyed=not self._site.opened),
@@ -108,8 +117,24 @@ class Pages:
             fork=(tree or {}).get("fork"),
         )
 
-    async def _task(self, visit: Visit, task_id: str) -> tuple[Row, Mapping[str, Any] | None]:
-        """Return a task and its trajectory as a tree, if one is recorded. Raises Problem if neither is known."""
+    def _links(self, task_id: str, context: bytes) -> list[tuple[str, str]]:
+        """Return links to the task's trace and logs, where the settings say."""
+        ids = trace_context.read(trace_context.stated(context)[0])
+        ids = ids or trace_context.of_task(self._access.client.namespace, task_id)
+        found = []
+        for label, template in (("trace", self._trace_url), ("logs", self._log_url)):
+            if template:
+                filled = template.replace("{trace_id}", f"{ids.trace:032x}").replace(
+                    "{task_id}", quote(task_id, safe="")
+                )
+                found.append((label, filled))
+        return found
+
+    async def _task(self, visit: Visit, task_id: str) -> tuple[Row, Mapping[str, Any] | None, bytes]:
+        """Return a task, its trajectory as a tree, if one is recorded, and the context of its first event.
+
+        Raises Problem if neither is known.
+        """
         from runtime_core.trajectory.tree import to_tree  # here: it imports SQLAlchemy
 
         handle = await self._access.handle(visit.caller, task_id)
@@ -131,7 +156,8 @@ class Pages:
         if view["status"] == "failed" and visit.may(OPERATE):
             letters, _ = await self._access.letters(visit.caller, LetterFilter(task=task_id), LETTERS_MAX)
             view["dead_letters"] = [letter["letter_id"] for letter in letters]
-        return view, tree
+        context = await handle.bus.transport.call("HGET", handle.bus.keys.task(handle.task_id), "x")
+        return view, tree, cast(bytes, context or b"")
 
     async def events(self, visit: Visit) -> Response:
         """Stream the events of a task, as the API does."""

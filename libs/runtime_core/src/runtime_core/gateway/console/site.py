@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import jinja2
 from starlette.requests import Request
@@ -19,13 +19,23 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from runtime_core.gateway.console import views
-from runtime_core.gateway.keys import ApiKeys, Caller, caller_of
+from runtime_core.gateway.keys import (
+    UNKNOWN_KEY_SECONDS,
+    ApiKeys,
+    Caller,
+    CodeLogin,
+    LoginAttempt,
+    ProviderAway,
+    TokenRefused,
+    caller_of,
+)
 from runtime_core.gateway.requests import (
     DEFECT,
     FORBIDDEN,
     METHOD,
     NO_HOST,
     NO_ROUTE,
+    OVERLOADED,
     UNAUTHORIZED,
     Limits,
     Problem,
@@ -40,6 +50,10 @@ logger = logging.getLogger(__name__)
 HOME = "/console"
 FOLDER = Path(__file__).parent
 KEY_COOKIE, FORM_COOKIE, THEME_COOKIE = "weft_key", "weft_form", "weft_theme"
+LOGIN_COOKIE = "weft_login"
+"""Of a person who is at the identity provider: the attempt, and the page to show after it."""
+COOKIE_MAX_CHARACTERS = 4000
+"""Browsers refuse larger cookies."""
 TOKEN = "token"  # noqa: S105 - the name of a field
 FORM_MAX_BYTES = 4 * 1024 * 1024
 """The largest form. A character of an input of 1 MiB may take three bytes in it."""
@@ -96,9 +110,11 @@ class Page:
 class Site:
     """Renders pages for callers. None for `keys`: the gateway is open, on loopback only."""
 
-    def __init__(self, limits: Limits, keys: ApiKeys | None) -> None:
+    def __init__(self, limits: Limits, keys: ApiKeys | None, provider: CodeLogin | None = None) -> None:
+        """`provider` logs people in without a key."""
         self._limits = limits
         self._keys = keys
+        self._provider = provider
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
@@ -114,6 +130,8 @@ class Site:
             "home": HOME,
             "pages_of": pages_of,
         }
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)  # compile it now, not while the first person waits
 
     @property
     def opened(self) -> bool:
@@ -127,6 +145,8 @@ class Site:
             Page("GET", f"{HOME}/login", self._login_page, ""),
             Page("POST", f"{HOME}/login", self._login, ""),
             Page("POST", f"{HOME}/logout", self._logout, ""),
+            Page("GET", f"{HOME}/login/start", self._login_start, ""),
+            Page("GET", f"{HOME}/login/back", self._login_back, ""),
         ):
             by_path.setdefault(one.path, {})[one.method] = one
         found = [Route(path, _Entry(self, methods), methods=None) for path, methods in by_path.items()]
@@ -181,6 +201,13 @@ class Site:
                 raise Problem(NO_HOST, "this gateway has no keys and answers to localhost only", "Host")
             return Caller(address)
         text = request.cookies.get(KEY_COOKIE, "")
+        if self._provider is not None and text.count(".") == 2:
+            try:
+                return await self._provider.tokens.caller(text)
+            except TokenRefused:
+                return None  # its time is over, most often
+            except ProviderAway as error:
+                raise Problem(OVERLOADED, str(error), retry_after_seconds=UNKNOWN_KEY_SECONDS) from None
         key = await self._keys.find(text) if text else None
         return None if key is None else caller_of(key)
 
@@ -225,15 +252,59 @@ class Site:
     async def _login_page(self, visit: Visit) -> Response:
         if self._keys is None or visit.caller.roles:
             return RedirectResponse(HOME, 303, HEADERS)
-        return self.render(visit, "login.html", next=visit.request.query_params.get("next", ""), wrong=False)
+        return self._login_form(visit, visit.request.query_params.get("next", ""))
+
+    def _login_form(self, visit: Visit, back: str, wrong: str = "", status: int = 200) -> Response:
+        return self.render(
+            visit, "login.html", status=status, next=back, wrong=wrong, provider=self._provider is not None
+        )
 
     async def _login(self, visit: Visit) -> Response:
         text = visit.field("key").strip()
         key = await self._keys.find(text) if self._keys is not None else None
         if key is None:
-            return self.render(visit, "login.html", status=401, next=visit.field("next"), wrong=True)
+            return self._login_form(visit, visit.field("next"), "This key is unknown or was revoked.", 401)
         response = RedirectResponse(local_path(visit.field("next")), 303, HEADERS)
         set_cookie(visit.request, response, KEY_COOKIE, text)
+        return response
+
+    async def _login_start(self, visit: Visit) -> Response:
+        """Send the browser to the identity provider."""
+        if self._provider is None:
+            raise Problem(NO_ROUTE, "this gateway has no login at an identity provider")
+        attempt = LoginAttempt.new()
+        try:
+            address = await self._provider.address(attempt, _redirect_of(visit.request))
+        except ProviderAway as error:
+            return self._login_form(visit, visit.request.query_params.get("next", ""), str(error), 503)
+        response = RedirectResponse(address, 303, HEADERS)
+        back = local_path(visit.request.query_params.get("next", ""))
+        set_cookie(visit.request, response, LOGIN_COOKIE, f"{attempt}.{quote(back[:1000], safe='')}")
+        return response
+
+    async def _login_back(self, visit: Visit) -> Response:
+        """Take the code with which the browser comes back."""
+        query = visit.request.query_params
+        if self._provider is None:
+            raise Problem(NO_ROUTE, "this gateway has no login at an identity provider")
+        *kept, back = visit.request.cookies.get(LOGIN_COOKIE, "").split(".", LoginAttempt.PARTS)
+        attempt = LoginAttempt.read(kept)
+        back = local_path(unquote(back))
+        try:
+            if attempt is None or not query.get("code"):
+                said = query.get("error_description") or query.get("error") or "no login was begun in this browser"
+                raise TokenRefused(f"The identity provider did not log you in: {said[:200]}")
+            token = await self._provider.token(
+                attempt, query.get("state", ""), query["code"][:2000], _redirect_of(visit.request)
+            )
+            if len(token) > COOKIE_MAX_CHARACTERS:
+                raise TokenRefused("the identity provider's token is too large for a cookie: give it fewer claims")
+        except (TokenRefused, ProviderAway) as error:
+            response = self._login_form(visit, back, str(error), 401)
+        else:
+            response = RedirectResponse(back, 303, HEADERS)
+            set_cookie(visit.request, response, KEY_COOKIE, token)
+        response.delete_cookie(LOGIN_COOKIE, path="/")  # each attempt is used once
         return response
 
     async def _logout(self, visit: Visit) -> Response:
@@ -250,13 +321,18 @@ NAVIGATION = (
     ("/schedules", "Schedules", "clock", "s"),
     ("/agents", "Agents and tools", "agents", "a"),
     ("/usage", "Usage and cost", "usage", "c"),
+    ("/system", "System", "system", "y"),
 )
 """Path, name, icon and key of each page in the navigation."""
 
 
+EVERY_TENANT = ("/agents", "/system")
+"""Pages that show data of all tenants."""
+
+
 def pages_of(visit: Visit) -> list[tuple[str, str, str, str]]:
     """Return the pages that the visitor may open."""
-    return [each for each in NAVIGATION if each[0] != "/agents" or not visit.caller.tenant]
+    return [each for each in NAVIGATION if each[0] not in EVERY_TENANT or not visit.caller.tenant]
 
 
 class _Entry:
@@ -281,6 +357,12 @@ def set_cookie(request: Request, response: Response, name: str, value: str) -> N
     # The header of a proxy can only make the cookie stricter.
     secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
     response.set_cookie(name, value, path="/", httponly=True, samesite="strict", secure=secure)
+
+
+def _redirect_of(request: Request) -> str:
+    """Return where the identity provider sends the browser back to; the provider knows this address."""
+    https = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
+    return f"{'https' if https else 'http'}://{request.headers.get('host', '')}{HOME}/login/back"
 
 
 def local_path(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.base.text import duration, shortened
+from runtime_core.base.text import duration, in_bytes, shortened
 
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
@@ -26,7 +26,9 @@ NOTICES = {
     "sent": "The message was sent.",
     "forked": "The fork has started.",
     "redriven": "The dead letter runs again.",
+    "redriven-many": "The dead letters run again.",
     "dropped": "The dead letter was dropped.",
+    "dropped-many": "The dead letters were dropped.",
     "deleted": "The schedule was deleted.",
     "none": "Nothing was selected.",
 }
@@ -36,6 +38,12 @@ _FRAME = re.compile(r'(?m)^(?=  File ")')
 ROWS_MAX = 400
 WIDTH = 1000
 """Units of the time line."""
+LEAST_MS = 0.05
+"""A shorter time is shown as none."""
+SEGMENTS_MAX = 100
+"""Parts of other steps that a run's bar shows."""
+_PARTS = ("queue", "tool", "model", "engine", "wait", "retry")
+_ENTRY = re.compile(r"(\d{13})-\d+")
 _WAITING = ("human", "timer", "receive", "acquire")
 _WORK = {"model": "model", "tool": "tool", "engine": "engine", "ray": "engine", "spark": "engine", "agent": "agent"}
 KINDS = {"timer": "sleep", "receive": "message", "human": "person", "usage": "usage"}
@@ -129,7 +137,7 @@ def money(value: float) -> str:
 
 FILTERS = {
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
-    "amount": amount, "money": money, "own_frames": own_frames,
+    "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
 }  # fmt: skip
 
 
@@ -148,7 +156,7 @@ class Bar:
     """A part of a time line."""
 
     kind: str
-    """`queue`, `agent`, `tool`, `model`, `engine`, `step`, `wait`, `retry`, `failed`: its colour and its word."""
+    """`queue`, `agent`, `tool`, `model`, `engine`, `step`, `wait`, `retry`, `commit`, `failed`: its colour and word."""
     start: float
     end: float
     label: str = ""
@@ -174,6 +182,8 @@ class StepRow:
     node: Json
     """As `to_tree` returns it; empty for an open step that only the broker knows."""
     attempts: int = 1
+    queued: float = 0
+    """When the last attempt of a call was put on its work stream; 0: unknown."""
     tokens: float = 0
     """Of the row and everything below it."""
     cost: float = 0
@@ -194,6 +204,11 @@ class StepRow:
     def span(self) -> float:
         return max(0.0, self.ended - self.started)
 
+    @property
+    def in_queue(self) -> float:
+        """How long the last attempt of a call waited for a handler."""
+        return max(0.0, (self.node.get("started") or 0) - self.queued) if self.queued else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -207,6 +222,11 @@ class Timeline:
 
     def x(self, ms: float) -> float:
         return round(WIDTH * min(1.0, max(0.0, (ms - self.start) / max(self.end - self.start, 0.001))), 1)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of its bars."""
+        return frozenset(bar.kind for row in self.rows for bar in row.bars)
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
@@ -242,6 +262,13 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
         root.node = {**root.node, "input": view.get("input"), "output": view.get("output"), "error": view.get("error")}
     for row in rows:
         _draw(row)
+    if root.path == "r":
+        # The broker writes the task's end, so what follows the code's own end is the last commit.
+        if 0 < created < root.started:
+            root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
+        if view.get("ended") and root.node.get("recorded") and end > root.ended:
+            root.bars.append(Bar("commit", root.ended, end, f"committed in {span(end - root.ended)}"))
+    _split_runs(rows)
     start = min([created, *(row.started for row in rows if row.started)])
     last = max([end if not view.get("ended") else created, *(row.ended for row in rows)])
     return Timeline(rows[:most], start, max(last, start + 1), max(0, len(rows) - most))
@@ -266,9 +293,10 @@ def _row(depth: int, node: Json) -> StepRow:
         # An agent's own row sums up nothing: its usage is in the rows below it.
         tokens, cost = tokens + more[0], cost + more[1]
     status = node["status"] or ("running" if not node["recorded"] else "")
+    entry = _ENTRY.fullmatch(node["cause"]) if node["kind"] in ("tool", "engine", "ray", "spark") else None
     return StepRow(
         path_of(node), depth, node["kind"] or "agent", node["name"], status, node["started"], node["ended"], node,
-        node["attempts"] or 1, tokens, cost,
+        node["attempts"] or 1, float(entry[1]) if entry else 0, tokens, cost,
     )  # fmt: skip
 
 
@@ -304,11 +332,15 @@ def _within(path: str, run: str) -> bool:
 def _draw(row: StepRow) -> None:
     kind = "wait" if row.kind in _WAITING else _WORK.get(row.kind, "step")
     errors = [error for error in (row.node.get("errors") or (row.wait or {}).get("errors") or ()) if error.get("at")]
+    begun = row.node.get("started") or row.ended
+    queued = min(row.queued or begun, begun)
     if row.kind != "agent" and errors:
         # The record has the end of each failed attempt, and both ends of the last one.
-        row.bars.append(Bar("retry", errors[0]["at"], row.started, "waiting for the next attempt"))
         row.started = min(row.started, errors[0]["at"])
-        row.bars[0] = Bar("retry", row.started, row.node.get("started") or row.ended, "waiting for the next attempt")
+        row.bars.append(Bar("retry", row.started, max(queued, row.started), "waiting for the next attempt"))
+    if row.queued and queued < begun:
+        row.bars.append(Bar("queue", queued, begun, f"in the queue for {span(begun - queued)}"))
+        row.started = min(row.started, queued)
     start = row.node.get("started") or row.started
     if row.wait is not None and row.kind not in (*_WAITING, "agent"):
         kind = "retry" if row.wait.get("attempt") else kind
@@ -321,12 +353,27 @@ def _draw(row: StepRow) -> None:
         row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
 
 
-def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float]]:
-    """Return how a run's time splits: what its direct steps took, and the rest. Steps in parallel count once."""
+def _split_runs(rows: Sequence[StepRow]) -> None:
+    """Add to each run's bar what its steps took, in their colours: what is left is its own code, and its commits."""
+    below: dict[str, list[StepRow]] = {}
+    for row in rows:
+        below.setdefault(row.path.rpartition("/")[0], []).append(row)
+    for row in rows:
+        if row.kind == "agent":
+            parts = [bar for each in below.get(row.path, ()) for bar in each.bars if bar.kind in _PARTS]
+            at = next((number for number, bar in enumerate(row.bars, 1) if bar.kind == "agent"), 0)
+            row.bars[at:at] = [Bar(bar.kind, bar.start, bar.end) for bar in parts[:SEGMENTS_MAX]]
+
+
+def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, str]]:
+    """Return how a run's time splits, with words and kinds of bars: what its direct steps took, and the rest. Steps in
+    parallel count once.
+    """
     below = [each for each in rows if each.path != row.path and each.path.rpartition("/")[0] == row.path]
-    found: list[tuple[str, float]] = []
+    found: list[tuple[str, float, str]] = []
     taken: list[tuple[float, float]] = []
     for word, kind in (
+        ("in the queue", "queue"),
         ("model", "model"),
         ("tools", "tool"),
         ("engines", "engine"),
@@ -335,14 +382,19 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float]]
         ("waiting", "wait"),
         ("between attempts", "retry"),
     ):
-        own = [(bar.start, bar.end) for each in below for bar in each.bars if bar.kind == kind]
+        own = [
+            (bar.start, bar.end)
+            for each in below
+            for bar in (each.bars if each.kind != "agent" else [bar for bar in each.bars if bar.kind == "agent"])
+            if bar.kind == kind
+        ]
         length = _length([*taken, *own]) - _length(taken)
         taken += own
-        if length > 0:
-            found.append((word, length))
+        if length >= LEAST_MS:
+            found.append((word, length, kind))
     rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
-    if below and rest > 0:
-        found.append(("queue, own code, commits", rest))
+    if below and rest >= LEAST_MS:
+        found.append(("own code and commits", rest, "code"))
     return found
 
 
@@ -389,7 +441,7 @@ def root_failure(line: Timeline) -> Failure | None:
 
 
 def snippets(view: Mapping[str, Json], url: str, keyed: bool) -> dict[str, str]:
-    """Return how to start the same task by curl, by the command, and in Python."""
+    """Return how to start the same task by curl, by the command, and in Python, and how to replay it."""
     agent, given = str(view.get("agent", "")), view.get("input")
     body = msgspec.json.encode({"agent": agent, "input": given}).decode()
     header = ' \\\n  -H "Authorization: Bearer $WEFT_KEY"' if keyed else ""
@@ -401,4 +453,5 @@ def snippets(view: Mapping[str, Json], url: str, keyed: bool) -> dict[str, str]:
         "CLI": f"weft submit {shlex.quote(agent)} {shlex.quote(text)}",
         "Python": f"async with Client.connect() as client:\n    task = await client.submit({agent!r}, {literal})\n"
         "    print(await task.result())",
+        "Replay": f"weft replay check --app MODULE:app --agent {shlex.quote(agent)}",
     }

@@ -37,6 +37,7 @@
     if (old.nodeType === Node.TEXT_NODE) { if (old.data !== next.data) old.data = next.data; return; }
     if (old.nodeType !== Node.ELEMENT_NODE) return;
     if (old.matches("form") && old.contains(document.activeElement)) return;
+    if (next.matches("[data-lazy]") && !old.matches("[data-lazy]")) return; // it came already
     if (old.matches("time, [data-since]") && (old.dateTime || old.dataset.since) === (next.dateTime || next.dataset.since)) return;
     for (const { name } of [...old.attributes])
       if (!next.hasAttribute(name) && !(name === "open" && old.matches("details")) && name !== "class") old.removeAttribute(name);
@@ -95,6 +96,52 @@
       try { await refresh(); } catch { /* the next one may work */ }
     }
     setTimeout(tick, 2000);
+  };
+
+  // -- parts that take long: they come after the page -----------------------------------------------------------
+  const lazy = async () => {
+    for (const place of $$("[data-lazy]")) {
+      try {
+        const next = (await load(new URL(place.dataset.lazy, location.href))).getElementById(place.id);
+        if (next) { morph(place, next); place.removeAttribute("data-lazy"); }
+      } catch { place.removeAttribute("aria-busy"); }
+    }
+    times();
+  };
+
+  // -- saved views of the list, in this browser -----------------------------------------------------------------
+  const saved = () => { try { return JSON.parse(localStorage.getItem("weft_views")) || []; } catch { return []; } };
+  const views = () => {
+    const place = $("[data-views]");
+    if (!place) return;
+    const here = new URLSearchParams(location.search);
+    here.delete("cursor"); here.delete("notice");
+    const keep = (all) => { localStorage.setItem("weft_views", JSON.stringify(all)); draw(); };
+    const draw = () => {
+      const all = saved();
+      $("ul", place).replaceChildren(...all.map(({ name, query }) => {
+        const item = document.createElement("li"), link = document.createElement("a"), drop = document.createElement("button");
+        link.href = `${location.pathname}?${query}`;
+        link.textContent = name;
+        if (query === here.toString()) link.setAttribute("aria-current", "true");
+        drop.type = "button"; drop.className = "ghost small"; drop.textContent = "×";
+        drop.setAttribute("aria-label", `Forget the view ${name}`);
+        drop.onclick = () => keep(saved().filter((each) => each.name !== name));
+        item.append(link, drop);
+        return item;
+      }));
+      place.hidden = !all.length && !here.toString();
+      $("form", place).hidden = !here.toString() || all.some(({ query }) => query === here.toString());
+    };
+    $("form", place).addEventListener("submit", (event) => {
+      event.preventDefault();
+      const name = event.target.elements.view.value.trim();
+      if (!name) return;
+      keep([...saved().filter((each) => each.name !== name), { name, query: here.toString() }]);
+      event.target.reset();
+      say("Saved");
+    });
+    draw();
   };
 
   // -- a step beside the time line ---------------------------------------------------------------------------
@@ -167,7 +214,7 @@
   const count = () => {
     const form = $("[data-bulk]");
     if (!form) return;
-    const picked = $$("input[name=task]:checked", form).length;
+    const picked = $$("tbody input[type=checkbox]:checked", form).length;
     form.classList.toggle("selecting", picked > 0);
     $("[data-count]", form).textContent = `${picked} selected`;
   };
@@ -189,7 +236,7 @@
     for (const menu of $$("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
   });
   document.addEventListener("change", (event) => {
-    if (event.target.matches("[data-all]")) for (const each of $$("input[name=task]:not(:disabled)")) each.checked = event.target.checked;
+    if (event.target.matches("[data-all]")) for (const each of $$("[data-bulk] tbody input[type=checkbox]:not(:disabled)")) each.checked = event.target.checked;
     if (event.target.matches(".filters select")) event.target.form.requestSubmit();
     count();
   });
@@ -267,6 +314,8 @@
 
   times();
   count();
+  views();
+  lazy();
   for (const place of $$("[data-stream]")) stream(place);
   setTimeout(tick, 2000);
 })();

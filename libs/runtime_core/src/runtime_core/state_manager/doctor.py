@@ -1,27 +1,26 @@
-"""`weft doctor`: checks the broker, the services and the trajectory store, and names a remedy for each problem."""
+"""Checks of the broker, the services and the trajectory store, with a remedy for each problem.
+
+`weft doctor` prints the findings, and the console shows them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from typer import Exit, Option
-
-from runtime_core.base.text import plain
+from runtime_core.base.text import in_bytes
 from runtime_core.bus.admin import MAX_ID_AHEAD_MS, IngressStream
-from runtime_core.bus.connection import Reply, position, text
+from runtime_core.bus.connection import Reply, Transport, position, text
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, NAMESPACE_FORMAT, STATE_MANAGER, TRAJECTORY_RECORDER, namespace_settings
 from runtime_core.bus.library import library
 from runtime_core.bus.namespace import server_info
-from runtime_core.cli.connection import Broker, Commands, broker, trajectories
-from runtime_core.cli.output import Json, in_bytes, print_json
 from runtime_core.declare.manifest import Manifest
-from runtime_core.errors import ConfigurationError, InvalidInput, ServerError, WeftError
-from runtime_core.settings import without_password
+from runtime_core.errors import InvalidInput, ServerError, WeftError
+from runtime_core.settings import Settings, without_password
 from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.measures import UNSERVED_TASKS, find_unserved, groups_of
@@ -49,7 +48,16 @@ FSYNC_LOSS = {
 }
 """What a crash loses, by `appendfsync`."""
 
-app = Commands()
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What the checks look at."""
+
+    settings: Settings
+    url: str
+    """The broker's."""
+    transport: Transport
+    buses: Sequence[EventBus]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +68,12 @@ class Finding:
     ok: bool
     message: str
     remedy: str = ""
+    checked: bool = True
+    """False: this user may not look."""
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON
         found: dict[str, Any] = {"check": self.check, "ok": self.ok, "message": self.message}
         return {**found, "remedy": self.remedy} if self.remedy else found
-
-    def print(self) -> None:
-        print(f"{'✓' if self.ok else '✗'} {self.check}: {plain(self.message)}", flush=True)
-        if self.remedy:
-            print(f"    → {plain(self.remedy)}", flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,59 +84,24 @@ class Changes:
     clean: bool = False
 
 
-Check = Callable[[Broker, Changes], AsyncIterator[Finding]]
+Check = Callable[[Installation, Changes], AsyncIterator[Finding]]
 
 
-@app.verb("doctor", seconds=None)  # large namespaces take long
-async def doctor(
-    repair: Annotated[
-        bool, Option("--repair", help="Release stuck work: lost work becomes dead letters, and instances continue.")
-    ] = False,
-    clean: Annotated[bool, Option("--clean", help="Remove the functions of other releases from the broker.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Check the installation.
-
-    Checks the broker, the services and the trajectory store, and prints a remedy for each problem. The exit status is
-    1 if a check fails.
-
-    \b
-    Example:
-      weft doctor
-    """
-    findings: list[Finding] = []
-    async for finding in _findings(Changes(repair, clean)):
-        findings.append(finding)
-        if not as_json:
-            finding.print()
-    failed = [finding for finding in findings if not finding.ok]
-    if as_json:
-        print_json({"ok": not failed, "checks": [finding.to_json() for finding in findings]})
-    else:
-        print(f"\n{len(failed)} of {len(findings)} checks failed" if failed else "\nall checks passed")
-    if failed:
-        raise Exit(1)
-
-
-async def _findings(changes: Changes) -> AsyncIterator[Finding]:
-    try:
-        async with broker(unchecked=True) as opened:
-            for check in CHECKS:
-                try:
-                    async for finding in check(opened, changes):
-                        yield finding
-                except ServerError as error:
-                    yield Finding(
-                        check.__name__, False, f"could not be checked: {error}", "check the rights of this user"
-                    )
-    except ConfigurationError as error:
-        yield Finding("server", False, str(error))
+async def findings(opened: Installation, changes: Changes = Changes()) -> AsyncIterator[Finding]:
+    """Make all checks, and yield what each finds."""
+    for check in CHECKS:
+        try:
+            async for finding in check(opened, changes):
+                yield finding
+        except ServerError as error:
+            message = f"could not be checked: {error}"
+            yield Finding(check.__name__, False, message, "check the rights of this user", checked=False)
 
 
 # -- the server --------------------------------------------------------------------------------------------------
 
 
-async def server(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def server(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     began = time.monotonic()
     info = await server_info(opened.transport, "server")
     took = (time.monotonic() - began) * 1000
@@ -150,7 +120,7 @@ async def server(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     yield Finding("server", True, f"{name} at {where} answers in {took:.1f} ms")
 
 
-async def memory(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def memory(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     info = await server_info(opened.transport, "memory")
     if not info:
         yield Finding("memory", True, "unknown: this user may not run INFO")
@@ -172,7 +142,7 @@ async def memory(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("memory", False, full, "raise maxmemory, or lower WEFT_RETENTION_SECONDS")
 
 
-async def persistence(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def persistence(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     reply = await _allowed(opened.transport.call("CONFIG", "GET", "appendonly", "appendfsync", "save"))
     found = _pairs(reply or [])
     if "appendonly" not in found:
@@ -189,9 +159,9 @@ async def persistence(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("persistence", True, f"append-only file, appendfsync {fsync}: {FSYNC_LOSS.get(fsync, '')}")
 
 
-async def clock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def clock(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     before = time.time()
-    apart = abs(await opened.now_ms() / 1000 - (before + time.time()) / 2)
+    apart = abs(await opened.buses[0].time_ms() / 1000 - (before + time.time()) / 2)
     yield Finding(
         "clock",
         apart <= CLOCK_SECONDS,
@@ -202,7 +172,7 @@ async def clock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     )
 
 
-async def functions(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
+async def functions(opened: Installation, changes: Changes) -> AsyncIterator[Finding]:
     own, call = library().name, opened.transport.call
     try:
         reply = cast(list[list[Reply]], await call("FUNCTION", "LIST", "LIBRARYNAME", "weft_*"))
@@ -225,7 +195,7 @@ async def functions(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
 # -- the namespace -----------------------------------------------------------------------------------------------
 
 
-async def namespace(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def namespace(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     name, call = opened.settings.namespace, opened.transport.call
     stored = cast(list[bytes | None], await call("HMGET", namespace_settings(name), "partitions", "format"))
     if stored[0] is None or stored[1] is None:
@@ -244,7 +214,7 @@ async def namespace(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("limits", False, f"submits are rejected: {text(overload)}", remedy)
 
 
-async def ingress(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
+async def ingress(opened: Installation, changes: Changes) -> AsyncIterator[Finding]:
     """Check the ingress streams. An entry with the largest possible id makes the server reject every later `XADD *`."""
     registered = await Publishers(opened.buses[0]).all()
     failed = False
@@ -277,7 +247,7 @@ async def ingress(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
         yield Finding("ingress", True, f"the shared stream can be read{also}")
 
 
-async def _schedules(opened: Broker, tenants: set[str]) -> AsyncIterator[Finding]:
+async def _schedules(opened: Installation, tenants: set[str]) -> AsyncIterator[Finding]:
     """Compare the schedules of each tenant with its bounds."""
     counts, sizes = Counter[str](), Counter[str]()
     async for schedule_id, size in Schedules(opened.buses[0], Admission(opened.buses)).sizes():
@@ -292,7 +262,7 @@ async def _schedules(opened: Broker, tenants: set[str]) -> AsyncIterator[Finding
         yield Finding("schedules", not full, line, remedy if full else "")
 
 
-async def _last_id_ahead(opened: Broker, stream: IngressStream) -> str:
+async def _last_id_ahead(opened: Installation, stream: IngressStream) -> str:
     """Return the stream's last id if it is in the future; else an empty text."""
     try:
         reply = cast(list[Reply], await opened.transport.call("XINFO", "STREAM", stream.key))
@@ -301,19 +271,19 @@ async def _last_id_ahead(opened: Broker, stream: IngressStream) -> str:
             return ""
         raise
     last = text(dict(zip(reply[::2], reply[1::2], strict=True))[b"last-generated-id"])
-    return last if position(last)[0] > await opened.now_ms() + MAX_ID_AHEAD_MS else ""
+    return last if position(last)[0] > await opened.buses[0].time_ms() + MAX_ID_AHEAD_MS else ""
 
 
 # -- services ---------------------------------------------------------------------------------------------------
 
 
-async def consumers(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def consumers(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Check that every required service sends heartbeats."""
     for bus in opened.buses:
         counts = Counter([name.partition("@")[0] for name in await _alive(bus)])
         place = _place(opened, bus)
         beat = cast(bytes | None, await bus.transport.call("HGET", bus.keys.meta, "beat_at"))
-        silent = await opened.now_ms() - int(beat) if beat is not None else 0
+        silent = await opened.buses[0].time_ms() - int(beat) if beat is not None else 0
         absent = ", ".join(name for name in REQUIRED if name not in counts)
         alive = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
         if counts and silent > SILENT_MS:
@@ -325,7 +295,7 @@ async def consumers(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
             yield Finding("consumers", True, f"alive{place}: {alive}")
 
 
-async def engines(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def engines(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Check that a gateway is running for every engine stream with waiting steps."""
     streams = set(ENGINES)
     delayed: Counter[str] = Counter()
@@ -349,7 +319,7 @@ async def engines(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     yield Finding("engines", not remedies, "; ".join(lines), "; ".join(remedies))
 
 
-async def apps(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def apps(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     bus = opened.buses[0]
     stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
     if not stored:
@@ -369,7 +339,7 @@ async def apps(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
 # -- work --------------------------------------------------------------------------------------------------------
 
 
-async def stuck(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
+async def stuck(opened: Installation, changes: Changes) -> AsyncIterator[Finding]:
     found_any = False
     for bus in opened.buses:
         for found in await find_stuck(bus):
@@ -387,7 +357,7 @@ async def stuck(opened: Broker, changes: Changes) -> AsyncIterator[Finding]:
         yield Finding("stuck", True, "every open run has an event or timer that continues it")
 
 
-async def deadlock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def deadlock(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     found = await find_circles(opened.buses)
     for circle in found:
         yield Finding("deadlock", False, circle, "cancel one of the tasks: weft task cancel ID")
@@ -395,7 +365,7 @@ async def deadlock(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("deadlock", True, "no runs wait for each other")
 
 
-async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def waits(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Find messages of agents that wait for a busy agent, or for one that no process runs."""
     found = await find_lasting_waits(opened.buses)
     for wait in found:
@@ -410,7 +380,7 @@ async def waits(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("waits", True, "no message to an agent of a runtime has waited long")
 
 
-async def unserved(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def unserved(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Find work for an agent or a tool that was removed or renamed: no running handler has the name."""
     found = [each for bus in opened.buses for each in await find_unserved(bus, UNSERVED_TASKS * 500)]
     for each in found:
@@ -420,7 +390,7 @@ async def unserved(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("names", True, "a running handler has each agent and tool that work waits for")
 
 
-async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def letters(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     found = DeadLetters(opened.buses)
     count, sizes = await found.count(), await found.sizes()
     line = "none"
@@ -433,7 +403,7 @@ async def letters(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
     yield Finding("dead letters", True, line)
 
 
-async def parked(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def parked(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Find runs whose code differs from what they did before it changed."""
     found = [letter async for letter in DeadLetters(opened.buses).parked()]
     for letter in found[:PARKED_SHOWN]:
@@ -446,18 +416,23 @@ async def parked(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("parked", True, "no run waits for a rollback or a fix of its code")
 
 
-async def store(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
+async def store(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
+    from runtime_core.trajectory.store import TrajectoryStore  # here: the import takes half a second
+
     url = without_password(opened.settings.trajectory_url)
     # Read before the store: the recorder writes to the store first and may continue in between.
     published = {bus: await _published(bus) for bus in opened.buses}
     try:
-        async with trajectories(opened.settings) as found:
-            if found is None:
-                yield await _recorded_elsewhere(opened, url, published)
-                return
-            name = opened.settings.namespace
+        found = await TrajectoryStore.open_existing(opened.settings.trajectory_url)
+        if found is None:
+            yield await _recorded_elsewhere(opened, url, published)
+            return
+        name = opened.settings.namespace
+        try:
             cursors = {bus: await found.cursor(name, bus.keys.partition) for bus in opened.buses}
             broken = await found.unreadable(name)
+        finally:
+            await found.close()
     except WeftError as error:
         yield Finding("trajectories", False, str(error), "check WEFT_TRAJECTORY_URL")
         return
@@ -482,7 +457,7 @@ async def store(opened: Broker, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("trajectories", False, unread, "see the table weft_unreadable")
 
 
-async def _recorded_elsewhere(opened: Broker, url: str, published: dict[EventBus, str | None]) -> Finding:
+async def _recorded_elsewhere(opened: Installation, url: str, published: dict[EventBus, str | None]) -> Finding:
     """Check a recorder whose store is not reachable from here, by its position on the broker."""
     more = False
     for bus, recorded in published.items():
@@ -531,7 +506,7 @@ def _pairs(reply: Reply) -> dict[str, str]:
     return dict(zip(map(text, flat[::2]), map(text, flat[1::2]), strict=True))
 
 
-def _place(opened: Broker, bus: EventBus) -> str:
+def _place(opened: Installation, bus: EventBus) -> str:
     return f" of partition {bus.keys.partition}" if len(opened.buses) > 1 else ""
 
 

@@ -1,0 +1,119 @@
+"""Forms that follow a JSON schema, and the bars of a task's time line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime_core.errors import InvalidInput
+from runtime_core.gateway.console import views
+from runtime_core.gateway.console.actions import FIELDS_MAX, fields_of, value_of
+
+SCHEMA = {
+    "type": "object",
+    "required": ["topic", "days", "share", "draft", "tone"],
+    "properties": {
+        "topic": {"type": "string", "description": "What it is about."},
+        "days": {"type": "integer"},
+        "share": {"type": "number", "default": 0.5},
+        "draft": {"type": "boolean"},
+        "tone": {"enum": ["dry", "warm"]},
+        "pages": {"type": "array"},
+        "note": {"type": "string", "default": "none"},
+        "size": {"enum": [1, 2]},
+    },
+}
+
+
+def test_a_form_has_a_field_for_each_member() -> None:
+    found = {field.label: field for field in fields_of(SCHEMA)}
+    assert [field.name for field in found.values()] == [
+        "text.topic", "whole.days", "number.share", "choice.draft", "choice.tone", "json?.pages", "text?.note",
+        "choice?.size",
+    ]  # fmt: skip
+    assert found["topic"].hint == "What it is about."
+    assert (found["share"].value, found["note"].value) == ("0.5", "none")
+    assert found["tone"].options == (('"dry"', "dry"), ('"warm"', "warm"))
+    assert found["size"].options[0] == ("", "-"), "it may be left out"
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        (None, "input"), ({}, "input"), ({"type": "string"}, "text."), ({"type": "integer"}, "whole."),
+        ({"type": "array"}, "input"), ({"type": "object"}, "input"), ({"enum": [1]}, "choice."),
+        ({"type": "object", "properties": {str(n): {} for n in range(FIELDS_MAX + 1)}}, "input"),
+    ],
+)  # fmt: skip
+def test_another_schema_has_one_field(schema: dict[str, Any] | None, name: str) -> None:
+    assert [field.name for field in fields_of(schema)] == [name]
+
+
+def test_a_form_is_read_as_its_fields_say() -> None:
+    form = {
+        "token": ["x"], "agent": ["a"], "text.topic": ["42"], "whole.days": [" 3 "], "number.share": ["1.5"],
+        "choice.draft": ["true"], "choice.tone": ['"dry"'], "json?.pages": ["[1]"], "text?.note": [""],
+        "choice?.size": [""], "unknown.kind": ["x"],
+    }  # fmt: skip
+    assert value_of(form) == {
+        "topic": "42", "days": 3, "share": 1.5, "draft": True, "tone": "dry", "pages": [1],
+    }  # fmt: skip
+    assert value_of({"text.": ["42"]}) == "42"
+    assert value_of({"json.": ["42"]}) == 42
+    assert value_of({"input": ["42"]}) == 42
+    assert value_of({"input": ["some words"]}) == "some words"
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "why"),
+    [("whole.days", "x", "days: \"x\" is not a whole number"), ("number.share", "", "is not a number"),
+     ("json.", "{", "input: \"{\" is not JSON"), ("choice.draft", "maybe", "is not one of the choices")],
+)  # fmt: skip
+def test_a_wrong_value_names_its_field(field: str, text: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why.replace("{", r"\{")):
+        value_of({field: [text]})
+
+
+def node(run: str, step: str, kind: str, started: float, ended: float, **more: Any) -> dict[str, Any]:  # Any: JSON
+    return {
+        "run": run, "step": step, "kind": kind, "name": kind, "key": "", "status": "completed", "attempts": 1,
+        "started": started, "ended": ended, "input": None, "output": None, "error": None, "errors": [], "usage": {},
+        "attributes": {}, "cause": "", "owner": "", "recorded": True, "children": [], **more,
+    }  # fmt: skip
+
+
+NOW = 1_700_000_000_000.0
+VIEW = {"task_id": "t", "status": "completed", "agent": "a", "created": NOW, "ended": NOW + 100}
+
+
+def test_a_bar_shows_the_queue_the_call_and_the_last_commit() -> None:
+    call = node("r", "1", "tool", NOW + 30, NOW + 50, cause=f"{NOW + 20:.0f}-0")
+    line = views.timeline(VIEW, {"runs": [node("r", "", "agent", NOW + 4, NOW + 90, children=[call])]})
+    run, tool = line.rows
+    assert [(bar.kind, bar.start - NOW, bar.end - NOW) for bar in tool.bars] == [("queue", 20, 30), ("tool", 30, 50)]
+    assert [(bar.kind, bar.start - NOW, bar.end - NOW) for bar in run.bars] == [
+        ("queue", 0, 4), ("agent", 4, 90), ("queue", 20, 30), ("tool", 30, 50), ("commit", 90, 100),
+    ]  # fmt: skip
+    assert tool.in_queue == 10
+    assert views.time_split(run, line.rows) == [
+        ("in the queue", 10, "queue"), ("tools", 20, "tool"), ("own code and commits", 56, "code"),
+    ]  # fmt: skip
+
+
+def test_between_attempts_ends_where_the_last_one_was_queued() -> None:
+    failed = {"type": "E", "message": "m", "traceback": "", "at": NOW + 10}
+    call = node("r", "1", "tool", NOW + 60, NOW + 70, cause=f"{NOW + 50:.0f}-3", errors=[failed])
+    line = views.timeline(VIEW, {"runs": [node("r", "", "agent", NOW, NOW + 90, children=[call])]})
+    assert [(bar.kind, bar.start - NOW, bar.end - NOW) for bar in line.rows[1].bars] == [
+        ("retry", 10, 50), ("queue", 50, 60), ("tool", 60, 70), ("failed", 10, 10),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", ["", "x", "e-1", f"{NOW + 40:.0f}-0"])
+def test_a_cause_that_tells_no_time_in_the_queue_draws_none(cause: str) -> None:
+    """Rows of older releases have none, and the clocks of two machines may differ."""
+    call = node("r", "1", "tool", NOW + 30, NOW + 50, cause=cause)
+    line = views.timeline(VIEW, {"runs": [node("r", "", "agent", NOW, NOW + 100, children=[call])]})
+    assert [bar.kind for bar in line.rows[1].bars] == ["tool"]
+    assert line.rows[1].in_queue == 0
