@@ -9,6 +9,7 @@ CONSOLE = "integration/gateway:console"
 TOKENS = "integration/gateway:tokens"
 EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
+LOGIN = "integration/gateway:console_login"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
@@ -167,8 +168,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "gateway/keys.py",
         "issuer",
-        '            if document.get("issuer") != self._provider.issuer:\n',
-        "            if False:\n",
+        '    if document.get("issuer") != issuer:\n',
+        "    if False:\n",
         "the keys are those of the provider that is set",
         TOKENS,
     ),
@@ -331,5 +332,45 @@ MUTANTS: tuple[Mutant, ...] = (
         "        pass\n",
         "an event is decoded within the bounds of the wire",
         "integration/gateway:requests",
+    ),
+    python(
+        "gateway/keys.py",
+        "login_state",
+        "        if not hmac.compare_digest(attempt.state.encode(), state.encode()):\n",
+        "        if False:\n",
+        "a code of another browser's login logs nobody in",
+        LOGIN,
+    ),
+    python(
+        "gateway/keys.py",
+        "login_nonce",
+        '        if not hmac.compare_digest(str(claims.get("nonce")).encode(), attempt.nonce.encode()):\n',
+        "        if False:\n",
+        "the token of another login is refused",
+        LOGIN,
+    ),
+    python(
+        "gateway/keys.py",
+        "login_id_token",
+        "        claims = await self._id_tokens.claims(own)\n",
+        "        import jwt\n\n        claims = jwt.decode(own, options={'verify_signature': False})\n",
+        "an ID token is signed by the provider, for the console",
+        LOGIN,
+    ),
+    python(
+        "gateway/console/site.py",
+        "login_back",
+        "        back = local_path(unquote(back))\n",
+        "        back = unquote(back)\n",
+        "a login never ends on another site",
+        LOGIN,
+    ),
+    python(
+        "gateway/console/site.py",
+        "login_cookie_size",
+        "            if len(token) > COOKIE_MAX_CHARACTERS:\n",
+        "            if False:\n",
+        "a token that no browser keeps is refused with a reason",
+        LOGIN,
     ),
 )
