@@ -278,7 +278,7 @@ class Site:
         except ProviderAway as error:
             return self._login_form(visit, visit.request.query_params.get("next", ""), str(error), 503)
         response = RedirectResponse(address, 303, HEADERS)
-        back = local_path(visit.request.query_params.get("next", ""))
+        back = visit.request.query_params.get("next", "")
         set_cookie(visit.request, response, LOGIN_COOKIE, f"{attempt}.{quote(back[:1000], safe='')}")
         return response
 
