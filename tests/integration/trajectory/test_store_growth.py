@@ -49,14 +49,14 @@ class Recorded:
         self.bytes = 0
         self.entries = 0
 
-    def shortened(self, *rows: Step) -> bytes:
-        record, new = self.told.shortened(ENCODER.encode(rows), self.secrets.data)
+    async def shortened(self, *rows: Step) -> bytes:
+        record, new = await self.told.shortened(ENCODER.encode(rows), self.secrets.rows)
         self.told.remember(new)
         self.bytes += len(record)
         return record
 
     async def commit(self, task: str, *rows: Step) -> bytes:
-        record = self.shortened(*rows)
+        record = await self.shortened(*rows)
         self.entries += 1
         await self.store.write("weft", 0, 1, [RecordEntry(f"{self.entries}-0", task, record, None)])
         return record
@@ -76,7 +76,7 @@ async def test_turns_take_linear_room(store: TrajectoryStore, database: Database
     read: list[RecordEntry] = []
     for number in range(1, TURNS + 1):
         history += ({"role": role, "content": f"{role} {number}"} for role in ("user", "assistant"))
-        rows = recorded.shortened(call("1" if tasks else str(number), history))
+        rows = await recorded.shortened(call("1" if tasks else str(number), history))
         read.append(RecordEntry(f"{number}-0", f"t-{number if tasks else 0}", rows, None))
         if number % 50 == 0:
             # As a recorder does that is a little behind: many commits in one transaction.
@@ -139,16 +139,16 @@ async def test_rows_of_one_commit_build_on_each_other(store: TrajectoryStore) ->
     assert [len(messages) for messages in await recorded.messages("t")] == [2 * number for number in range(1, 21)]
 
 
-def rows_after(recorded: Recorded, *lists: Sequence[object]) -> list[bool]:
+async def rows_after(recorded: Recorded, *lists: Sequence[object]) -> list[bool]:
     """Return which rows of these lists hold only new messages."""
-    return [bool(STEPS.decode(recorded.shortened(call("1", messages)))[0].input_after) for messages in lists]
+    return [bool(STEPS.decode(await recorded.shortened(call("1", messages)))[0].input_after) for messages in lists]
 
 
 async def test_a_list_is_sent_in_full_at_first_and_whenever_it_has_doubled(store: TrajectoryStore) -> None:
     history = [message for number in range(1, 40) for message in turn(number)]
     assert len(ENCODER.encode([call("1", history[:6])])) > UNSHORTENED_BYTES
     recorded = Recorded(store)
-    assert rows_after(recorded, history[:6], history[:10], history[:12], history[:22], history[:24]) == [
+    assert await rows_after(recorded, history[:6], history[:10], history[:12], history[:22], history[:24]) == [
         False,
         True,
         False,
@@ -156,22 +156,22 @@ async def test_a_list_is_sent_in_full_at_first_and_whenever_it_has_doubled(store
         False,
     ]
     recorded.told.forget()
-    assert rows_after(recorded, history[:26], history[:28]) == [False, True]
+    assert await rows_after(recorded, history[:26], history[:28]) == [False, True]
     # A commit that was refused has told nothing.
     recorded.told.forget()
-    recorded.told.shortened(ENCODER.encode([call("1", history[:26])]), recorded.secrets.data)
-    assert rows_after(recorded, history[:28]) == [False]
+    await recorded.told.shortened(ENCODER.encode([call("1", history[:26])]), recorded.secrets.rows)
+    assert await rows_after(recorded, history[:28]) == [False]
 
 
 @pytest.mark.parametrize(
     "given", [b"[1]", b'{"messages":3}', b'{"messages":[]}', b'{"messages":', b'"messages"', b'{"messages":{}}']
 )
-def test_other_rows_go_as_they_are(given: bytes) -> None:
+async def test_other_rows_go_as_they_are(given: bytes) -> None:
     step = call("1", turn(1))
     step.input = msgspec.Raw(given)
     step.output = msgspec.Raw(b'"%b"' % (b"x" * UNSHORTENED_BYTES))
     record = ENCODER.encode([step])
-    assert SentLists().shortened(record, Redactor().data) == (record, {})
+    assert await SentLists().shortened(record, Redactor().rows) == (record, {})
 
 
 async def test_an_erased_beginning_is_reported(store: TrajectoryStore) -> None:

@@ -7,10 +7,18 @@ from tests.mutants.mutant import Mutant, lua, python
 MUTANTS: tuple[Mutant, ...] = (
     python(
         "wire/codec.py",
-        "long_exponents",
-        "    if sum(map(numbers.count, _LONG_EXPONENTS)) > MAX_LONG_EXPONENTS:\n",
+        "slow_numbers",
+        '    if _slow_numbers(b" ".join(data.split(b\'"\')[::2])) > MAX_SLOW_NUMBERS:\n',
         "    if False:\n",
         "JSON that a decoder takes seconds for is refused",
+        "unit/wire:codec",
+    ),
+    python(
+        "wire/codec.py",
+        "long_digits",
+        "    found = zeros.count(_LONG_DIGITS)\n",
+        "    found = 0\n",
+        "numbers with hundreds of digits are refused where they are many",
         "unit/wire:codec",
     ),
     lua(

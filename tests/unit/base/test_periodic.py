@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from runtime_core.base.periodic import Periodic, TimeLimit
+from runtime_core.base.periodic import Periodic, Slices, TimeLimit
 from runtime_core.consumer.progress import ProgressWatch
 
 
@@ -236,3 +236,14 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+async def test_long_work_pauses_after_each_slice() -> None:
+    slices = Slices(10)
+    paused = []
+    for _ in range(9):
+        work = asyncio.ensure_future(slices.worked(4))
+        await asyncio.sleep(0)
+        paused.append(not work.done())
+        await work
+    assert paused == [False, False, True] * 3

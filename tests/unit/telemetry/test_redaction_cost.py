@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -17,6 +18,8 @@ from runtime_core.telemetry import json_redaction, secret_search
 from runtime_core.telemetry.json_redaction import ESCAPES
 from runtime_core.telemetry.redaction import Redactor, patterns_of
 from runtime_core.telemetry.secret_search import MAX_CANDIDATES, RULE, candidate_pattern
+from runtime_core.trajectory.recorder import record_entries
+from runtime_core.wire.contents import SentLists
 from runtime_core.wire.step import ENCODER, STEPS, Step, StepError
 from tests.unit.telemetry.former_rules import secrets_in
 
@@ -244,8 +247,13 @@ NESTED: dict[str, object] = {"a": {**ROW, "pw": "words"}, "b": [ROW]}
         {"sk-abcdef " * 100 + str(n): "x" for n in range(MIB // 1000)},
         {"k" * 100_000 + str(n): "x\n" for n in range(10)},
         [{"a": {"b": "x\n", "pw": "y"}}] * (MIB // 25),
+        {
+            "password": "x",
+            "a": [[{"password": {"a": [1.5, "x"], "pw": "x"}}, {"sk-abcdef": {}, "b": KEY}]] * (MIB // 120),
+        },
+        {f"{n} sk-abcdef": [{"password": {"pw": ["x", 1]}, "token": "x" * 200}] * 30 for n in range(150)},
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_hostile_json_costs_a_few_searches(value: object) -> None:
     known = Redactor([KNOWN])
@@ -258,7 +266,7 @@ def test_hostile_json_costs_a_few_searches(value: object) -> None:
 def test_a_long_name_among_too_many_candidates_is_hidden_without_a_search_for_its_secrets() -> None:
     crowded = [KEY] * (MAX_CANDIDATES + 1)
     shown = json.loads(
-        Redactor().data(json.dumps({"a": crowded, f"{KEY} b": "c", f"{KEY} {'d' * 600}": "e", "f" * 600: "g"}).encode())
+        Redactor().data(json.dumps({f"{KEY} b": "c", f"{KEY} {'d' * 600}": "e", "f" * 600: "g", "a": crowded}).encode())
     )
     assert KEY not in json.dumps(shown)
     assert {name: shown[name] for name in shown if name != "a"} == {"*** b": "c", "***": "e", "f" * 600: "g"}
@@ -297,21 +305,57 @@ def test_json_with_too_many_candidates_has_a_bounded_number_of_checked_values() 
     assert json.loads(Redactor().data(json.dumps(few).encode())) == [*few[:-1], {"a": "***"}]
 
 
-def test_many_rows_with_many_candidates_stay_rows() -> None:
+async def test_many_rows_with_many_candidates_stay_rows() -> None:
     rows = [
         Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"decoded": f"{KEY} {n}", "pw": "plain"}))
         for n in range(500)
     ]
     rows.append(Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"n": [1]})))
     data = ENCODER.encode(rows)
-    shown = Redactor().rows(data)
+    shown = await Redactor().rows(data)
     assert KEY.encode() not in shown
     assert b"plain" not in shown
     found = STEPS.decode(shown)
     assert [(row.name, row.status) for row in found] == [("charge", "completed")] * 501
     assert found[-1] == rows[-1]
-    assert Redactor().rows(ENCODER.encode(rows[-1:])) == ENCODER.encode(rows[-1:])
-    assert KEY.encode() not in Redactor().rows(data[:-1])
+    assert await Redactor().rows(ENCODER.encode(rows[-1:])) == ENCODER.encode(rows[-1:])
+    assert KEY.encode() not in await Redactor().rows(data[:-1])
+
+
+async def turns_during(work: Awaitable[object]) -> int:
+    """Return how often other work of the event loop runs meanwhile."""
+    turns = 0
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+def rows_of(input: dict[str, object], count: int) -> bytes:
+    return ENCODER.encode([Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw(input))] * count)
+
+
+async def test_many_rows_with_many_candidates_do_not_hold_the_event_loop() -> None:
+    known = Redactor()
+    for count, text in ((1000, KEY), (100, f"{KEY} {'words ' * 1000}")):
+        assert await turns_during(known.rows(rows_of({"a": text}, count))) > 8
+        assert await turns_during(known.rows(rows_of({"a": text}, 10))) < 4
+
+
+async def test_many_rows_with_messages_do_not_hold_the_event_loop() -> None:
+    known = Redactor()
+    for count, text in ((1000, "words"), (100, "words " * 2000)):
+        record = rows_of({"messages": [{"text": text}]}, count)
+        assert await turns_during(SentLists().shortened(record, known.rows)) > 8
+    assert await turns_during(SentLists().shortened(rows_of({"messages": ["words"]}, 10), known.rows)) < 4
+
+
+async def test_the_rows_of_the_broker_do_not_hold_the_recorders_event_loop() -> None:
+    answer = [b"t", b"t-1", b"d", rows_of({"a": "words " * 20_000}, 1)]
+    assert await turns_during(record_entries([(b"1-0", answer)] * 100)) > 8
+    assert await turns_during(record_entries([(b"1-0", answer)] * 5)) < 4
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Background tasks: the loop of every periodic role, the end of a task, and a time limit for what a task awaits."""
+"""Background tasks: the loop of every periodic role, the end of a task, slices of long work, and a time limit."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:  # Any: whatever t
     if tasks:
         # `wait` and not `await task`: the cancellation of a task must not look like one of the caller.
         await asyncio.wait(tasks)
+
+
+class Slices:
+    """Divides long work of a coroutine: other work of the event loop runs after every `size` bytes of it."""
+
+    __slots__ = ("_left", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = size
+
+    async def worked(self, size: int) -> None:
+        """Count work that is done or comes next."""
+        self._left -= size
+        if self._left < 0:
+            self._left = self._size
+            await asyncio.sleep(0)
 
 
 class Periodic:

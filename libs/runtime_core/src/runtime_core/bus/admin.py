@@ -214,7 +214,7 @@ class EngineVerbs(Partition):
         secrets = redactor()
         reply = await self.call(
             "expire_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, b"E", now_ms,
-            secrets.data(error), secrets.rows(record), 1, b"",
+            secrets.data(error), await secrets.rows(record), 1, b"",
         )  # fmt: skip
         self._fence(reply)
         return reply == b"OK"

@@ -86,9 +86,9 @@ class CommitVerbs(Partition):
         """
         new_lists: NewLists = {}
         if len(record) >= UNSHORTENED_BYTES:
-            record, new_lists = self._shortened(record)
+            record, new_lists = await self._shortened(record)
         elif record:
-            record = redactor().rows(record)
+            record = await redactor().rows(record)
         if mode not in ("w", "c"):
             body = redactor().data(body)
         instance = delivery.instance if delivery.key else ""
@@ -111,11 +111,14 @@ class CommitVerbs(Partition):
             raise JournalLost(f"the broker has lost a step of {delivery!r}")
         return False
 
-    def _shortened(self, record: bytes) -> tuple[bytes, NewLists]:
-        if self.transport.reconnects != self._sent_since:
-            self._sent_since = self.transport.reconnects
-            self._sent_lists.forget()
-        return self._sent_lists.shortened(record, redactor().rows)
+    async def _shortened(self, record: bytes) -> tuple[bytes, NewLists]:
+        while True:
+            if self.transport.reconnects != self._sent_since:
+                self._sent_since = self.transport.reconnects
+                self._sent_lists.forget()
+            shortened = await self._sent_lists.shortened(record, redactor().rows)
+            if self.transport.reconnects == self._sent_since:
+                return shortened
 
     async def commit_call(
         self,
@@ -133,7 +136,7 @@ class CommitVerbs(Partition):
         and in an error. Returns False if the step has its result already, or its task has ended.
         """
         secrets = redactor()
-        record = secrets.rows(record)
+        record = await secrets.rows(record)
         if status == b"E":
             payload = secrets.data(payload)
         args = (
@@ -316,7 +319,7 @@ class FailureVerbs(Partition):
         Redacts secrets in its errors and rows, but not in its input, which a redrive sends again.
         """
         secrets = redactor()
-        errors, error, record = secrets.data(errors), secrets.data(error), secrets.rows(record)
+        errors, error, record = secrets.data(errors), secrets.data(error), await secrets.rows(record)
         reply = await self.insist(
             "dead_letter", self.owner, stream, entry, reason, errors, now_ms, error, record, steps, usage
         )

@@ -267,7 +267,7 @@ async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajector
         for entry, fields in page:
             if fields[1].decode() != task:
                 continue
-            read = record_entry(entry, fields)
+            read = await record_entry(entry, fields)
             end = read.end or end
             if read.steps:
                 steps += STEPS.decode(read.steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from itertools import accumulate
 import msgspec
 import re2
 
+from runtime_core.base.periodic import Slices
 from runtime_core.telemetry.secret_search import HIDDEN, SECRET_MEMBERS, Allowance, SecretSearch, bytes_options
 
 LONGEST_ESCAPE = len("\\u0000")
@@ -24,7 +26,7 @@ SAVED_BY_ESCAPE = LONGEST_ESCAPE - 1
 FEW_ESCAPES = 1000
 """Up to this number of escapes, replacing them one by one is fastest."""
 
-_HOPS = 64
+_HOPS = 24
 """How many escaped quotes, and backslashes before one, are checked one by one before RE2 scans the rest."""
 _BACKSLASH = ord("\\")
 _REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
@@ -147,7 +149,7 @@ STRINGS = 10_000
 ESCAPES = 65_536
 """How many backslashes of one payload are decoded before texts with escapes are hidden as a whole."""
 
-VALUES = 256
+VALUES = 80
 """How many values of JSON with too many candidates are checked one by one before the rest is hidden."""
 
 NESTING = 3
@@ -155,13 +157,18 @@ NESTING = 3
 
 _KEPT_LEVELS = 4
 """Levels of JSON that are kept if there are too many candidates: rows, their members, and the texts of an error."""
-_KEPT_BYTES = 16_384
-"""The largest array or object that is kept on the third level and below."""
+_KEPT_BYTES = (sys.maxsize, 131_072, 16_384, 16_384)
+"""The largest array or object that is kept on each level."""
 _KEPT_ELEMENTS = 200
 _ELEMENT_BYTES = 128
 """An array of many elements with a shorter average is hidden as a whole; rows are longer."""
 _MEMBER_BYTES = 512
 """The same for the members of an object, each of which costs more."""
+
+SLICE_BYTES = 65_536
+"""How many bytes of rows with too many candidates are redacted before other work of the event loop runs."""
+_ROW_BYTES = 1024
+"""What a row costs beside its bytes, as bytes."""
 
 _DECODED_COMMAS = 16_384
 """JSON with more commas is hidden as a whole before it is decoded: so many members or elements take too long."""
@@ -179,6 +186,7 @@ _LOWER = bytes(range(256)).lower()
 
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_rows = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _HIDDEN_VALUE = _encode(HIDDEN)
 _HIDDEN_MEMBER = b"%b:%b" % (_HIDDEN_VALUE, _HIDDEN_VALUE)
 
@@ -212,21 +220,22 @@ class JsonRedaction:
         except _TooManyCandidates:
             return self._coarsely(data.strip(), _Allowance())
 
-    def rows(self, data: bytes, first: re2._Match | None) -> bytes:
+    async def rows(self, data: bytes, first: re2._Match | None) -> bytes:
         """Implement `Redactor.rows`; `first` is the first candidate."""
         try:
             return self._json(data, _Allowance(), 0, first)
         except _TooManyCandidates:
             try:
-                rows = _elements(data)
+                rows = _rows(data)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
                 return self._coarsely(data.strip(), _Allowance())
-            return b"[%b]" % b",".join([self._coarse_row(bytes(row)) for row in rows])
-
-    def _coarse_row(self, row: bytes) -> bytes:
-        if self._search.candidate.search(row) is None and self._search.matches_no_pattern(row):
-            return row
-        return self._coarsely(row, _Allowance(), 1, row=True)
+        slices = Slices(SLICE_BYTES)
+        shown = []
+        for row in rows:
+            size = sum(len(bytes(value)) for value in row.values())
+            await slices.worked(_ROW_BYTES + size)
+            shown.append(self._coarse_object(row, size, _Allowance(), 1))
+        return b"[%b]" % b",".join(shown)
 
     def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
         """Return JSON without secrets; `first` is the first candidate. Raises _TooManyCandidates."""
@@ -363,18 +372,15 @@ class JsonRedaction:
         except _TooManyCandidates:
             return HIDDEN.encode()
 
-    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0, *, row: bool = False) -> bytes:
-        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole.
-
-        A `row` has few members, whatever they contain.
-        """
+    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0) -> bytes:
+        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole."""
         head = data[:1]
         if head not in (b"[", b"{", b'"'):
             # A number or a word; at the top level it may not be JSON at all.
             return data if level else _HIDDEN_VALUE
-        if level >= _KEPT_LEVELS or head == b'"' or (level > 1 and len(data) > _KEPT_BYTES):
+        if level >= _KEPT_LEVELS or head == b'"' or len(data) > _KEPT_BYTES[level]:
             return _HIDDEN_VALUE
-        if not row and data.count(b",") > _DECODED_COMMAS:
+        if len(data) > _DECODED_COMMAS and data.count(b",") > _DECODED_COMMAS:
             return _HIDDEN_VALUE
         if not level and data.startswith(b"[{") and data.endswith(b"}]"):
             # A single row, the usual case: read it once, and not again to find its end.
@@ -422,25 +428,29 @@ class JsonRedaction:
                 pieces += data[kept:start], _HIDDEN_VALUE if members is None else _HIDDEN_MEMBER
                 kept = len(data)
                 break
-            value = data[start:end]
-            pieces += (
-                data[kept:start],
-                self._coarsely(value, allowance, level + 1)
-                if members is None
-                else self._coarse_member(*members[index], allowance, level + 1),
-            )
+            if members is None:
+                shown = self._coarsely(data[start:end], allowance, level + 1)
+            else:
+                hit = None if found is None else end - found.start()
+                shown = self._coarse_member(*members[index], allowance, level + 1, hit)
+            pieces += data[kept:start], shown
             kept, at = end, end + 1
         pieces.append(data[kept:])
         return b"".join(pieces)
 
-    def _coarse_member(self, name: str, raw: msgspec.Raw, allowance: _Allowance, level: int) -> bytes:
+    def _coarse_member(self, name: str, raw: msgspec.Raw, allowance: _Allowance, level: int, hit: int | None) -> bytes:
+        """Return a member; its first candidate is `hit` bytes before its end, or anywhere if None."""
         value = bytes(raw)
+        in_value = hit is not None and hit <= len(value)
         if value[:1] == b'"' and _is_secret_name(name):
             value = _HIDDEN_VALUE
-        elif self._search.candidate.search(value) is not None or not self._search.matches_no_pattern(value):
+        elif in_value or self._search.candidate.search(value) is not None or not self._search.matches_no_pattern(value):
             value = self._coarsely(value, allowance, level)
+        if in_value:
+            return b"%b:%b" % (_encode(name), value)
         written = name.encode()
-        if len(written) > _LONGEST_SHOWN_NAME and self._search.candidate.search(written) is not None:
+        in_name = hit is not None or self._search.candidate.search(written) is not None
+        if in_name and len(written) > _LONGEST_SHOWN_NAME:
             return b"%b:%b" % (_HIDDEN_VALUE, value)
         shown = self._search.hidden(written, allowance)
         return b"%b:%b" % (_encode(shown.decode("utf-8", "replace")), value)

@@ -86,13 +86,13 @@ class Redactor:
             return data
         return self._json.data(data, first)
 
-    def rows(self, data: bytes) -> bytes:
-        """Return trajectory rows (a JSON array) without secrets. However many secrets there are, each row stays a
-        row."""
+    async def rows(self, data: bytes) -> bytes:
+        """Return trajectory rows (a JSON array) without secrets. However many secrets there are, each row stays a row,
+        and other work of the event loop runs between them."""
         first = self._search.candidate.search(data)
         if first is None and (not self._search.patterns or self._search.matches_no_pattern(data)):
             return data
-        return self._json.rows(data, first)
+        return await self._json.rows(data, first)
 
     def attributes(self, attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
         """Return the attributes of a span or a row without secrets."""

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from runtime_core.base.periodic import Slices
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
 from runtime_core.bus.spans import record_spans
@@ -35,20 +36,21 @@ _steps_of = attrgetter("steps")
 READ_BATCH = 2000
 POLL_SECONDS = 0.02
 """The pause between reads: entries that arrive within it share a transaction."""
+SLICE_BYTES = 1_000_000
 BUSY_ENTRIES, BUSY_BYTES = 50, 1_000_000
 BUSY_POLL_SECONDS = 0.1
 """The pause after so many entries, unless they are large: an entry costs less in a larger transaction."""
 LOCAL_LEASE_SECONDS = 3.0
 
 
-def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
+async def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
     """Parse an entry. Fields: `t` task, `d` steps (JSON array or empty). The entry of the commit that ended the task
     also has `e` (status, agent, steps, created ms, ended ms, session; one per line), `f` (the error object, or empty),
     `x` (the traceparent, if the task has a trace) and `g` (if the task had ended before)."""
     task, rows = fields[1].decode(), fields[3]
     if rows and _BY_A_PROCESS.search(rows[-_TAIL_BYTES:]) is None:
         # Processes have removed the secrets from the rows that they wrote.
-        rows = redactor().rows(rows)
+        rows = await redactor().rows(rows)
     if len(fields) < 6:
         return RecordEntry(entry.decode(), task, rows, None)
     status, agent, steps, created, ended, session = fields[5].decode().split("\n")
@@ -56,6 +58,16 @@ def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
     end = TaskEnd(task, status, agent, int(steps), float(created or 0), float(ended), error, session)
     trace = dict(zip(fields[8::2], fields[9::2], strict=True)).get(b"x", b"").decode()
     return RecordEntry(entry.decode(), task, rows, end, trace)
+
+
+async def record_entries(entries: Sequence[tuple[bytes, list[bytes]]]) -> list[RecordEntry]:
+    """Parse entries. Other work of the event loop runs after each megabyte, since the broker's rows are redacted."""
+    slices = Slices(SLICE_BYTES)
+    rows = []
+    for entry, fields in entries:
+        rows.append(row := await record_entry(entry, fields))
+        await slices.worked(len(row.steps))
+    return rows
 
 
 def pause_after_many(rows: Sequence[RecordEntry]) -> float:
@@ -124,7 +136,7 @@ class Recorder(Leaders):
                 self._watch.waiting(False)
                 continue
             self._watch.waiting(True)
-            rows = [record_entry(entry, fields) for entry, fields in entries]
+            rows = await record_entries(entries)
             began = time.perf_counter()
             await self._store.write(self._namespace, partition, epoch, rows)
             commit_seconds.observe(time.perf_counter() - began)

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from runtime_core.base.periodic import Slices
 from runtime_core.wire.step import ENCODER, STEPS, Step
 
 DIGEST_BYTES = 20
@@ -38,6 +39,10 @@ _NUL = "\0"
 _NUL_SHOWN = "␀"
 _PLACEHOLDER = msgspec.Raw(b"null")
 
+SLICE_BYTES = 65_536
+"""How many bytes of rows are shortened before other work of the event loop runs."""
+_ROW_BYTES = 2_048
+"""What a row costs beside its input, as bytes."""
 UNSHORTENED_BYTES = 2_048
 """A record under this size is left as it is."""
 REMEMBERED_LISTS = 10_000
@@ -236,6 +241,7 @@ class _SentList:
     """The number of messages in its last full row."""
 
 
+Redact = Callable[[bytes], Awaitable[bytes]]
 NewLists = dict[bytes, _SentList]
 """Sent lists, by the digest of the original messages."""
 
@@ -246,18 +252,22 @@ class SentLists:
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, _SentList] = OrderedDict()
 
-    def shortened(self, record: bytes, redact: Callable[[bytes], bytes]) -> tuple[bytes, NewLists]:
+    async def shortened(self, record: bytes, redact: Redact) -> tuple[bytes, NewLists]:
         """Return redacted rows (a JSON array) for the record, and the lists to remember once the rows are on it.
 
         Unreadable rows stay unchanged.
         """
         if len(record) < UNSHORTENED_BYTES or MESSAGES_IN not in record:
-            return redact(record), {}
+            return await redact(record), {}
         new: NewLists = {}
         try:
-            rows = [self._row(step, redact, new) for step in STEPS.decode(record)]
+            slices = Slices(SLICE_BYTES)
+            rows = []
+            for step in STEPS.decode(record):
+                await slices.worked(_ROW_BYTES + len(bytes(step.input)))
+                rows.append(await self._row(step, redact, new))
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return redact(record), {}
+            return await redact(record), {}
         return b"[%b]" % b",".join(rows), new
 
     def remember(self, new: NewLists) -> None:
@@ -273,18 +283,18 @@ class SentLists:
         writes."""
         self._sent.clear()
 
-    def _row(self, step: Step, redact: Callable[[bytes], bytes], new: NewLists) -> bytes:
+    async def _row(self, step: Step, redact: Redact, new: NewLists) -> bytes:
         data = bytes(step.input)
         members = _members(data) if data[:1] == b"{" and MESSAGES_IN in data else {}
         value = bytes(members.get(MESSAGES, b""))
         if value[:1] != b"[":
-            return redact(ENCODER.encode(step))
+            return await redact(ENCODER.encode(step))
         messages = _elements(value)
         given: list[bytes] = []
         for message in messages:
             given.append(extended_digest(given[-1] if given else None, message_digest(bytes(message))))
         if not given:
-            return redact(ENCODER.encode(step))
+            return await redact(ENCODER.encode(step))
         known, before = self._longest(given, new)
         whole = len(given)
         if before is not None and whole < 2 * before.whole:
@@ -292,7 +302,7 @@ class SentLists:
             members[MESSAGES] = msgspec.Raw(b"[%b]" % b",".join(map(bytes, messages[known:])))
             step.input = msgspec.Raw(ENCODER.encode(members))
             step.input_after = before.digest.hex()
-        row = redact(ENCODER.encode(step))
+        row = await redact(ENCODER.encode(step))
         # Count as the recorder does: by the content of the row.
         head = before.digest if step.input_after and before is not None else None
         for message in _elements(_members(bytes(_step(row).input))[MESSAGES]):
