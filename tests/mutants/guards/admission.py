@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "submit",
         "tombstone",
-        "redis.call('ZSCORE', base .. 'tombs', task) then",
+        "QUEUE.was_cancelled(base, task) then",
         "false then",
         "a task that was cancelled before its submit does not start",
         "contracts:cancel",
@@ -376,7 +376,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "claim",
         "tombstone",
-        "if field == 'task_id' and redis.call('ZSCORE', base .. 'tombs', task) then",
+        "if field == 'task_id' and QUEUE.was_cancelled(base, task) then",
         "if false then",
         "a task that was cancelled before its submit does not start elsewhere",
         "contracts:claims",

@@ -153,9 +153,25 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "cancel",
         "tombstones_bounded",
-        "redis.call('ZREMRANGEBYRANK', tombs, 0, -100001)",
+        "redis.call('ZREMRANGEBYRANK', tombs, 0, -10001)",
         "",
         "a flood of cancels of unknown tasks does not fill the broker",
+        "contracts:cancel",
+    ),
+    lua(
+        "cancel",
+        "tombstones_apart",
+        "'tombs:' .. QUEUE.tenant_of(task)",
+        "'tombs'",
+        "a tenant's cancels of unknown tasks push out none of another",
+        "contracts:cancel",
+    ),
+    lua(
+        "cancel",
+        "tombstones_expire",
+        "    redis.call('EXPIRE', tombs, 600)\n",
+        "",
+        "cancels of unknown tasks do not stay on the broker",
         "contracts:cancel",
     ),
     lua(

@@ -1,8 +1,8 @@
 -- Cancels a task: it ends now. Running handlers learn of it from their heartbeats, and their commits only settle the
 -- entry.
 -- KEYS 1 base · ARGV 1 task · 2 reason
--- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered for 10 minutes with the newest 100,000, so that a
--- later submit of this id is refused
+-- RETURNS {'cancelled'} · {'ended', status} · {'unknown'}: remembered for 10 minutes with the newest 10,000 of the tenant
+-- that begins this id, so that a later submit of it is refused
 local function cancel(keys, args)
   local base, task = keys[1], args[1]
   local key = base .. 'task:' .. task
@@ -11,10 +11,12 @@ local function cancel(keys, args)
   local now = text(now_ms(base))
   if not status then
     -- Apart from `stopped`, which the heartbeats of all handlers carry.
-    local tombs, ms = base .. 'tombs', server_ms()
+    -- By tenant: none makes Weft forget the cancels of another.
+    local tombs, ms = base .. 'tombs:' .. QUEUE.tenant_of(task), server_ms()
     redis.call('ZADD', tombs, text(ms), task)
     redis.call('ZREMRANGEBYSCORE', tombs, '-inf', '(' .. text(ms - 600000))
-    redis.call('ZREMRANGEBYRANK', tombs, 0, -100001)
+    redis.call('ZREMRANGEBYRANK', tombs, 0, -10001)
+    redis.call('EXPIRE', tombs, 600)
     redis.call('HSET', base .. 'meta', 'tombs', now)
     return {'unknown'}
   end

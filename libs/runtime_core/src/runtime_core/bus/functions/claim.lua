@@ -15,7 +15,7 @@ local function claim(keys, args)
   local answer, fresh, here = {'ok'}, {}, string.match(base, '{(%d+)}:$')
   for i = 6, #args do
     local field, line = args[i], id_field(args[i], task, source, id)
-    if field == 'task_id' and redis.call('ZSCORE', base .. 'tombs', task) then
+    if field == 'task_id' and QUEUE.was_cancelled(base, task) then
       return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
     end
     local place, of, token = holder_of(base, field, line, task)

@@ -142,7 +142,7 @@ local function check_submit(base, args, key, task_token)
   local length, queued = redis.call('XLEN', base .. stream), tonumber(meta[7] or '0')
   refused = find_overload(base, meta, stream, length, queued) or check_start(base, args, meta)
   if refused then return refused end
-  if meta[6] and redis.call('ZSCORE', base .. 'tombs', task) then
+  if meta[6] and QUEUE.was_cancelled(base, task) then
     return {'rejected', 'task_id', 'the task ' .. task .. ' was cancelled before it was submitted'}
   end
   local priority, tenant = string.match(args[17], '^(%d)|(.*)$')

@@ -14,6 +14,15 @@
 -- `queued` in `meta` is the number of waiting tasks in all queues of the partition: a cheap check that none wait.
 local QUEUE = {STRIDE = 1000000, LOOKS = 50, STEP_MS = 100, PAST = 8, TOP_UP = 32, HIGHEST = 9, PRIORITY = 2 ^ 44}
 
+-- The tenant at the beginning of an id, or an empty text. Publishers cannot name ids of another tenant.
+function QUEUE.tenant_of(task) return string.match(task, '^([^.]*)%.') or '' end
+
+-- Whether a task was cancelled before its submit. Earlier releases have one set for all tenants.
+function QUEUE.was_cancelled(base, task)
+  return redis.call('ZSCORE', base .. 'tombs:' .. QUEUE.tenant_of(task), task) or
+    redis.call('ZSCORE', base .. 'tombs', task)
+end
+
 function QUEUE.key(base, stream, tenant) return base .. 'queue:' .. stream .. '|' .. tenant end
 
 -- Entries of a stream that nobody has read. pcall: a lost group is recreated at 0, so nothing counts as read.
