@@ -10,6 +10,14 @@ ENDED = "consumer/heartbeat.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "consumer/consumer.py",
+        "looks_after_reconnect",
+        "                if self._bus.transport.reconnects != reconnects:\n                    reconnects, self._in",
+        "                if False:\n                    reconnects, self._in",
+        "a consumer looks for lost replies after each reconnect",
+        survives="it looks once per lease anyway, and finds them a little later",
+    ),
+    python(
         IN_FLIGHT,
         "refused_letter",
         "        if not burying.cancelled() and (error := burying.exception()) is not None:\n",
@@ -316,8 +324,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         IN_FLIGHT,
         "unbegun",
-        "            self._release(place)\n            self.unreconciled = True\n",
-        "            pass\n",
+        "        self._release(place)\n        self.unreconciled = True\n",
+        "        pass\n",
         "a delivery that was cancelled before it began is let go",
         "contracts:lost_replies",
         "contracts:queued_work",

@@ -123,9 +123,8 @@ class InFlight:
         task.cancel(why)
 
     def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
-        if self.running.get(place) is task:
-            self._release(place)
-            self.unreconciled = True
+        self._release(place)
+        self.unreconciled = True
 
     async def _handle(self, place: Place, delivery: Delivery) -> None:
         started = time.perf_counter()
