@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime_core.bus.deliveries import Delivery
+from runtime_core.bus.deliveries import Delivery, Journaled
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.effects import JournaledStep
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import JournalMoved, ServerError
 from runtime_core.runs.commit import TurnGone, TurnPort
@@ -692,3 +693,29 @@ async def test_the_end_of_a_task_cancels_no_run_of_another(broker: Broker, bus: 
     await asyncio.wait(handling, timeout=WAIT_SECONDS)
     assert (await broker.final("b"))["output"] == "done"
     assert await broker.status("a") != "completed"
+
+
+MARK = f"{DIGEST}K1700000000000null".encode()
+
+
+async def test_a_turn_that_is_over_begins_no_step_after_its_mark(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    port = TurnPort(bus, await broker.take(bus), App("marks"))
+    await port.begin(())
+    assert await bus.cancel("t", "no more") == ["cancelled"]
+    port.mark(JournaledStep("1~new", MARK, "patch", "new"), ())
+    with pytest.raises(TurnGone):
+        await port.confirm(())
+
+
+async def test_a_turn_that_ends_while_its_steps_are_stored_again_is_gone(broker: Broker, bus: EventBus) -> None:
+    class Ending(EventBus):
+        async def begin_turn(self, delivery: Delivery, *, anyway: bool = False) -> Journaled | None:
+            begun = await super().begin_turn(delivery, anyway=anyway)
+            assert await bus.cancel("t", "no more") == ["cancelled"]
+            return begun
+
+    await broker.submit(bus, "t")
+    port = TurnPort(Ending(bus.transport, bus.keys, bus.owner), await broker.take(bus), App("steps"))
+    with pytest.raises(TurnGone):
+        await port.store_again([JournaledStep("1", MARK, "step", "charge")], ())

@@ -360,6 +360,15 @@ async def test_a_caller_whose_request_the_broker_lost_is_reported(broker: Broker
     assert not on_its_way.done(), "the broker has not had it yet"
 
 
+async def test_an_answer_whose_reply_was_lost_is_found_in_the_journal(broker: Broker, bus: EventBus) -> None:
+    turn = await begun(broker, bus)
+    replies = Replies(bus, REPLY, await broker.connect())
+    waiting = await TurnPort(bus, turn, App("asks"), replies=replies).ask([Call("agent", "c1", "editor", b"", DIGEST)])
+    assert await complete(bus, await broker.take(bus), output=b'"edited"')
+    await replies._look_up()
+    assert (await waiting["c1"]).value.endswith(b'"edited"')
+
+
 async def test_a_turn_does_not_end_with_an_answer_that_the_broker_lost(broker: Broker, bus: EventBus) -> None:
     """The requested run is handled again: the turn's state has its change already."""
     turn = await begun(broker, bus, key="k")

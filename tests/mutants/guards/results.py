@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "bus/replies.py",
+        "found_in_journal",
+        "if stored[0] is not None:",
+        "if False:",
+        "an answer whose reply was lost is found in the journal",
+        "contracts:mid_turn_asks",
+    ),
+    python(
         "runs/run.py",
         "unsent_rows",
         "finished_steps(self.rows.take(), self.sends)",

@@ -6,6 +6,22 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "runs/commit.py",
+        "marks_gone",
+        "            if await self._bus.record(self.delivery, step, value, kind, name) is None:\n",
+        "            if await self._bus.record(self.delivery, step, value, kind, name) is ...:\n",
+        "a turn that is over begins no step after its mark",
+        "contracts:kept_turns",
+    ),
+    python(
+        "runs/commit.py",
+        "again_gone",
+        "            if stored is None:\n                raise TurnGone",
+        "            if False:\n                raise TurnGone",
+        "a turn that ends while its steps are stored again is gone",
+        "contracts:kept_turns",
+    ),
+    python(
         "wire/codec.py",
         "slow_numbers",
         '    if _slow_numbers(b" ".join(data.split(b\'"\')[::2])) > MAX_SLOW_NUMBERS:\n',
