@@ -22,6 +22,7 @@ SHOTS = {
     "console-overview": ("", "light", (1280, 800)),
     "console-tasks": ("/tasks", "light", (1280, 800)),
     "console-failure": ("/tasks/analyst-acme", "light", (1280, 960)),
+    "console-system": ("/system?checks=1", "light", (1280, 960)),
     "console-dark": ("/tasks/report-streams", "dark", (1280, 640)),
 }
 """File → path, theme and size."""
