@@ -7,12 +7,16 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from deploy.helm.render import CHART, GENERATED, chart_files, files, linked_files, manifests, plain
+from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, user_line
+from runtime_core.bus.acl.users import USERS
 from tests.deploy.kubectl import Manifest
 from tests.deploy.manifests import name_of
 
@@ -59,6 +63,21 @@ def test_values_reach_the_objects() -> None:
     assert before["spec"]["template"]["metadata"]["annotations"] != pod["metadata"]["annotations"], "nothing restarts"
     [claim] = rendered["StatefulSet/redis"]["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "20Gi"
+
+
+def test_the_charts_users_are_those_that_weft_acl_prints(tmp_path: Path) -> None:
+    """The Job's program and rules are taken from the rendered chart, and run as the Job runs them."""
+    [job] = [each for each in render(namespace="weft") if name_of(each) == "ConfigMap/make-secrets"]
+    for name, text in job["data"].items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    show = "import make_secrets as made; print(made.users_file({name: name for name in made.RULES}), end='')"
+    done = subprocess.run(
+        [sys.executable, "-c", show],
+        cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    target = Target("weft", partitions=10)
+    printed = [user_line(user, target, [digest(user.name)]) for user in USERS.values()]
+    assert done.stdout.splitlines() == [DEFAULT_OFF, *printed]
 
 
 def test_helm_itself_renders_the_same() -> None:
