@@ -211,7 +211,8 @@ def test_messages_name_pages_by_their_titles() -> None:
     titles = {
         path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for path in (ROOT / "docs").rglob("*.md")
     }
-    named = [title for _, text in messages() for title in re.findall(r'page "([^"]+)"', text)]
+    said = list(messages())
+    named = [title for _, text in said for title in re.findall(r'page "([^"]+)"', text)]
     assert named
     assert set(named) <= titles
-    assert [(path.name, text) for path, text in messages() if re.search(r"docs/[\w/-]+\.md", text)] == []
+    assert [(path.name, text) for path, text in said if re.search(r"docs/[\w/-]+\.md", text)] == []
