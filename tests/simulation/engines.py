@@ -213,6 +213,6 @@ class GatewayProcess(HandlerProcess):
         settings = Settings(
             data_dir=Path("/"), trajectory_url="", namespace=self.scheduler.namespace, lease_seconds=LEASE_SECONDS
         )
-        gateway = Gateway(self._cluster.engine, self._app, settings, host.metrics)
+        gateway = Gateway(self._cluster.engine, self._app.functions, settings, host.metrics)
         gateway.driver = SimulatedDriver(self._cluster, self)
         add_gateway(host, gateway, buses, settings)

@@ -62,7 +62,12 @@ class Lossy:
         self.engine = engine
         self.driver = Driver()
         gateway = SimpleNamespace(
-            engine=engine, app=app, driver=self.driver, reference="m:app", folder=".", connected_at=time.time()
+            engine=engine,
+            functions=app.functions,
+            driver=self.driver,
+            reference="m:app",
+            folder=".",
+            connected_at=time.time(),
         )
         metrics = Metrics(CollectorRegistry(), f"{engine.name}-gateway")
         self.handler = StepHandler(bus, cast(Gateway, gateway), metrics)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 from typer import Argument, BadParameter, Option
 
-from runtime_core.app.loading import load_app, load_object
+from runtime_core.app.loading import load_app
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
 from runtime_core.cli.output import Json, counter, past_moment, print_json
+from runtime_core.declare.loading import load_object
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.settings import Settings
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime_core.app.app import App
 from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_TYPE
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -29,7 +28,7 @@ from runtime_core.clusters.driver.process import Driver
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.in_flight import STOPPED
 from runtime_core.consumer.settle import Calls
-from runtime_core.engines.function import EngineFunction
+from runtime_core.engines.function import EngineFunction, EngineFunctions
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, State, Step, Value, Work
 from runtime_core.engines.results import MAP, MapRequest, Results, map_outcome
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
@@ -76,12 +75,14 @@ SPARK = Served("spark", "Spark", in_flight=8, redrives=1, attaches=False)
 class Gateway:
     """One process's connection to its engine. The service reads steps even while the engine is away."""
 
-    def __init__(self, engine: Served, app: App, settings: Settings, metrics: Metrics, backend: str = "") -> None:
+    def __init__(
+        self, engine: Served, functions: EngineFunctions, settings: Settings, metrics: Metrics, backend: str = ""
+    ) -> None:
         """`backend` is a custom backend, `package.module:Class`, in place of the engine's."""
         environ = {**os.environ, **settings.to_environment()}
         starts = metrics.engine_driver_starts[engine.name]
         self.engine = engine
-        self.app = app
+        self.functions = functions
         self.driver = Driver(backend or engine.name, environ, on_start=starts.inc)
         self.reference = settings.app or ""
         """The app's import reference for workers of the cluster: `package.module:app`."""
@@ -188,7 +189,7 @@ class StepHandler:
 
     async def _handle(self, delivery: Delivery, started: float) -> str:
         try:
-            function = self._gateway.app.functions.engine_function(delivery.name)
+            function = self._gateway.functions.engine_function(delivery.name)
             lacking = f"there is no engine function {delivery.name!r}"
         except ConfigurationError as error:
             function, lacking = None, str(error)

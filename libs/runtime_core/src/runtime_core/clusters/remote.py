@@ -7,10 +7,9 @@ engines that do the rest themselves.
 from __future__ import annotations
 
 import functools
-import sys
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -22,8 +21,7 @@ from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import within
 
 if TYPE_CHECKING:
-    from runtime_core.app.app import App
-    from runtime_core.engines.function import EngineFunction
+    from runtime_core.engines.function import DeclaresEngineFunctions, EngineFunction, EngineFunctions
 
 
 class NotRunnable(Exception):
@@ -78,7 +76,7 @@ def run_function(
 def declared(app: str, folder: str, name: str) -> EngineFunction:
     """Return the function with this name, with or without its version. Raise NotRunnable if there is none."""
     try:
-        found = _app(app, folder).functions.engine_function(name)
+        found = _functions(app, folder).engine_function(name)
     except ConfigurationError as error:
         raise NotRunnable(_invalid(error)) from error
     if found is None:
@@ -126,11 +124,11 @@ def _text(message: str) -> str:
 
 
 @functools.cache
-def _app(reference: str, folder: str) -> App:
-    """Return the app, imported once per process. Raises ConfigurationError."""
-    # Imported with the first call: it loads everything that apps may declare.
-    from runtime_core.app.loading import find_app
+def _functions(reference: str, folder: str) -> EngineFunctions:
+    """Return the functions of the app, imported once per process. Raises ConfigurationError."""
+    # Imported with the first call, with everything that apps may declare.
+    from runtime_core.declare.loading import load_object
+    from runtime_core.engines.function import DeclaresEngineFunctions
 
-    if folder and folder not in sys.path:
-        sys.path.insert(0, folder)
-    return find_app(reference, folder)
+    app = load_object("app", reference, folder, DeclaresEngineFunctions)
+    return cast("DeclaresEngineFunctions", app).functions

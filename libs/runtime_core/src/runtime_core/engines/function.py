@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -317,3 +318,19 @@ def _checked_resources(what: str, resources: object, place: Place) -> Resources:
             f"{what} ({place}) has memory_bytes={resources.memory_bytes!r}: give a whole number of bytes"
         )
     return resources
+
+
+class EngineFunctions(Protocol):
+    """Finds engine functions by name."""
+
+    def engine_function(self, named: object, /) -> EngineFunction | None:
+        """Return the function, given with or without its version. Raises ConfigurationError for an ambiguous name."""
+        ...
+
+
+@runtime_checkable
+class DeclaresEngineFunctions(Protocol):
+    """An app, as a cluster needs it."""
+
+    @property
+    def functions(self) -> EngineFunctions: ...

@@ -252,7 +252,7 @@ def tool_pools(app: App) -> tuple[str, ...]:
 async def build_gateway(engine: Served, settings: Settings, metrics: Metrics, *, backend: str = "") -> Host:
     """Wire the gateway of an engine. `Gateway` documents `backend`. Raises ConfigurationError."""
     host, app, buses = await app_host(settings, metrics)
-    add_gateway(host, Gateway(engine, app, settings, metrics, backend), buses, settings)
+    add_gateway(host, Gateway(engine, app.functions, settings, metrics, backend), buses, settings)
     return host
 
 

@@ -246,7 +246,7 @@ async def check_app(reference: str) -> None:
     # Not in this process: importing runs the user's code, and a later change needs a fresh import.
     # -P: the user's folder must not shadow our modules. The loader adds it for the app itself.
     process = await asyncio.create_subprocess_exec(
-        *tied([sys.executable, "-P", "-m", "runtime_core.app", reference], signal.SIGKILL),
+        *tied([sys.executable, "-P", "-m", "runtime_core.app.loading", reference], signal.SIGKILL),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

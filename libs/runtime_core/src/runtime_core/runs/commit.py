@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,18 +25,17 @@ from runtime_core.consumer.effects import (
 )
 from runtime_core.consumer.settle import WRITE_OVERHEAD_BYTES
 from runtime_core.declare.manifest import Manifest
-from runtime_core.errors import InvalidInput, JournalMoved, LimitExceeded, WeftError
+from runtime_core.errors import JournalMoved, LimitExceeded, WeftError
 from runtime_core.runs.definition import NO_VERSION, DeclaredApp
 from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.output import RUN_BYTES, Batch, Outflow, OutputWriter, Piece
+from runtime_core.runs.ports import ManifestCache
 from runtime_core.runs.scheduler import ONE_ROUND
 from runtime_core.wire.ids import ROOT_RUN
 from runtime_core.wire.step import ATTEMPTS, Step, StepError
 
 logger = logging.getLogger(__name__)
-MANIFESTS_FRESH_SECONDS = 2.0
-"""How long manifests are cached. A new one takes effect after that time at the latest."""
 UNWAITED = 8
 """How many times the unanswered bytes of a run may exceed their limit in calls that cannot wait: `ModelCall.stream`."""
 NO_ATTEMPTS: Mapping[str, int] = {}
@@ -133,39 +132,6 @@ def row_of_run(
     if delivery.errors:
         row.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
     return row
-
-
-class ManifestCache:
-    """The manifests on one partition's broker, read on demand and cached for a few seconds."""
-
-    __slots__ = ("_bus", "_manifests", "_raw", "_read_at")
-
-    def __init__(self, bus: EventBus) -> None:
-        self._bus = bus
-        self._raw: list[bytes] = []
-        self._manifests: Sequence[Manifest] = ()
-        self._read_at = -MANIFESTS_FRESH_SECONDS
-
-    async def manifests(self) -> Sequence[Manifest]:
-        """Return one manifest for each app, sorted by name; the same object while nothing changes. Raises BusError."""
-        if time.monotonic() - self._read_at < MANIFESTS_FRESH_SECONDS:
-            return self._manifests
-        raw = sorted(cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.manifests)))
-        self._read_at = time.monotonic()
-        if raw != self._raw:
-            self._raw = raw
-            self._manifests = tuple(sorted(_read(raw), key=lambda manifest: manifest.app))
-        return self._manifests
-
-
-def _read(raw: Sequence[bytes]) -> list[Manifest]:
-    found = []
-    for data in raw:
-        try:
-            found.append(Manifest.from_json(data))
-        except InvalidInput:
-            continue  # from a newer release; handlers of that release read it
-    return found
 
 
 class TurnGone(WeftError):

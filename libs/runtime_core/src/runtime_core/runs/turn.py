@@ -24,7 +24,6 @@ from runtime_core.engines.results import Results
 from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
 from runtime_core.runs.commit import (
     HandedBack,
-    ManifestCache,
     TurnGone,
     TurnPort,
     answer_parts,
@@ -36,7 +35,7 @@ from runtime_core.runs.definition import AgentDefinition, DeclaredApp
 from runtime_core.runs.execution import NO_META
 from runtime_core.runs.model_step import count_model_calls
 from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
-from runtime_core.runs.ports import Attempt, Meta, RecordedCalls, Workplace
+from runtime_core.runs.ports import Attempt, ManifestCache, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.metrics import Metrics
