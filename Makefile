@@ -16,6 +16,8 @@ AUTOGEN := $(VENV)-autogen
 # So do Ray and Spark, which are large: docs/decisions/0017-engines-have-their-own-environment.md.
 ENGINES := $(VENV)-engines
 AUDIT := $(VENV)-audit
+# Schemathesis needs an older jsonschema-rs than Weft.
+SCHEMATHESIS := $(VENV)-schemathesis
 DOCS_SITE := $(VENV)-docs
 # Files by name: mypy's settings exclude these folders, since AutoGen is not installed in the main environment.
 AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/facades/actors/autogen libs/runtime_core/src/weft/autogen.py \
@@ -62,6 +64,8 @@ lock: setup ## Regenerate requirements/*.txt from pyproject.toml (ARGS=--upgrade
 	$(COMPILE) --extra postgres --extra parquet --extra llm --extra mcp --extra gateway --extra otel --group dev --output-file requirements/dev.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group audit --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/audit.txt $(ARGS)
+	$(RUN) uv --quiet pip compile --group schemathesis --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --output-file requirements/schemathesis.txt $(ARGS)
 	$(RUN) uv --quiet pip compile --group docs --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --output-file requirements/docs.txt $(ARGS)
 	@# AutoGen needs an older protobuf; in its own environment nothing else needs protobuf.
@@ -101,7 +105,7 @@ check: setup ## Check format, lint, types and the import rule
 	$(VENV)/bin/lint-imports --no-logo
 
 # Every environment is created first: an installation during the tests would slow them down.
-test: check $(AUTOGEN)/.setup $(ENGINES)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
+test: check $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
 	$(RUN) tests.lanes test-main -- test-ray -- test-spark -- test-autogen -- test-simulation
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
@@ -175,7 +179,7 @@ ci: ## Run what continuous integration runs
 	./.ci/run
 
 clean: ## Remove everything that these targets create: .venv, caches and fetched servers
-	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) $(AUDIT) $(DOCS_SITE) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) $(AUTOGEN) $(ENGINES) $(AUDIT) $(SCHEMATHESIS) $(DOCS_SITE) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Each stamp is newer than its sources, so that a second call has nothing to do.
@@ -216,6 +220,12 @@ $(DOCS_SITE)/.mermaid: $(DOCS_SITE)/.setup
 	else echo "NOT DRAWN: diagrams stay text, since mermaid cannot be fetched by npm"; fi
 	@touch $@
 
+$(SCHEMATHESIS)/.setup: VENV := $(SCHEMATHESIS)
+$(SCHEMATHESIS)/.setup: requirements/schemathesis.txt | $(SCHEMATHESIS)/bin/python
+	@echo "Installing what tries the OpenAPI document into $(SCHEMATHESIS) …"
+	@$(LOCKED) requirements/schemathesis.txt
+	@touch $@
+
 $(AUDIT)/.setup: VENV := $(AUDIT)
 $(AUDIT)/.setup: requirements/audit.txt | $(AUDIT)/bin/python
 	@echo "Installing what looks up vulnerabilities into $(AUDIT) …"
@@ -229,7 +239,7 @@ $(DOCS_SITE)/.setup: requirements/docs.txt | $(DOCS_SITE)/bin/python
 	@touch $@
 
 # The first Python that is new enough, unless PYTHON names one.
-$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python $(AUDIT)/bin/python $(DOCS_SITE)/bin/python:
+$(VENV)/bin/python $(AUTOGEN)/bin/python $(ENGINES)/bin/python $(AUDIT)/bin/python $(SCHEMATHESIS)/bin/python $(DOCS_SITE)/bin/python:
 	@for name in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 		echo "Making $(@:/bin/python=) with $$("$$name" --version) …"; \

@@ -51,7 +51,7 @@ def test_a_lock_holds_what_is_asked_for(name: str) -> None:
     assert wrong == [], f"requirements/{name} is out of date: run `make lock`"
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "docs.txt"])
+@pytest.mark.parametrize("name", [*LOCKS, "docs.txt", "schemathesis.txt"])
 def test_a_lock_has_a_hash_for_every_package_and_names_no_place(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     assert "://" not in text

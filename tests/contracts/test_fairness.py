@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
 from typing import Any
 
@@ -442,3 +444,33 @@ async def test_an_ended_task_still_names_its_tenant(broker: Broker, bus: EventBu
         await broker.call("ZADD", broker.keys.index, 0, task)
     page = await list_tasks([bus], TaskFilter(tenant="acme", status="completed"), 10)
     assert [(row["task_id"], row["tenant"]) for row in page.tasks] == [("mine", "acme")]
+
+
+async def list_everything(bus: EventBus, wanted: TaskFilter, seconds: float) -> tuple[list[str], int]:
+    """Return the ids of all pages, and the number of pages."""
+    found, cursor, pages = [], "", 0
+    while cursor or not pages:
+        page = await list_tasks([bus], wanted, 50, cursor, seconds=seconds)
+        found += [row["task_id"] for row in page.tasks]
+        cursor, pages = page.cursor, pages + 1
+    return found, pages
+
+
+async def test_a_list_passes_the_tasks_of_other_tenants_and_each_page_ends_in_time(
+    broker: Broker, bus: EventBus
+) -> None:
+    tasks = [f"acme.t-{n}" if n % 400 == 0 else f"t-{n}" for n in range(3000)]
+    await asyncio.gather(
+        broker.call("ZADD", broker.keys.index, *(part for n, task in enumerate(tasks) for part in (n // 3, task))),
+        *(
+            broker.call("HSET", broker.keys.task(task), "status", "waiting", "h", f"agent\nwriter\n\n\n{n // 3}\n0")
+            for n, task in enumerate(tasks)
+        ),
+    )
+    own = [task for task in reversed(tasks) if task.startswith("acme.")]
+    # Without time each page is one read.
+    assert await list_everything(bus, TaskFilter(prefix="acme."), 0.0) == (own, 7)
+    assert await list_everything(bus, TaskFilter(prefix="acme."), math.inf) == (own, 1)
+    every, pages = await list_everything(bus, TaskFilter(status="waiting"), 0.0)
+    assert (sorted(every), pages) == (sorted(tasks), 60)
+    assert await list_everything(bus, TaskFilter(agent="nobody"), 0.0) == ([], 7)

@@ -373,4 +373,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "a token that no browser keeps is refused with a reason",
         LOGIN,
     ),
+    python(
+        "client/task_view.py",
+        "page_seconds",
+        " and not (scanned and time.monotonic() > deadline):",
+        ":",
+        "a page of a list ends in time",
+        "contracts:fairness",
+    ),
+    python(
+        "client/task_view.py",
+        "ids_in_place",
+        "[place for place in named if last is None or place < last]",
+        "named",
+        "no page repeats tasks of the page before",
+        "contracts:fairness",
+    ),
 )

@@ -53,6 +53,8 @@ SOURCE = "weft/http"
 """The source of submits. No publisher's source begins with `weft`."""
 SUBMIT_SECONDS = 10.0
 """How long a submit waits for a broker that is unavailable, and for the first agent-handler."""
+PAGE_SECONDS = 0.08
+"""How long a page of a list looks for tasks. With few that match, it has fewer than asked for."""
 TRAJECTORIES_AT_ONCE = 4
 """Trajectories that a replica reads at once: each is in memory as a whole."""
 CHECKED_SECONDS = 10.0
@@ -153,7 +155,7 @@ class Access:
         bound = replace(wanted, tenant=caller.tenant, prefix=f"{caller.tenant}.") if caller.tenant else wanted
         store = await self._opened() if wanted.text else None
         inputs = None if store is None else partial(store.inputs, self.client.namespace)
-        return await list_tasks(self.client.buses, bound, limit, cursor, inputs)
+        return await list_tasks(self.client.buses, bound, limit, cursor, inputs, PAGE_SECONDS)
 
     async def questions(self, caller: Caller, limit: int) -> list[Row]:
         """Return open questions of the oldest tasks."""

@@ -299,13 +299,10 @@ def _answer() -> Json:
 
 
 def _events() -> Json:
-    example = (
-        "retry: 1000\n\n"
-        "id: 1763690000000-0\nevent: weft.output.delta\n"
-        'data: {"task_id":"order-7","run_id":"r","attempt":1,"seq":1,"text":"Redis "}\n\n'
-        "id: 1763690000420-0\nevent: weft.task.completed\n"
-        'data: {"task_id":"order-7","status":"completed","output":"Redis Streams are …","usage":{},"steps":7}\n\n'
-    )
+    text = {"type": "string"}
+    event = object_of({"id": text, "event": text, "data": {**text, "description": "JSON."}}, "id", "event", "data")
+    data = '{"task_id":"order-7","run_id":"r","attempt":1,"seq":1,"text":"Redis "}'
+    example = {"id": "1763690000000-0", "event": "weft.output.delta", "data": data}
     return {
         "operationId": "taskEvents",
         "summary": "Follow the events of a task",
@@ -325,7 +322,7 @@ def _events() -> Json:
         "responses": {
             "200": {
                 "description": "The events, until the task has ended.",
-                "content": {STREAM_TYPE: {"schema": {"type": "string"}, "example": example}},
+                "content": {STREAM_TYPE: {"schema": event, "example": example}},
             },
             "204": {"description": "The task has ended, and you have its final event."},
             **problems(PARAMETER, NO_TASK, STREAMS),
