@@ -829,3 +829,32 @@ async def an_end_that_lets_others_start(stage: Stage) -> Act:
     waits = await stage.broker.take(stage.bus)
     assert await stage.bus.take_slots(waits, [("agent:writer||", 1, 0, 0)], each_attempt=False) is False
     return lambda: complete(stage.bus, turn)
+
+
+_ONE = [("agent:writer||", 1, 0, 0)]
+
+
+async def _away_with_a_slot(stage: Stage) -> None:
+    """A run holds the only slot and has given up its key. The next event of the instance is in flight."""
+    await busy(stage)
+    turn = await stage.broker.take(stage.bus)
+    assert await stage.bus.take_slots(turn, _ONE, each_attempt=False)
+    await suspend(stage.bus, turn, release("1", b"{}"), question("2"))
+
+
+@case
+async def a_key_that_its_next_holder_cannot_use_yet(stage: Stage) -> Act:
+    await _away_with_a_slot(stage)
+    assert await stage.bus.take_slots(await stage.broker.take(stage.bus), _ONE, each_attempt=False) is False
+    await stage.bus.signal("t", "r:2", b"true")
+    turn = await stage.broker.take(stage.bus)
+    return lambda: suspend(stage.bus, turn, acquire("3"))
+
+
+@case
+async def a_wait_for_a_slot_that_gives_the_key_back(stage: Stage) -> Act:
+    await _away_with_a_slot(stage)
+    second = await stage.broker.take(stage.bus)
+    await stage.bus.signal("t", "r:2", b"true")
+    await suspend(stage.bus, await stage.broker.take(stage.bus), acquire("3"))
+    return lambda: stage.bus.take_slots(second, _ONE, each_attempt=False)

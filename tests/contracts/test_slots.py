@@ -12,7 +12,20 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced
 from runtime_core.state_manager.stuck import Stuck, find_stuck, free
-from tests.contracts.broker import Broker, answer, ask, bury, complete, fail, send, suspend, withdraw
+from tests.contracts.broker import (
+    Broker,
+    acquire,
+    answer,
+    ask,
+    bury,
+    complete,
+    fail,
+    question,
+    release,
+    send,
+    suspend,
+    withdraw,
+)
 
 ONE = ("agent:writer|tenant|a", 1, 0, 0)
 TWO = ("agent:writer||", 2, 0, 0)
@@ -254,6 +267,76 @@ async def test_a_waiting_run_keeps_its_instance(broker: Broker, bus: EventBus) -
 
 
 # -- calls and child runs ----------------------------------------------------------------------------------------------
+
+
+async def away(broker: Broker, bus: EventBus, task: str = "t1") -> None:
+    """A task that holds a slot and has given up the key of its instance."""
+    await broker.submit(bus, task, key="k")
+    turn, taken = await take(broker, bus, TWO)
+    assert taken is True
+    assert await suspend(bus, turn, release("1", b'{"n":1}'), question("2"))
+
+
+async def back(broker: Broker, bus: EventBus, task: str = "t1") -> None:
+    """It wants its key back."""
+    assert await bus.signal(task, "r:2", b"true") == ["ok"]
+    turn = await broker.take(bus)
+    assert turn.task == task
+    assert await suspend(bus, turn, acquire("3"))
+
+
+async def test_a_key_that_waits_for_a_slot_goes_back_to_the_run_that_gave_it_up(broker: Broker, bus: EventBus) -> None:
+    """The holder waits for a slot that the other run has, so neither would ever continue."""
+    one = ("agent:writer||", 1, 0, 0)
+    await away(broker, bus)
+    for task in ("t2", "t3"):
+        await broker.submit(bus, task, key="k")
+    assert (await take(broker, bus, one))[1] is False
+    await back(broker, bus)
+    assert await broker.mailbox("writer/k") == ["t2|r", "t3|r"]
+    assert (await broker.task("t2"))["cur"] == "mail"
+    assert await broker.hash_fields("waiting") == []
+    turn = await broker.take(bus)
+    assert (turn.task, turn.step) == ("t1", "3")
+    await broker.nothing(bus)
+    for following in ("t2", "t3", ""):
+        assert await complete(bus, turn)
+        if following:
+            turn, taken = await take(broker, bus, one)
+            assert (turn.task, turn.attempt, taken) == (following, 1, True)
+    await clean(broker)
+    await broker.idle()
+
+
+async def test_a_key_goes_back_when_its_holder_begins_to_wait(broker: Broker, bus: EventBus) -> None:
+    """The run wants its key back while the holder is in flight, and does not stand behind other events."""
+    await away(broker, bus)
+    await away(broker, bus, "t2")
+    for task in ("t3", "t4"):
+        await broker.submit(bus, task, key="k")
+    third = await broker.take(bus)
+    await back(broker, bus)
+    await back(broker, bus, "t2")
+    assert await broker.mailbox("writer/k") == ["t2|r", "t1|r", "t4|r"]
+    await bus.cancel("t2", "no more")
+    await broker.submit(bus, "other")
+    assert (await take(broker, bus, TWO))[1] is True
+    assert await bus.take_slots(third, [TWO], each_attempt=False) is False
+    assert await broker.mailbox("writer/k") == ["t3|r", "t4|r"]
+    turn = await broker.take(bus)
+    assert (turn.task, turn.step) == ("t1", "3")
+    assert await complete(bus, turn)
+    turn, taken = await take(broker, bus, TWO)
+    assert (turn.task, taken) == ("t3", True)
+
+
+async def test_a_holder_that_waits_for_a_slot_stays_if_nobody_wants_the_key_back(broker: Broker, bus: EventBus) -> None:
+    await started(broker, bus, ["t1"])
+    for task in ("t2", "t3"):
+        await broker.submit(bus, task, key="k")
+    assert (await take(broker, bus))[1] is False
+    assert await broker.mailbox("writer/k") == ["t3|r"]
+    assert (await broker.task("t2"))["cur"] == "slot"
 
 
 async def two_calls(broker: Broker, bus: EventBus, *limits: tuple[str, int, int, int]) -> Delivery:

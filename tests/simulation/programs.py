@@ -29,7 +29,8 @@ Program = list[Op]
 KEYED = ("alpha", "beta")
 KEYS = ("k", "l")
 NARROW = "narrow"
-"""An agent of which one run may be open at a time. Its runs ask nobody, so that they do not wait for each other."""
+"""An agent of which one run may be open at a time. Its runs ask only their own agent, so that they do not wait for each
+other."""
 FRESH, EAGER = "fresh", "eager"
 """The same, where newer runs replace those that wait, after a quiet time; and those that run, too."""
 RATE, RATE_SECONDS = 3, 1.0
@@ -255,9 +256,9 @@ def draw_program(choice_source: ChoiceSource, *, agent: str, engines: bool = Fal
     """Return a program for an agent. With `engines`, it has compute steps."""
     count = 1 + choice_source.choose(3 if depth else 4)
     program: Program = [_draw_op(choice_source, depth, engines) for _ in range(count)]
-    if agent in KEYED:
+    if agent in (*KEYED, NARROW):
         program.insert(choice_source.choose(len(program) + 1), ["count"])
-        if not choice_source.choose(4):
+        if not choice_source.choose(4 if agent in KEYED else 2):
             program.insert(choice_source.choose(len(program) + 1), _draw_released(choice_source, agent, depth, engines))
     return program
 
@@ -313,7 +314,8 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
         case "narrow":
             inside = draw_program(choice_source, agent=NARROW, engines=engines, depth=2)
             agent = pick(choice_source, (NARROW, NARROW, FRESH, EAGER))
-            return [pick(choice_source, ("ask", "ask", "send")), agent, "", inside]
+            key = pick(choice_source, (*KEYS, "", "")) if agent == NARROW else ""
+            return [pick(choice_source, ("ask", "ask", "send")), agent, key, inside]
         case "try":
             return ["try", 0, pick(choice_source, (3, 1))]
         case "broken":

@@ -49,7 +49,7 @@ def draw_tasks(choice_source: ChoiceSource, *, objects: bool, engines: bool) -> 
             if objects and choice_source.choose(4)
             else pick(choice_source, (*KEYED, "free", "free", NARROW, FRESH, EAGER))
         )
-        key = pick(choice_source, KEYS) if agent in (*KEYED, OBJECT) else ""
+        key = pick(choice_source, KEYS) if agent in (*KEYED, OBJECT, NARROW) else ""
         timeout = 2.0 if choice_source.choose(12) == 11 else None
         copies = 2 if choice_source.choose(8) == 7 else 1
         program = (

@@ -54,6 +54,12 @@ local function order_of(base, header)
   return text((SLOT.HIGHEST - priority) * SLOT.PRIORITY + redis.call('HINCRBY', base .. 'limits', 'seq', 1))
 end
 
+-- A run's agent, and its instance, or nil if it has no key.
+local function instance_of(base, task, run)
+  local _, agent, instance_key = target_of(redis.call('HGET', run_key(base, task, run), RUN.header))
+  return agent, instance_key ~= '' and agent .. '/' .. instance_key or nil
+end
+
 -- When a run was asked for (ms).
 local function asked_ms(base, ref)
   local task, run = split_ref(ref)
@@ -141,7 +147,10 @@ local function take_slots(keys, args)
     supersede(base, ref, newer, true)
     return 'DONE'
   end
+  local agent, inst
+  if is_turn then agent, inst = instance_of(base, task, run) end
   check_slots(base, args)
+  if inst then check_instance(base, inst) end
   if args[7] ~= '' and not SLOT.has(base, args[FIRST_LIMIT], ref) then
     if replace_older(base, args, ref, args[FIRST_LIMIT]) then return 'DONE' end
     v = redis.call('HMGET', key, 'status', TASK.flags, RUN.header)
@@ -169,6 +178,7 @@ local function take_slots(keys, args)
     cmsgpack.pack({stream, text(now), found[2], declared, quiet_until and text(quiet_until)}))
   SLOT.queue(base, full, ref, order_of(base, v[3]), due, limits, entry, now)
   if is_turn then redis.call('HSET', run_key(base, task, run), RUN.current, 'slot') end
+  if inst then KEY.let_first(base, inst, agent, ref) end
   changed[#changed + 1] = full
   SLOT.pass_on(base, changed)
   return 'WAIT'

@@ -201,8 +201,51 @@ function KEY.release(base, inst, task, run, state)
   start_next(base, inst)
 end
 
--- A run wants its key back for a step that it waits for: at once if the instance has no holder, else in the mailbox. The
--- step's result is the instance's state, or `false` if the run has kept the key and its own state.
+-- A run that holds the instance, but has not begun since it waits for a slot of a limit, goes back to the front of the
+-- mailbox. Returns the limits that it no longer waits for, or nil if the holder is no such run.
+function KEY.put_back(base, inst, holder)
+  local task, run = split_ref(holder)
+  local rk = task and run_key(base, task, run)
+  if not rk or redis.pcall('HGET', rk, RUN.current) ~= 'slot' then return nil end
+  local freed = {}
+  SLOT.drop(base, task, run, freed)
+  redis.call('HSET', rk, RUN.current, 'mail')
+  enter_line(base, task, run, inst)
+  count_mail(base, inst, redis.call('LPUSH', base .. 'mail:' .. inst, holder))
+  return freed
+end
+
+-- A run that holds the instance begins to wait for a slot. One in the mailbox that may have it goes first.
+function KEY.let_first(base, inst, agent, holder)
+  if redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders) ~= holder then return end
+  for _ = 1, 1000 do
+    local ref = redis.call('LINDEX', base .. 'mail:' .. inst, 0)
+    if not ref then return end
+    local task, run, released = startable(base, ref)
+    if task and not SLOT.goes_first(base, agent, task, run) then return end
+    redis.call('LPOP', base .. 'mail:' .. inst)
+    count_mail(base, inst, redis.call('LLEN', base .. 'mail:' .. inst))
+    if task then
+      local freed = KEY.put_back(base, inst, holder)
+      if released then
+        KEY.give(base, inst, task, run, released, ref)
+      else
+        start_stored(base, inst, task, run, '')
+      end
+      return SLOT.pass_on(base, freed)
+    end
+  end
+end
+
+-- Puts a run into the mailbox: behind the others, or before them if they would wait for its slots.
+local function enter_mailbox(base, inst, agent, task, run)
+  local push = SLOT.goes_first(base, agent, task, run) and 'LPUSH' or 'RPUSH'
+  enter_line(base, task, run, inst)
+  count_mail(base, inst, redis.call(push, base .. 'mail:' .. inst, task .. '|' .. run))
+end
+
+-- A run wants its key back for a step that it waits for: at once if the instance has no holder, or one that has not begun,
+-- else in the mailbox. The step's result is the instance's state, or `false` if the run has kept the key and its own state.
 function KEY.acquire(base, inst, task, run, step)
   local ik, ref, rk = base .. 'inst:' .. inst, task .. '|' .. run, run_key(base, task, run)
   local now, busy = text(now_ms(base)), redis.call('HGET', ik, INSTANCE.holders)
@@ -212,14 +255,19 @@ function KEY.acquire(base, inst, task, run, step)
   end
   if not busy then return KEY.give(base, inst, task, run, released, ref) end
   if KEY.has(busy, ref) then return KEY.give(base, inst, task, run, released, busy) end
-  if interleaves(base, string.match(inst, '^[^/]*')) then
+  local agent = string.match(inst, '^[^/]*')
+  if interleaves(base, agent) then
     return KEY.give(base, inst, task, run, released, busy .. '\n' .. ref)
+  end
+  local freed = KEY.put_back(base, inst, busy)
+  if freed then
+    KEY.give(base, inst, task, run, released, ref)
+    return SLOT.pass_on(base, freed)
   end
   local closed = run ~= FIRST_RUN and circle(base, task, run, inst, busy)
   if closed then return KEY.answer(base, task, run, step, now, RESULT.error, deadlock(closed)) end
   redis.call('HSET', rk, RUN.released, released)
-  enter_line(base, task, run, inst)
-  count_mail(base, inst, redis.call('RPUSH', base .. 'mail:' .. inst, ref))
+  enter_mailbox(base, inst, agent, task, run)
 end
 
 -- Whether a run that continues from its journal has given up its key: it does not wait in the mailbox.
@@ -264,6 +312,15 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
       return 'nest'
     end
   end
+  if SLOT.goes_first(base, agent, task, run) then
+    local freed = KEY.put_back(base, inst, busy)
+    if freed then
+      redis.call('HSET', ik, INSTANCE.holders, ref)
+      local entry = append_start(base, task, run, stream, agent, key, data, context)
+      SLOT.pass_on(base, freed)
+      return entry
+    end
+  end
   if bounded then
     local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
     if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then
@@ -272,7 +329,6 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
     local chain = run ~= FIRST_RUN and circle(base, task, run, inst, busy)
     if chain then return nil, deadlock(chain) end
   end
-  enter_line(base, task, run, inst)
-  count_mail(base, inst, redis.call('RPUSH', base .. 'mail:' .. inst, ref))
+  enter_mailbox(base, inst, agent, task, run)
   return 'mail'
 end

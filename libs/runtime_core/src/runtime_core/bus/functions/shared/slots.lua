@@ -42,6 +42,19 @@ function SLOT.has(base, limit, ref)
   return false
 end
 
+-- Whether a run of the agent would wait behind this one, which has slots of its limits: its own, or those of a run that
+-- waits for it.
+function SLOT.goes_first(base, agent, task, run)
+  local key, of_agent = base .. 'held:' .. task, '\nagent:' .. agent .. '|'
+  if redis.pcall('HLEN', key) == 0 then return false end
+  while run do
+    local held = redis.pcall('HGET', key, run)
+    if type(held) == 'string' and lines(held)[2] == '' and string.find(held, of_agent, 1, true) then return true end
+    run = parent_of(run)
+  end
+  return false
+end
+
 -- Adds work to the `slots` or `waits` of a limit, with this score, or (without one) removes it. Returns whether that
 -- has changed them.
 function SLOT.put(base, what, limit, ref, score)
