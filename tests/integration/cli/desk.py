@@ -20,7 +20,7 @@ APP = """
 import asyncio
 from pathlib import Path
 
-from weft import AgentContext, App, Deny, HookEvent, Reject, RetryPolicy
+from weft import AgentContext, App, Deny, HookEvent, Limit, Reject, RetryPolicy
 from weft.aworld import TrajectoryItem, TrajectoryStrategy
 from weft.engines import Reference
 from weft.llm import ModelCall
@@ -134,6 +134,11 @@ async def approver(ctx: AgentContext, text: str) -> object:
 @app.agent("asker")
 async def asker(ctx: AgentContext, text: str) -> object:
     return await ctx.agent("publisher", text)
+
+
+@app.agent("alone", limit=Limit(running=1))
+async def alone(ctx: AgentContext) -> None:
+    await ctx.human("well?")
 
 
 @app.agent("sleeper")

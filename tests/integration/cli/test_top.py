@@ -56,6 +56,22 @@ def test_top_prints_once_without_a_terminal(weft: Weft, desk: Desk) -> None:
     weft("task", "cancel", "top-1")
 
 
+def test_top_and_lag_show_what_waits_for_a_slot(weft: Weft) -> None:
+    for task in ("slot-1", "slot-2"):
+        weft("submit", "alone", "--task-id", task, "--no-wait")
+        shown_with(weft, task, lambda view: view["questions"] or any("limit" in wait for wait in view["waits_for"]))
+    for verb in ("lag", "top"):
+        assert weft(verb, "--json").json["limits"] == {"agent:alone": {"held": 1, "waiting": 1}}
+        lines = [line.split() for line in weft(verb).out.splitlines()]
+        assert ["LIMITS", "OF", "SLOTS", "HELD", "WAITING"] in lines
+        assert ["agent:alone", "1", "1"] in lines
+    [line] = [line for line in weft("top", "--tasks", "100").out.splitlines() if line.startswith("slot-2 ")]
+    assert "for a slot of its limit for all" in line
+    for task in ("slot-1", "slot-2"):
+        weft("task", "cancel", task)
+    assert "LIMITS OF" not in weft("top").out
+
+
 def test_top_redraws_on_a_terminal_and_leaves_it_as_it_was(desk: Desk) -> None:
     terminal = Terminal(desk, "top", "--every", "0.2")
     terminal.until("ended/s")  # the second picture has rates

@@ -12,7 +12,7 @@ import pytest
 
 from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.host.local import LocalApp
-from weft import AgentContext, App, Client, Limit, RetryPolicy, SubmitOptions, TaskHandle
+from weft import AgentContext, App, Client, Limit, RetryPolicy, SubmitOptions, TaskHandle, ToolContext
 
 QUICK = RetryPolicy(attempts=3, base_seconds=0.01)
 app = App("limits")
@@ -97,6 +97,32 @@ async def fetch(account: dict[str, str], fails: int) -> str:
         RUNNING.most["attempts"] += 1
         raise RuntimeError("not yet")
     return account["key"]
+
+
+@app.agent("newest", interleave=True, limit=Limit(per="key", running=1, replaces="running"))
+async def newest(ctx: AgentContext, text: str) -> str:
+    if text != "last":
+        await ctx.human("well?")
+    return text
+
+
+@app.agent("away", limit=Limit(per="tenant", running=1))
+async def away(ctx: AgentContext, text: str) -> str:
+    async with ctx.released():
+        await ctx.receive("go")
+    if text == "first":
+        text = str(await ctx.agent("away", "second", key="l"))
+    return text
+
+
+@app.tool(limit=[Limit(per="input.api_key", rate=30, seconds=60), Limit(running=100)])
+async def search(ctx: ToolContext, query: str, api_key: str) -> list[str]:
+    return [query]
+
+
+@app.agent("searches")
+async def searches(ctx: AgentContext, keys: list[str]) -> None:
+    await ctx.gather(*(ctx.tool(search, str(number), api_key=key) for number, key in enumerate(keys)))
 
 
 @app.tool(limit=Limit(rate=2, seconds=0.5))
@@ -188,6 +214,42 @@ async def test_the_last_change_of_a_document_is_indexed_after_a_quiet_time(clien
     assert ends[0].error["type"] == "Superseded"
     assert (await other.result()).output == "other"
     assert sorted(ORDER) == ["3", "other"]
+
+
+async def test_thirty_calls_a_minute_for_each_api_key(client: Client) -> None:
+    others = await client.submit("searches", ["other"] * 30)
+    task = await client.submit("searches", ["own"] * 31)
+    assert (await others.result()).status == "completed"
+    async with asyncio.timeout(30):
+        while True:
+            view = await read_task(task.bus, task.task_id) or {}
+            if len(view["waits_for"]) == 1:
+                break
+            await asyncio.sleep(0.01)
+    assert view["waits_for"][0]["limit"].startswith("tool:search|input.api_key/60s|#")
+    await task.cancel()
+
+
+async def test_the_newest_event_of_an_instance_may_end_the_one_that_runs(client: Client) -> None:
+    tasks = [await client.submit("newest", text, key="k") for text in ("first", "second", "last")]
+    other = await client.submit("newest", "last", key="other")
+    assert [(await task.result()).status for task in (*tasks, other)] == [
+        "cancelled", "cancelled", "completed", "completed",
+    ]  # fmt: skip
+
+
+async def test_runs_that_give_up_their_key_do_not_wait_for_each_other_s_slot(client: Client) -> None:
+    """The next events of both instances wait for the slot of the first run, which needs both keys."""
+    options = SubmitOptions(tenant="a")
+    first = await client.submit("away", "first", key="k", options=options)
+    others = [await client.submit("away", "other", key=key, options=options) for key in ("k", "l")]
+    for other in others:
+        async with asyncio.timeout(30):
+            while not any("limit" in wait for wait in (await read_task(other.bus, other.task_id) or {})["waits_for"]):
+                await asyncio.sleep(0.01)
+    for task in (first, first, *others):
+        await task.send("go")
+    assert [(await task.result()).output for task in (first, *others)] == ["second", "other", "other"]
 
 
 async def test_the_newest_event_of_an_instance_wins(client: Client) -> None:

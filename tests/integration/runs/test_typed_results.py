@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, computed_field
 
 from runtime_core.host.local import LocalApp
-from weft import AgentContext, App, Change, Client, HookEvent, SubmitOptions, ToolContext
+from weft import Agent, AgentContext, App, Change, Client, HookEvent, SubmitOptions, ToolContext, handles
 
 app = App("typed-results")
 
@@ -59,6 +59,26 @@ def miscounts(word: str) -> int:
 @app.agent("miscounter")
 async def miscounter(ctx: AgentContext, word: str) -> int:
     return word if word == "own" else await ctx.tool("miscounts", word=word)  # type: ignore[return-value]  # as above
+
+
+@app.agent("bad-buyer")
+async def bad_buyer(ctx: AgentContext, item: str) -> Order:
+    return {"item": item, "at": "soon"}  # type: ignore[return-value]  # wrong on purpose
+
+
+class Desk(Agent):
+    """Answers with another type for one message."""
+
+    @handles(str)
+    async def text(self, word: str, ctx: AgentContext) -> Order:
+        return Order(word, NOON)
+
+    @handles(int)
+    async def number(self, number: int, ctx: AgentContext) -> Order:
+        return Order(number, NOON)  # type: ignore[arg-type]  # wrong on purpose
+
+
+app.add_agent("desk", Desk)
 
 
 @app.agent("buyer")
@@ -165,3 +185,23 @@ async def test_a_result_of_another_type_than_declared_fails_at_its_function(clie
     assert of_tool.error is not None
     assert "result: Input should be a valid integer" in of_tool.error["message"]
     assert "it does not fit the return type of tool 'miscounts'" in of_tool.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "input", "named"),
+    [
+        ("bad-buyer", "tea", "output.at: "),
+        ("desk", {"type": "int", "data": 3}, "output.item: Input should be a valid string, got 3"),
+    ],
+)
+async def test_a_result_of_a_class_is_checked_too(client: Client, agent: str, input: object, named: str) -> None:
+    response = await (await client.submit(agent, input)).result()
+    assert response.error is not None
+    assert response.error["type"] == "InvalidResult"
+    assert named in response.error["message"]
+    assert f"it does not fit the return type of agent '{agent}'" in response.error["message"]
+
+
+async def test_a_class_based_agent_may_return_what_it_declares(client: Client) -> None:
+    response = await (await client.submit("desk", {"type": "str", "data": "tea"})).result()
+    assert response.value() == {"item": "tea", "at": "2025-01-02T12:00:00Z", "tags": []}

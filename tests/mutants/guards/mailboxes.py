@@ -8,8 +8,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "acquire_interleaves",
-        "  if interleaves(base, string.match(inst, '^[^/]*')) then",
-        "  if false then",
+        "  if interleaves(base, agent) then\n    return KEY.give",
+        "  if false then\n    return KEY.give",
         "a run of an interleaving agent gets its key back beside others",
         "contracts:released_keys",
     ),

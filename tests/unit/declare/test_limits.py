@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NotRequired, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
+from typing_extensions import TypedDict
 
+from runtime_core.bus.connection import Transport
+from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.declaration import Place, check_shares
 from runtime_core.errors import ConfigurationError
+from runtime_core.host.app_services import add_tools
+from runtime_core.host.host import Host
+from runtime_core.telemetry.metrics import Metrics
 from weft import AgentContext, App, Limit
 
 PLACE = Place("app.py", 1)
@@ -22,8 +31,7 @@ PLACE = Place("app.py", 1)
         ({"debounce": float("nan")}, "Limit.debounce is nan"),
         ({"debounce": "1"}, "Limit.debounce is '1'"),
         ({"running": 1, "replaces": "all"}, "Limit.replaces is 'all': give 'waiting' or 'running'"),
-        ({"running": 2, "replaces": "running"}, "which needs running=1"),
-        ({"per": "key", "running": 1, "replaces": "running"}, "not per 'key'"),
+        ({"running": 2, "replaces": "running"}, "running is 2: give running=1"),
         ({"running": 0}, "Limit.running is 0: give a whole number from 1"),
         ({"running": -1}, "Limit.running is -1"),
         ({"running": True}, "Limit.running is True"),
@@ -77,6 +85,11 @@ def _tool(limit: object) -> None:
         (_tool, Limit(debounce=1), "must be the only limit of an agent"),
         (_agent, [Limit(debounce=1), Limit(per="tenant", running=1)], "put running and rate into the same Limit"),
         (_tool, Limit(per="key", running=1), "only agents have keys: give 'input.<name>'"),
+        (
+            _agent,
+            Limit(per="key", running=1, replaces="running"),
+            "wait in its mailbox until the running one ends: declare the agent with interleave=True",
+        ),
     ],
 )
 def test_wrong_declarations_are_refused(declare: Callable[[object], None], limit: object, named: str) -> None:
@@ -115,3 +128,63 @@ def test_a_limit_below_the_number_of_partitions_is_refused_where_handlers_start(
             ConfigurationError, match=f"agent 'a' .app.py:1. has a limit of {said}, but .* 4 partitions"
         ):
             check_shares("agent 'a'", [limit], 4, PLACE)
+
+
+class Change(TypedDict):
+    document: str
+    author: NotRequired[dict[str, str]]
+
+
+@pytest.mark.parametrize(
+    ("input", "per", "named"),
+    [
+        (
+            Change,
+            "input.documnt",
+            "has a limit per 'input.documnt', but no 'documnt' there: give one of document, author",
+        ),
+        (Change | None, "input.documnt", "but no 'documnt' there: give one of document, author"),
+        (Change, "input.document.id", "but no 'id' there: only an object has named fields"),
+        (str, "input.name", "but no 'name' there"),
+        (Change, "input.document", ""),
+        (Change, "input.author.name", ""),
+        (dict[str, Any], "input.a.b", ""),
+        (Any, "input.a", ""),
+        (dict, "input.a.b", ""),
+        (Change, "tenant", ""),
+    ],
+)
+def test_a_limit_by_a_field_that_the_input_lacks_is_refused(input: object, per: str, named: str) -> None:
+    app = App("limits")
+
+    async def a(ctx: AgentContext, value: Any) -> None: ...
+
+    a.__annotations__["value"] = input
+    app.agent("a", limit=Limit(per=per, running=1))(a)
+    with pytest.raises(ConfigurationError) if named else nullcontext() as caught:
+        app.check()
+    assert named in str(caught and caught.value)
+
+
+def test_a_limit_by_an_argument_that_the_tool_lacks_is_refused() -> None:
+    app = App("limits")
+
+    @app.tool(limit=Limit(per="input.api_kye", rate=30, seconds=60))
+    def search(query: str, api_key: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="but no 'api_kye' there: give one of query, api_key"):
+        app.check()
+
+
+async def _nowhere() -> Transport:
+    raise AssertionError("nothing connects")
+
+
+async def test_a_limit_of_an_mcp_server_needs_a_share_for_each_partition() -> None:
+    app = App("limits")
+    app.add_mcp("files", command=["serve"], limit={"read": Limit(running=1)})
+    host = Host(_nowhere, Metrics(CollectorRegistry(), "tool-handler"))
+    with pytest.raises(
+        ConfigurationError, match=r"MCP server 'files' .* running=1, but the namespace has 2 partitions"
+    ):
+        add_tools(host, app, cast(list[EventBus], [None, None]), ("",))

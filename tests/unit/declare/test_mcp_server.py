@@ -26,6 +26,7 @@ from runtime_core.runs.effects import Call
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.tools.mcp.connection import ArgumentsCheck, BadSchema, listing_of
 from runtime_core.tools.mcp.servers import MCPServers
+from weft import Limit
 
 PLACE = Place("app.py", 7)
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -56,6 +57,12 @@ def server(name: str = "files", **settings: Any) -> MCPServer:
         ({"connect_seconds": -1}, "connect_seconds=-1"),
         ({"retry": 3}, "give a RetryPolicy"),
         ({"repeatable": {"a": "yes"}}, "give True, False, or one of them by tool"),
+        ({"limit": 3}, "has limit=3: give a Limit(running=…), or a list of them"),
+        ({"limit": Limit(per="key", rate=1, seconds=1)}, "only agents have keys: give 'input.<name>'"),
+        ({"limit": Limit(debounce=1)}, "must be the only limit of an agent"),
+        ({"limit": {"search": 3}}, "MCP server 'files', tool 'search', (app.py:7) has limit=3"),
+        ({"limit": {"*": Limit(running=1)}}, "has a limit for '*': give the server's name of one tool, or a Limit"),
+        ({"limit": {3: Limit(running=1)}}, "has a limit for 3"),
         ({"when_down": "hope"}, "give 'wait' or 'fail'"),
         ({"mode": "2024"}, "give 'auto' or 'legacy'"),
         ({"name": "files.all"}, "cannot be used"),
@@ -66,6 +73,15 @@ def test_anything_that_cannot_work_is_refused_where_it_is_declared(settings: dic
         server(**settings)
     assert told in str(refused.value)
     assert "app.py:7" in str(refused.value)
+
+
+def test_limits_count_all_tools_of_a_server_or_each_one() -> None:
+    limit = Limit(rate=30, seconds=60)
+    assert server(prefix="f").limits_of("search") == ("f.search", ())
+    assert server(prefix="f", limit=limit).limits_of("search") == ("f.*", (limit,))
+    by_tool = server(prefix="f", limit={"search": [limit]})
+    assert by_tool.limits_of("search") == ("f.search", (limit,))
+    assert by_tool.limits_of("other") == ("f.other", ())
 
 
 def test_two_servers_may_not_share_a_name_or_a_prefix() -> None:

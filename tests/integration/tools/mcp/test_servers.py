@@ -15,6 +15,7 @@ import pytest
 
 from runtime_core.app.app import App
 from runtime_core.client.client import Client
+from runtime_core.client.task_view import read_task
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.mcp_server import MCPSettings, Mode
 from runtime_core.errors import ToolError
@@ -24,7 +25,7 @@ from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer
 from tests.servers.proxy import Proxy
-from weft import SubmitOptions
+from weft import Limit, SubmitOptions, TaskHandle
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -366,3 +367,41 @@ async def test_the_stderr_of_a_server_is_logged_line_by_line(ledger: Ledger, cap
     async with running(command=DESK, cwd=str(ROOT), env=ledger.env):
         pass
     assert "MCP server 'desk': desk: ready to serve ✓" in [record.getMessage() for record in caplog.records]
+
+
+async def test_a_limit_counts_the_calls_of_all_tools_of_a_server(tmp_path: Path, ledger: Ledger) -> None:
+    [settings] = _reached("stdio", "auto", tmp_path, ledger)
+    async with running(**settings, limit=Limit(running=2), repeatable=True) as (client, _):
+        names = [f"{tool}-{number}" for number in range(4) for tool in ("slow", "pay")]
+        calls = [used(client, f"desk.{name.partition('-')[0]}", name=name, seconds=0.05) for name in names]
+        await asyncio.gather(*calls)
+    open_calls, most = 0, 0
+    for line in ledger.lines():
+        open_calls += {"begun": 1, "ended": -1}.get(line["event"], 0)
+        most = max(most, open_calls)
+    assert (len(ledger.lines("ended")), most) == (len(names), 2)
+
+
+async def test_a_limit_may_count_one_tool_by_an_argument(tmp_path: Path, ledger: Ledger) -> None:
+    [settings] = _reached("stdio", "auto", tmp_path, ledger)
+    limit = {"slow": Limit(per="input.name", rate=1, seconds=60)}
+    async with running(**settings, limit=limit) as (client, _):
+        await used(client, "desk.slow", name="a", seconds=0)
+        await used(client, "desk.slow", name="b", seconds=0)
+        await used(client, "desk.pay", name="a")
+        task = await client.submit("use", {"tool": "desk.slow", "arguments": {"name": "a", "seconds": 0}})
+        waits = await seen_wait(task)
+    assert waits["limit"].startswith("tool:desk.slow|input.name/60s|#")
+    assert [line["name"] for line in ledger.lines("ended")] == ["a", "b", "a"]
+
+
+async def seen_wait(task: TaskHandle) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    async def limited() -> object:
+        view = await read_task(task.bus, task.task_id)
+        found.extend(wait for wait in (view or {})["waits_for"] if "limit" in wait)
+        return found
+
+    await until(limited, SECONDS, "the call waits for a slot")
+    return found[0]

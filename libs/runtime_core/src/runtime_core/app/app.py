@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Functions
 from runtime_core.declare.declaration import NAME, Agent, Place, check_options, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.schema import check_limited
 from runtime_core.declare.tool import StepTool, Tool, ToolSettings, is_pattern
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
 from runtime_core.engines.local import engine_name
@@ -386,6 +387,9 @@ class App:
                 with its defaults.
             repeatable (bool | Mapping[str, bool]): Whether calls may be repeated: for all tools, or by the server's
                 tool name. Default: None, the server's annotations decide.
+            limit (Limit | Sequence[Limit] | Mapping[str, Limit | Sequence[Limit]] | None): How many calls may be open,
+                or start in a time, for each key: of all its tools together, or by the server's tool name. Default:
+                None.
             when_down (str): Calls while the server is unavailable: 'wait' for it, or 'fail'. Default: 'wait'.
             mode (str): 'auto' uses the newest protocol that both sides know; 'legacy' starts with the handshake of
                 2025-11-25. Default: 'auto'.
@@ -517,10 +521,14 @@ class App:
         """
         for tool in self.tools.values():
             tool.check()
+            if tool.limits:
+                check_limited(tool.what, tool.limits, tool.arguments.schema(), tool.place)
         for engine_function in self.engine_functions.values():
             engine_function.check()
         for agent in self.agents.values():
             agent.check()
+            if agent.limits:
+                check_limited(agent.what, agent.limits, agent.input_schema(), agent.place)
             for named in agent.tools:
                 from_server = isinstance(named, str) and self.functions.mcp_server_of(named) is not None
                 if self.functions.tool(named) is None and not (from_server or is_pattern(named)):

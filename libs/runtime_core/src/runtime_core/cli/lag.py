@@ -72,6 +72,11 @@ _RECORD: Columns = {
     "BEHIND": lambda row: duration(row["behind_ms"]),
     "ENTRIES": "length",
 }
+_LIMITS: Columns = {"LIMITS OF": "name", "SLOTS HELD": "held", "WAITING": "waiting"}
+
+
+def _limits(found: dict[str, Any]) -> list[Row]:  # Any: JSON
+    return [{"name": name, **counts} for name, counts in found["limits"].items()]
 
 
 def _print(found: dict[str, Any]) -> None:  # Any: JSON
@@ -85,8 +90,7 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
         print_rows(rows, {"TENANT": "tenant", "WAITING TASKS": "waiting"})
         print()
     if found["limits"]:
-        rows = [{"name": name, **counts} for name, counts in found["limits"].items()]
-        print_rows(rows, {"LIMITS OF": "name", "SLOTS HELD": "held", "WAITING": "waiting"})
+        print_rows(_limits(found), _LIMITS)
         print()
     print(f"mailboxes     {found['mailbox_events']} events in {found['mailboxes']} mailboxes")
     print(f"timers        {found['timers_due']} due, {found['timers']} in total")
@@ -108,7 +112,7 @@ async def top(
     tasks: Annotated[int, Option(metavar="N", min=0, max=1000, help="The number of open tasks to show.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show the work in progress: rates, streams, and the oldest open tasks.
+    """Show the work in progress: rates, streams, waits for limits, and the oldest open tasks.
 
     Redraws on a terminal until Ctrl-C. Otherwise, and with --json, prints once.
 
@@ -177,6 +181,8 @@ def _lines(found: Row, before: Row | None) -> list[str]:
         "",
         *_table(found["streams"], STREAM_COLUMNS),
     ]
+    if found["limits"]:
+        lines += ["", *_table(_limits(found), _LIMITS)]
     if found["tasks"]:
         lines += ["", *_table(
             found["tasks"],

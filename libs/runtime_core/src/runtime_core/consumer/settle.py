@@ -288,9 +288,18 @@ _SHOWN_KEY = re.compile(r"[\w.@:/-]{1,64}", re.ASCII)
 
 
 async def take_slots(
-    bus: EventBus, delivery: Delivery, limits: Sequence[Limit], partitions: int, *, each_attempt: bool
+    bus: EventBus,
+    delivery: Delivery,
+    limits: Sequence[Limit],
+    partitions: int,
+    *,
+    counted_as: str,
+    each_attempt: bool,
 ) -> bool | None:
-    """Take the slots of a run or a call before it starts. See `FailureVerbs.take_slots`."""
+    """Take the slots of a run or a call before it starts. See `FailureVerbs.take_slots`.
+
+    `counted_as` is the name of all runs or calls that these limits count.
+    """
     data, context = delivery.data, delivery.context
     if delivery.kind == "resume":
         # A fork, or a run that continues after its end: its first event has not come to this process.
@@ -298,7 +307,7 @@ async def take_slots(
     kind = "tool" if delivery.kind == "call" else "agent"
     shares = [
         (
-            f"{kind}:{delivery.name}|{limit.label}|{_limit_key(limit.per, delivery, data, context)}",
+            f"{kind}:{counted_as}|{limit.label}|{_limit_key(limit.per, delivery, data, context)}",
             *limit.share(bus.keys.partition, partitions),
         )
         for limit in limits

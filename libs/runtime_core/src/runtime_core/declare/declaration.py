@@ -181,10 +181,10 @@ class Limit:
             raise ConfigurationError(
                 f"Limit.replaces is {self.replaces!r}: give 'waiting' or 'running', or leave it out"
             )
-        if self.replaces == "running" and (self.running != 1 or self.per == "key"):
+        if self.replaces == "running" and self.running != 1:
             raise ConfigurationError(
-                "Limit.replaces is 'running', which needs running=1 and a limit that is not per 'key': newer runs of "
-                "an instance wait in its mailbox, where replaces='waiting' finds them"
+                f"Limit.replaces is 'running', but running is {self.running!r}: give running=1, so that the newest run "
+                "is the only one"
             )
 
     @property
@@ -218,7 +218,9 @@ def check_shares(what: str, limits: Sequence[Limit], partitions: int, place: Pla
                 )
 
 
-def checked_limits(what: str, limit: object, place: Place, *, keyed: bool) -> tuple[Limit, ...]:
+def checked_limits(
+    what: str, limit: object, place: Place, *, keyed: bool = False, interleave: bool = False
+) -> tuple[Limit, ...]:
     """Return the limits of an agent (`keyed`) or a tool. Raises ConfigurationError."""
     limits = () if limit is None else tuple(limit) if isinstance(limit, list | tuple) else (limit,)
     labels: set[str] = set()
@@ -234,6 +236,11 @@ def checked_limits(what: str, limit: object, place: Place, *, keyed: bool) -> tu
             raise ConfigurationError(
                 f"{what} ({place}) has a limit with replaces or debounce, which must be the only limit of an agent: "
                 "put running and rate into the same Limit"
+            )
+        if each.per == "key" and each.replaces == "running" and not interleave:
+            raise ConfigurationError(
+                f"{what} ({place}) has a limit per 'key' with replaces='running', but newer runs of an instance wait "
+                "in its mailbox until the running one ends: declare the agent with interleave=True, so that they do not"
             )
         if each.label in labels:
             raise ConfigurationError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Union, cast, get_args, get_origin
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, TypedDict, cast, get_args, get_origin
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from typing_extensions import get_type_hints, is_typeddict
 
 from runtime_core.declare.declaration import (
@@ -21,6 +22,7 @@ from runtime_core.declare.declaration import (
     checked_retry,
     checked_timeout,
     is_generator,
+    one_line,
     resolved,
 )
 from runtime_core.declare.schema import (
@@ -28,8 +30,6 @@ from runtime_core.declare.schema import (
     Reader,
     Schema,
     arguments_reader,
-    is_json,
-    numbers_only,
     result_reader,
     result_schema,
 )
@@ -109,57 +109,68 @@ class DeclaredFunction:
 
 
 class ResultCheck:
-    """Checks results of a function against its return type, for types whose JSON shows whether a value fits."""
+    """Checks results of a function against its return type."""
 
-    __slots__ = ("_reader", "_what", "exact")
+    __slots__ = ("_adapter", "_reader", "_trusts", "_what", "exact")
 
-    def __init__(self, what: str, hint: object, exact: type | None) -> None:
-        """`exact`: a value of this type fits for sure."""
+    def __init__(self, what: str, hint: object) -> None:
         self._what = what
-        self._reader = Reader(TypeAdapter(numbers_only(hint)))  # type: ignore[arg-type]  # a type known only at run time
-        self.exact = exact
+        self._adapter: TypeAdapter[object] = TypeAdapter(hint)  # type: ignore[arg-type]  # a type known only at run time
+        self._reader = Reader(self._adapter, strict=True)
+        self._trusts = _checks_itself(hint, set())
+        self.exact = _exact_type(hint)
+        """A value of this type fits for sure; None: there is none."""
 
-    def check(self, data: bytes, field: str) -> None:
-        """Raise InvalidResult, which names the wrong part, if the JSON of a result does not fit."""
+    def check(self, value: object, data: bytes, field: str) -> None:
+        """Raise InvalidResult, which names the wrong part, if neither JSON of a result nor its value fits."""
         try:
             self._reader.decode(data, field)
+            return
         except InvalidInput as error:
+            where, message = error.field, error.message
+        except Exception as error:  # the type's own code
+            where, message = field, f"its JSON cannot be read as the type, {one_line(error)}"
+        if not self._trusts or not self._is_of_the_type(value):  # a model may write other JSON than it reads
             raise InvalidResult(
-                error.field,
-                f"{error.message}; it does not fit the return type of {self._what}: correct the result or the type",
-            ) from None
+                where, f"{message}; it does not fit the return type of {self._what}: correct the result or the type"
+            )
+
+    def _is_of_the_type(self, value: object) -> bool:
+        try:
+            self._adapter.validate_python(value, strict=True)
+        except Exception:  # the type's own code
+            return False
+        return True
 
 
 def result_check(what: str, function: Callable[..., object], place: Place) -> ResultCheck | None:
-    """Return the check of a function's results; None if any JSON fits, or JSON cannot tell.
-
-    Models, dataclasses and other classes are not checked: they check themselves, or need not be read from JSON.
-    """
+    """Return the check of a function's results; None if any JSON fits, or JSON cannot tell."""
     returned = inspect.signature(function).return_annotation
     if returned is NO_DEFAULT:
         return None
     try:
         hint = resolved(what, "return", returned, function, place)
-        if hint is object or hint is Any or not _is_plain(hint):
+        if hint is object or hint is Any:
             return None
-        return ResultCheck(what, hint, _exact_type(hint))
+        return ResultCheck(what, hint)
     except (ConfigurationError, PydanticUserError, TypeError, NameError, RecursionError):
         return None
 
 
-def _is_plain(hint: object) -> bool:
-    """Return whether a type consists of JSON's own types and TypedDicts."""
-    if is_typeddict(hint):
-        return all(map(_is_plain, get_type_hints(hint).values()))
-    arguments = get_args(hint)
-    if get_origin(hint) in (list, dict, Mapping, Sequence, Union, types.UnionType):
-        return all(map(_is_plain, arguments))
-    return is_json(hint)
+def _checks_itself(hint: object, seen: set[object]) -> bool:
+    """Return whether a type has classes that check their values: models, enums, dataclasses with `__post_init__`."""
+    if isinstance(hint, type) and hint not in seen:
+        seen.add(hint)
+        if issubclass(hint, Enum) or hasattr(hint, "__pydantic_validator__") or hasattr(hint, "__post_init__"):
+            return True
+        if dataclasses.is_dataclass(hint) or is_typeddict(hint):
+            return any(_checks_itself(part, seen) for part in get_type_hints(hint).values())
+    return any(_checks_itself(part, seen) for part in get_args(hint))
 
 
 def _exact_type(hint: object) -> type | None:
     """Return the type of which each value fits; None if there is none."""
-    if hint in (str, int, bool, float, list, dict):
+    if hint in (str, int, bool, float, list, dict) or (isinstance(hint, type) and issubclass(hint, BaseModel | Enum)):
         return cast(type, hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (list, dict) and arguments[-1] in (Any, object) and arguments[0] in (Any, object, str):

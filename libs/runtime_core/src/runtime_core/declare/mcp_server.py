@@ -9,13 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import urlsplit
 
-from runtime_core.declare.declaration import NAME, Place, RetryPolicy, checked_pool, checked_retry, checked_timeout
+from runtime_core.declare.declaration import (
+    NAME,
+    Limit,
+    Place,
+    RetryPolicy,
+    checked_limits,
+    checked_pool,
+    checked_retry,
+    checked_timeout,
+)
 from runtime_core.errors import ConfigurationError
 
 Mode = Literal["auto", "legacy"]
 WhenDown = Literal["wait", "fail"]
 Named: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """A mapping of names to strings, or a function that returns one at each connect."""
+Limits: TypeAlias = Limit | Sequence[Limit]
 
 _SERVER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
@@ -34,6 +44,7 @@ class MCPSettings(TypedDict, total=False):
     timeout_seconds: float
     retry: RetryPolicy | None
     repeatable: bool | Mapping[str, bool]
+    limit: Limits | Mapping[str, Limits] | None
     when_down: WhenDown
     mode: Mode
     connect_seconds: float
@@ -41,6 +52,8 @@ class MCPSettings(TypedDict, total=False):
 
 class MCPServer:
     """An MCP server of an app. `App.add_mcp` describes its options. Its repr shows no header and no variable."""
+
+    ALL = "*"
 
     def __init__(
         self,
@@ -58,6 +71,7 @@ class MCPServer:
         timeout_seconds: float = 60.0,
         retry: RetryPolicy | None = None,
         repeatable: bool | Mapping[str, bool] | None = None,
+        limit: Limits | Mapping[str, Limits] | None = None,
         when_down: WhenDown = "wait",
         mode: Mode = "auto",
         connect_seconds: float = 60.0,
@@ -86,6 +100,8 @@ class MCPServer:
         self.timeout_seconds = checked_timeout(self.what, timeout_seconds, place)
         self.retry = checked_retry(self.what, retry, place)
         self.repeatable = self._checked_repeatable(repeatable)
+        self.limits = self._checked_limits(limit)
+        """Limits by the server's tool name; `ALL`: one for all tools together."""
         if when_down not in get_args(WhenDown):
             raise ConfigurationError(f"{self.what} ({place}) has when_down={when_down!r}: give 'wait' or 'fail'")
         self.when_down = when_down
@@ -115,6 +131,11 @@ class MCPServer:
         if self.repeatable is None or isinstance(self.repeatable, bool):
             return self.repeatable
         return self.repeatable.get(tool)
+
+    def limits_of(self, tool: str) -> tuple[str, Sequence[Limit]]:
+        """Return the limits of a tool, given by the server's name for it, and the name of all that they count."""
+        counted = self.ALL if self.limits.get(self.ALL) else tool
+        return f"{self.prefix}.{counted}", self.limits.get(counted, ())
 
     # -- checks ------------------------------------------------------------------------------------------------
 
@@ -181,6 +202,17 @@ class MCPServer:
         raise ConfigurationError(
             f"{self.what} ({self.place}) has repeatable={repeatable!r}: give True, False, or one of them by tool"
         )
+
+    def _checked_limits(self, limit: object) -> dict[str, Sequence[Limit]]:
+        if not isinstance(limit, Mapping):
+            return {self.ALL: checked_limits(self.what, limit, self.place)}
+        for tool in limit:
+            if not isinstance(tool, str) or not NAME.fullmatch(f"{self.prefix}.{tool}"):
+                raise ConfigurationError(
+                    f"{self.what} ({self.place}) has a limit for {tool!r}: give the server's name of one tool, or a "
+                    "Limit alone for all of them together"
+                )
+        return {tool: checked_limits(f"{self.what}, tool {tool!r},", each, self.place) for tool, each in limit.items()}
 
 
 def need_sdk(servers: Sequence[MCPServer]) -> None:

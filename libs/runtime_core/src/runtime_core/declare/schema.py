@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError, to_jsonable_python
 from typing_extensions import TypedDict
 
 from runtime_core.base.text import shortened
-from runtime_core.declare.declaration import NO_DEFAULT, Argument, Place, one_line, resolved
+from runtime_core.declare.declaration import NO_DEFAULT, Argument, Limit, Place, one_line, resolved
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire import codec
@@ -276,8 +276,10 @@ class Reader:
 
     __slots__ = ("_known", "_validate")
 
-    def __init__(self, adapter: TypeAdapter[object], known: Sequence[str] = ()) -> None:
-        self._validate = adapter.validator.validate_json
+    def __init__(self, adapter: TypeAdapter[object], known: Sequence[str] = (), *, strict: bool = False) -> None:
+        """`strict`: do not convert, as from text to a number."""
+        validate = adapter.validator.validate_json
+        self._validate = functools.partial(validate, strict=True) if strict else validate
         self._known = known
 
     def decode(self, data: bytes, field: str) -> object:
@@ -454,6 +456,31 @@ def is_json(hint: object) -> bool:
     if origin in (list, Sequence, Union, types.UnionType):
         return all(is_json(argument) for argument in arguments)
     return False
+
+
+def check_limited(what: str, limits: Sequence[Limit], schema: Schema, place: Place) -> None:
+    """Raise ConfigurationError if a limit counts by a part of an input, or an argument, that this schema lacks."""
+    for limit in limits:
+        path = limit.per.split(".")[1:]
+        if (lacking := _lacking(schema, path, schema.get("$defs", {}))) is not None:
+            part, known = lacking
+            there = f"give one of {', '.join(known)}" if known else "only an object has named fields"
+            raise ConfigurationError(f"{what} ({place}) has a limit per {limit.per!r}, but no {part!r} there: {there}")
+
+
+def _lacking(schema: Any, path: Sequence[str], shared: Any) -> tuple[str, list[str]] | None:  # Any: a JSON schema
+    """Return the first part of the path that no value has, and the known ones there; None: all may be there."""
+    if not path:
+        return None
+    schema = shared.get(str(schema["$ref"]).rpartition("/")[2], {}) if "$ref" in schema else schema
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        found = [_lacking(choice, path, shared) for choice in choices]
+        return None if None in found else max(filter(None, found), key=lambda lacking: len(lacking[1]))
+    properties = schema.get("properties", {})
+    if path[0] in properties:
+        return _lacking(properties[path[0]], path[1:], shared)
+    anything = not properties and schema.get("type") in (None, "object") and "additionalProperties" not in schema
+    return None if anything or schema.get("additionalProperties") else (path[0], list(properties))
 
 
 def tagged_schema(messages: Mapping[str, TypeAdapter[object]]) -> Schema:

@@ -270,6 +270,11 @@ class CallableTool(Protocol):
         """How many of its calls may be open, or start in a time."""
         ...
 
+    @property
+    def counted_as(self) -> str:
+        """The name of all calls that its limits count."""
+        ...
+
     async def call(
         self, arguments: bytes, context: ToolContext, threads: Executor, abandoned: AbandonedThreads
     ) -> bytes:
@@ -319,7 +324,8 @@ class Tool(DeclaredFunction):
         """Raises ConfigurationError for mistakes that show without evaluating the annotations."""
         super().__init__("tool", function, place, timeout_seconds=timeout_seconds, name=name, retry=retry, pool=pool)
         self.repeatable = repeatable
-        self.limits = checked_limits(self.what, limit, place, keyed=False)
+        self.counted_as = self.name
+        self.limits = checked_limits(self.what, limit, place)
         self._is_async = is_async(function)
         self._context_name, self._arguments = without_context(self.what, self._arguments, ToolContext, place)
 
@@ -357,7 +363,7 @@ class Tool(DeclaredFunction):
             result = await run_in_thread(self.what, self.timeout_seconds, call, threads, abandoned, context.cancel)
         data = encode_result(result)
         if (check := self.result_check) is not None and type(result) is not check.exact:
-            check.check(data, "result")
+            check.check(result, data, "result")
         return data
 
 

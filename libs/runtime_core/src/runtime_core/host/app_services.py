@@ -224,6 +224,9 @@ def add_tools(
 
     for tool in app.tools.values():
         check_shares(tool.what, tool.limits, len(buses), tool.place)
+    for server in declared:
+        for limits in server.limits.values():
+            check_shares(server.what, limits, len(buses), server.place)
 
     def handler(bus: EventBus) -> Handler:
         return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers, partitions=len(buses))

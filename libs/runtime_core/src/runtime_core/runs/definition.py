@@ -137,7 +137,7 @@ class AgentDefinition(ABC):
         self.topics = tuple(_checked(self.what, topic, place) for topic in topics)
         self.interleave = interleave
         self.internal = internal
-        self.limits = checked_limits(self.what, limit, place, keyed=True)
+        self.limits = checked_limits(self.what, limit, place, keyed=True, interleave=interleave)
         self.description = description
 
     @abstractmethod
@@ -251,7 +251,7 @@ class FunctionAgent(AgentDefinition):
     def encode_output(self, value: object) -> bytes:
         data = encode(value, "output")
         if (check := self._result_check) is not None and type(value) is not check.exact:
-            check.check(data, "output")
+            check.check(value, data, "output")
         return data
 
     @functools.cached_property
@@ -351,7 +351,15 @@ class ClassAgent(AgentDefinition):
         instance = self.agent()
         # `handlers_of` has checked that it is an async method with these arguments.
         method = cast("Callable[[object, AgentContext], Coro]", getattr(instance, message.handler.method))
-        return await method(message.value, ctx)
+        value = await method(message.value, ctx)
+        check = self._result_checks[message.handler.message]
+        if check is not None and type(value) is not check.exact:
+            check.check(value, encode(value, "output"), "output")
+        return value
+
+    @functools.cached_property
+    def _result_checks(self) -> dict[str, ResultCheck | None]:
+        return {name: result_check(self.what, handler.function, self.place) for name, handler in self.handlers.items()}
 
     def input_schema(self) -> Schema:
         return tagged_schema({name: value.adapter for name, value in self.inputs.items()})

@@ -147,7 +147,14 @@ class TurnHandler:
         began, outcome = time.perf_counter(), "lost"
         try:
             if definition.limits and (delivery.kind == "start" or delivery.turn < 0):
-                taken = await take_slots(self._bus, delivery, definition.limits, self._partitions, each_attempt=False)
+                taken = await take_slots(
+                    self._bus,
+                    delivery,
+                    definition.limits,
+                    self._partitions,
+                    counted_as=delivery.name,
+                    each_attempt=False,
+                )
                 if taken is None:
                     await self._bus.retry(delivery, 0, b"")
                 if not taken:

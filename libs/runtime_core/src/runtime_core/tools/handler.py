@@ -127,7 +127,9 @@ class CallHandler:
             await self._calls.fail(delivery, tool.retry, refused, started, NOTHING_USED)
             return "failed"
         if tool.limits:
-            taken = await take_slots(self._bus, delivery, tool.limits, self._partitions, each_attempt=True)
+            taken = await take_slots(
+                self._bus, delivery, tool.limits, self._partitions, counted_as=tool.counted_as, each_attempt=True
+            )
             if not taken:
                 if taken is None:
                     await self._bus.retry(delivery, 0, b"", counts=False)

@@ -14,7 +14,6 @@ from mcp_types import CallToolResult, TextContent
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import announce
-from runtime_core.declare.declaration import Limit
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.declare.schema import encode
@@ -59,7 +58,7 @@ class MCPTool:
         self.what = f"tool {listed.name!r}"
         self.repeatable = listed.repeatable
         self.retry = connection.declared.retry
-        self.limits: tuple[Limit, ...] = ()
+        self.counted_as, self.limits = connection.declared.limits_of(listed.own_name)
         self._listed = listed
         self._connection = connection
         self._count = functools.partial(_count, metrics, connection.declared.name)
