@@ -322,6 +322,14 @@ async def test_many_rows_with_many_candidates_stay_rows() -> None:
     assert KEY.encode() not in await Redactor().rows(data[:-1])
 
 
+def test_a_large_value_among_too_many_candidates_is_hidden_without_being_decoded() -> None:
+    crowded = [["sk-abcdef words"] * 3] * MAX_CANDIDATES
+    small, large = crowded + [["words " * 20]] * 100, crowded + [["words " * 200]] * 200
+    shown = json.loads(Redactor().data(json.dumps({"n": 1, "large": large, "small": small}).encode()))
+    assert (shown["n"], shown["large"]) == (1, "***")
+    assert shown["small"][0] == ["***"] * 3
+
+
 async def turns_during(work: Awaitable[object]) -> int:
     """Return how often other work of the event loop runs meanwhile."""
     turns = 0
