@@ -20,6 +20,7 @@ from benchmarks.memory import memory
 from benchmarks.profiler import profile
 from benchmarks.recovery import recovery
 from benchmarks.results import write
+from benchmarks.scale import scale
 from benchmarks.stack import where
 from benchmarks.streaming import streaming
 from benchmarks.throughput import throughput
@@ -36,6 +37,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
     "overload": lambda given: overload(given.seconds, given.stream_max),
     "streaming": lambda given: streaming(given.pieces, given.readers),
     "gateway": lambda given: gateway(given.tasks, given.streams, given.rounds),
+    "scale": lambda given: scale(given.tasks, given.calls, given.steps),
     "growth": lambda given: growth(given.tasks, given.block, given.in_flight),
 }
 IN_ALL = ("throughput", "latency", "recovery", "memory")

@@ -56,6 +56,27 @@ async def doubter(ctx: AgentContext, text: str) -> str:
     return str(await ctx.human(text))
 
 
+@app.agent("waker")
+async def waker(ctx: AgentContext, text: str) -> int:
+    """Returns when it went on after the answer (epoch ns)."""
+    await ctx.human(text)
+    return time.time_ns()
+
+
+@app.agent("spreader")
+async def spreader(ctx: AgentContext, text: int) -> int:
+    """Calls a tool so many times at once."""
+    return len(await ctx.gather(*(ctx.tool(look_up, text=str(number)) for number in range(text))))
+
+
+@app.agent("stepper")
+async def stepper(ctx: AgentContext, text: int) -> int:
+    """Takes so many steps, one after the other, and then asks a person."""
+    done = [await ctx.step(found, str(number)) for number in range(text)]
+    await ctx.human("Did it take all steps?")
+    return len(done)
+
+
 @app.tool
 async def hold(folder: str, name: str) -> bool:
     """Hold the delivery until the release file exists; return True immediately for the second attempt.
