@@ -201,7 +201,7 @@ async def _round(server: Server, bus: EventBus, prefix: str, tasks: int) -> None
 def _new(bus: EventBus, task: str, data: bytes) -> Submission:
     event, reply = task[:1] + task[-15:], bus.keys.reply("client")
     return Submission(
-        task, "client/396aa868654a", event, "34104537011a779b", "asker", data, replyto=reply, in_turn=True
+        task, "client/396aa868654a", event, "34104537011a779b", "asker", data, replyto=reply, in_turn=True, epoch="-",
     )  # fmt: skip
 
 

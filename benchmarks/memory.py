@@ -43,7 +43,7 @@ async def _finished(stack: Stack, ledger: Ledger, tasks: int) -> tuple[float, di
     await _settled(ledger, IN_FLIGHT + tasks)
     per_task = (await ledger.used_memory() - before) / tasks
     keys = ledger.keys
-    parts = {name: await ledger.size_of(keys.base + name) / (IN_FLIGHT + tasks) for name in ("seen", "index")}
+    parts = {name: await ledger.size_of(keys.base + name) / (IN_FLIGHT + tasks) for name in ("open", "index")}
     return per_task, {**parts, "its own hash, and the table of keys": per_task - sum(parts.values())}
 
 

@@ -81,6 +81,11 @@ async def submit_without_a_key(stage: Stage) -> Act:
     return lambda: stage.broker.submit(stage.bus, "t", timeout_ms=1000)
 
 
+@case
+async def submit_with_a_random_id(stage: Stage) -> Act:
+    return lambda: stage.broker.submit(stage.bus, "t", timeout_ms=1000, epoch="-")
+
+
 async def waiting(stage: Stage) -> None:
     """Two tenants with one waiting task each, on a stream that is long enough to queue them."""
     broker, bus = stage.broker, stage.bus

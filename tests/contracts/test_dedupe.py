@@ -84,6 +84,34 @@ async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -
     assert len(await broker.entries("agent")) == 1
 
 
+async def test_a_random_id_needs_no_place_in_the_window(broker: Broker, bus: EventBus) -> None:
+    """Only its own repeats have it, and they find the task, also after its end."""
+    await broker.submit(bus, "t", epoch="-")
+    assert await window(broker) == (0, 0)
+    assert await broker.submit(bus, "t", epoch="-") == Submitted("t", "accepted", False)
+    assert await complete(bus, await broker.take(bus))
+    assert await broker.submit(bus, "t", epoch="-") == Submitted("t", "completed", False)
+    assert await broker.submit(bus, "t") == Submitted("t", "completed", False)
+    with pytest.raises(Rejected, match="a task t with other content exists"):
+        await broker.submit(bus, "t", epoch="-", digest="other")
+    assert await window(broker) == (0, 0)
+    await broker.idle()
+
+
+@pytest.mark.parametrize(
+    ("retention", "claims"), [(599, ""), (3600, "|")], ids=["ended tasks are kept too short", "several partitions"]
+)
+async def test_a_random_id_has_a_place_where_the_task_cannot_tell(
+    broker: Broker, bus: EventBus, retention: int, claims: str
+) -> None:
+    await broker.call("HSET", broker.keys.meta, "retention", retention)
+    await broker.submit(bus, "t", epoch="-", claims=claims)
+    assert await window(broker) == (1, 1)
+    assert await complete(bus, await broker.take(bus))
+    await broker.call("DEL", broker.keys.task("t"))
+    assert await broker.submit(bus, "t", epoch="-", claims=claims) == Submitted("t", "completed", False)
+
+
 @pytest.mark.parametrize("ends", ["completed", "cancelled"])
 async def test_the_window_outlives_the_task(broker: Broker, bus: EventBus, ends: str) -> None:
     """The answer is still known when the task's own fields have expired."""

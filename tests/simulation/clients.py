@@ -193,6 +193,7 @@ class Clients:
             tenant=task.tenant,
             timeout_ms=int(task.timeout_seconds * 1000) if task.timeout_seconds else 0,
             in_turn=True,
+            epoch="-" if task.id[-1] in "02468" else "",
         )
         await self._admit(admission, submission)
 

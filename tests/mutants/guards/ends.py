@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ends",
         "seen_outlives",
-        "if head.digest ~= '' then note_end(base, task, head, status) end",
+        "if head.digest ~= '' and head.source ~= '' then note_end(base, task, head, status) end",
         "",
         "a repeated submit of an ended task is told its end",
         "contracts:dedupe",

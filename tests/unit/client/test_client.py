@@ -66,6 +66,26 @@ async def test_a_function_and_its_name_are_the_same_submit(client: Client) -> No
     assert (await client.submit("greeter", "Ann", task_id="t-1")).task_id == one.task_id
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, 0),
+        ({"timeout": 300}, 0),
+        ({"timeout": 301}, 1),
+        ({"timeout": None}, 1),
+        ({"task_id": "t-1"}, 1),
+        ({"options": SubmitOptions(event_id="e-1")}, 1),
+    ],
+    ids=str,
+)
+async def test_only_a_random_id_that_is_not_repeated_for_long_has_no_place_in_the_dedupe_window(
+    client: Client, given: dict[str, Any], kept: int
+) -> None:
+    task = await client.submit("greeter", "Ann", **given)
+    assert (await task.result(timeout=60)).value() == "Hello, Ann"
+    assert await task.bus.transport.call("HLEN", task.bus.keys.submits) == kept
+
+
 async def test_options_reach_the_agent(client: Client) -> None:
     options = SubmitOptions(tenant="acme", metadata={"order": 7}, engine="local", timeout_seconds=60, max_steps=9)
     task = await client.submit(whose, options=options)

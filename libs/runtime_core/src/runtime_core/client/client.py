@@ -61,6 +61,8 @@ Input = TypeVar("Input")
 log = logging.getLogger(__name__)
 
 HINT_SECONDS = 5.0
+REPEATED_SECONDS = 300.0
+"""A submit that is repeated for at most this long needs no place in the dedupe window, if its id is random."""
 """After this time the log says why a submit waits."""
 
 
@@ -225,6 +227,8 @@ class Client:
             stream=stream,
             options=options,
         )
+        if not task_id and not options.event_id and timeout is not None and timeout <= REPEATED_SECONDS:
+            new.epoch = "-"
         if _traces():
             return await self.start(new, timeout=timeout)
         return await self._start(new, timeout)

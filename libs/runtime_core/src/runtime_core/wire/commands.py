@@ -235,7 +235,9 @@ class Submission(msgspec.Struct):
     in_turn: bool = False
     """Whether it waits for its tenant's turn while its work stream is long; then its tenant's limits apply too."""
     epoch: str = ""
-    """The epoch of the admitter that starts it; empty: a client starts it without one."""
+    """The epoch of the admitter that starts it; empty: a client starts it without one. `-`: a client starts it with a
+    random id, and repeats it for five minutes at most.
+    """
     claims: str = ""
     """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
     begun: Begun | None = None

@@ -2,7 +2,8 @@
 -- KEYS 1 base
 -- ARGV 1 task id · 2 source · 3 event id · 4 digest · 5 agent · 6 instance key or '' · 7 input (JSON)
 --      8 reply stream or '' · 9 context (JSON) or '' · 10 session id or '' · 11 max steps or '0'
---      12 timeout ms or '0' · 13 admitter's epoch or '' (a direct submit)
+--      12 timeout ms or '0' · 13 admitter's epoch, or '' for a direct submit, or '-' for one with a random id that is
+--        repeated for a few minutes at most
 --      14 '1' if the output is wanted as a stream, '2' if its steps are wanted too
 --      15 limits on its usage (JSON: `tokens`, `cost`) or ''
 --      16 '' with one partition, else tokens of the claims of its id and its task id, as `id|task_id`; each may be ''
@@ -104,10 +105,10 @@ local function check_start(base, args, meta)
 end
 
 -- Stores the task. `entry` is that of its start event, or the word for where it waits; `tenant` nil without a name. The
--- retention goes with the task, so that its end need not read it.
-local function store_submitted(base, args, key, stream, entry, created, tenant, retention, priority)
+-- retention goes with the task, so that its end need not read it. No source means that the dedupe window lacks it.
+local function store_submitted(base, args, key, stream, entry, created, tenant, retention, priority, by_task)
   local header = stream .. '\n' .. args[5] .. '\n' .. args[6] .. '\n' .. args[8] .. '\n' .. created .. '\n' ..
-    args[11] .. '\n' .. args[3] .. '\n' .. args[2] .. '\n' .. args[4] .. '\n' .. args[10] .. '\n' ..
+    args[11] .. '\n' .. args[3] .. '\n' .. (by_task and '' or args[2]) .. '\n' .. args[4] .. '\n' .. args[10] .. '\n' ..
     (tenant or '') .. '\n' .. (retention or '')
   if priority and priority ~= SLOT.DEFAULT then header = header .. '\n' .. text(priority) end
   if args[9] ~= '' then
@@ -160,7 +161,7 @@ end
 
 local function submit(keys, args)
   local base, task = keys[1], args[1]
-  local refused = args[13] ~= '' and fence_admitter(base, args)
+  local refused = args[13] ~= '' and args[13] ~= '-' and fence_admitter(base, args)
   if refused then return refused end
   local id_token, task_token = string.match(args[16], '^(%d*)|(%d*)$')
   local key, seen_key = base .. 'task:' .. task, seen_line(args[2], args[3])
@@ -169,8 +170,11 @@ local function submit(keys, args)
   -- An equal submit is answered even where a new one is refused.
   if refused then return find_event(base, args, seen_key, id_token) or refused end
   local line = task .. '\n' .. args[4]
+  -- It needs no place in the dedupe window: only its own repeats have its random id, and they find the task, if ended
+  -- tasks are kept for ten minutes. With several partitions the window also tells where the task is.
+  local by_task = args[13] == '-' and args[16] == '' and tonumber(meta[9] or '3600') >= 600
   -- The first write also tells whether the id is known.
-  if redis.call('HSETNX', base .. 'seen', seen_key, line) == 0 then
+  if not by_task and redis.call('HSETNX', base .. 'seen', seen_key, line) == 0 then
     refused = find_event(base, args, seen_key, id_token)
     if refused then return refused end
     redis.call('HSET', base .. 'seen', seen_key, line)
@@ -183,8 +187,8 @@ local function submit(keys, args)
     entry = deliver(base, task, FIRST_RUN, stream, args[5], args[6], args[7], args[9])
   end
   local created = in_flight(entry) and ms_of(entry) or text(now_ms(base))
-  put_in_order(base, seen_key, created, meta[3])
-  store_submitted(base, args, key, stream, entry, created, due and tenant, meta[9], priority)
+  if not by_task then put_in_order(base, seen_key, created, meta[3]) end
+  store_submitted(base, args, key, stream, entry, created, due and tenant, meta[9], priority, by_task)
   if args[12] ~= '0' then add_timer(base, task, 'd|' .. task, now_ms(base) + tonumber(args[12])) end
   return {'started', task}
 end

@@ -149,7 +149,7 @@ local function end_task(base, task, ending, flags, status, result, steps, ms, re
     tell_steps(base, task, flags, record)
     publish_out(base, task, KINDS[status], final, ending.retention, ending.trace)
   end
-  if head.digest ~= '' then note_end(base, task, head, status) end
+  if head.digest ~= '' and head.source ~= '' then note_end(base, task, head, status) end
   if string.find(flags, FLAG.watched, 1, true) then tell_state(base, 'run/' .. task .. '/r', status) end
   if status ~= 'completed' then stop_running(base, task) end
   if head.key ~= '' and not run_in_flight then release(base, head.agent .. '/' .. head.key, task, FIRST_RUN) end
