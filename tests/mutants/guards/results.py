@@ -72,7 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "journal",
         "unseen_first",
-        "      if current == 'pend' then note_unseen(rk, step) end\n",
+        "      if current == 'pend' then KEY.note_unseen(rk, step) end\n",
         "",
         "the first answer during a nested turn is seen after its change of the state",
         "contracts:nested_calls",
@@ -80,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "journal",
         "unseen_later",
-        "  if v[2] == 'pend' then note_unseen(rk, step) end\n",
+        "  if v[2] == 'pend' then KEY.note_unseen(rk, step) end\n",
         "",
         "a later answer during a nested turn is seen after its change of the state",
         "contracts:nested_calls",
@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_call",
         "unseen",
-        "  if (resumed or current) == 'pend' then note_unseen(rk, step) end\n",
+        "  if (resumed or current) == 'pend' then KEY.note_unseen(rk, step) end\n",
         "",
         "a result of a call during a nested turn is seen after its change of the state",
         "contracts:nested_calls",

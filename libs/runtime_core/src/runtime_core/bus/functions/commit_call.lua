@@ -100,7 +100,7 @@ local function commit_call(keys, args)
     resumed = resume(base, task, parent, stream, agent, instance_key, next_turn, step, value)
   end
   write_result(key, rk, RUN.result .. step, value, steps, resumed)
-  if (resumed or current) == 'pend' then note_unseen(rk, step) end
+  if (resumed or current) == 'pend' then KEY.note_unseen(rk, step) end
   if to_process then tell_asker(base, rk, task, parent, step, wait, value, changed) end
   SLOT.free_flagged(base, flags, task, call)
   return 'OK'

@@ -39,7 +39,7 @@ local function keep_override(rk, key, turn, step, current)
 end
 
 -- A result came for a run that continues when the nested run on its instance ends, perhaps with a changed state.
-local function note_unseen(rk, step)
+function KEY.note_unseen(rk, step)
   local unseen = redis.call('HGET', rk, RUN.unseen)
   redis.call('HSET', rk, RUN.unseen, unseen and unseen .. '\n' .. step or step)
 end
@@ -110,12 +110,12 @@ local function answer(base, task, run, step, status, ms, payload)
     if ready then
       local current = resume(base, task, run, stream, agent, key, turn, step, value)
       redis.call('HSET', rk, RUN.result .. step, value, RUN.current, current)
-      if current == 'pend' then note_unseen(rk, step) end
+      if current == 'pend' then KEY.note_unseen(rk, step) end
       return true
     end
   end
   redis.call('HSET', rk, RUN.result .. step, value)
-  if v[2] == 'pend' then note_unseen(rk, step) end
+  if v[2] == 'pend' then KEY.note_unseen(rk, step) end
   return true
 end
 
