@@ -256,7 +256,9 @@ def _add_journal(run: RecordedRun, fields: Mapping[bytes, bytes]) -> None:
 
 async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajectory | None:
     """Return what a partition's record stream still has of a task; None if nothing. Reads the whole stream."""
-    from runtime_core.trajectory.recorder import record_entry  # here: it imports SQLAlchemy, which takes half a second
+    from runtime_core.trajectory.recorder import (
+        record_entries,
+    )  # here: it imports SQLAlchemy, which takes half a second
 
     await bus.make_group(bus.keys.record, TRAJECTORY_RECORDER)
     steps: list[Step] = []
@@ -264,10 +266,7 @@ async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajector
     start = "-"
     while True:
         page = pairs(await bus.transport.call("XRANGE", bus.keys.record, start, "+", "COUNT", _PAGE_ENTRIES))
-        for entry, fields in page:
-            if fields[1].decode() != task:
-                continue
-            read = await record_entry(entry, fields)
+        for read in await record_entries([(entry, fields) for entry, fields in page if fields[1].decode() == task]):
             end = read.end or end
             if read.steps:
                 steps += STEPS.decode(read.steps)

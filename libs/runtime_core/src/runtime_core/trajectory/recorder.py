@@ -43,14 +43,11 @@ BUSY_POLL_SECONDS = 0.1
 LOCAL_LEASE_SECONDS = 3.0
 
 
-async def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
+def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
     """Parse an entry. Fields: `t` task, `d` steps (JSON array or empty). The entry of the commit that ended the task
     also has `e` (status, agent, steps, created ms, ended ms, session; one per line), `f` (the error object, or empty),
     `x` (the traceparent, if the task has a trace) and `g` (if the task had ended before)."""
     task, rows = fields[1].decode(), fields[3]
-    if rows and _BY_A_PROCESS.search(rows[-_TAIL_BYTES:]) is None:
-        # Processes have removed the secrets from the rows that they wrote.
-        rows = await redactor().rows(rows)
     if len(fields) < 6:
         return RecordEntry(entry.decode(), task, rows, None)
     status, agent, steps, created, ended, session = fields[5].decode().split("\n")
@@ -61,13 +58,17 @@ async def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
 
 
 async def record_entries(entries: Sequence[tuple[bytes, list[bytes]]]) -> list[RecordEntry]:
-    """Parse entries. Other work of the event loop runs after each megabyte, since the broker's rows are redacted."""
+    """Parse entries without secrets. Processes have removed them from the rows that they wrote. Other work of the event
+    loop runs after each megabyte of the broker's own rows."""
     slices = Slices(SLICE_BYTES)
-    rows = []
+    parsed = []
     for entry, fields in entries:
-        rows.append(row := await record_entry(entry, fields))
-        await slices.worked(len(row.steps))
-    return rows
+        rows = fields[3]
+        if rows and _BY_A_PROCESS.search(rows[-_TAIL_BYTES:]) is None:
+            fields = [*fields[:3], await redactor().rows(rows), *fields[4:]]
+            await slices.worked(len(rows))
+        parsed.append(record_entry(entry, fields))
+    return parsed
 
 
 def pause_after_many(rows: Sequence[RecordEntry]) -> float:
