@@ -96,7 +96,11 @@ def test_the_names_of_weft_load_no_engine_no_store_and_no_model_client() -> None
 
 @pytest.mark.parametrize(
     ("module", "library", "extra"),
-    [("weft.pydantic_ai", "pydantic_ai", "llm"), ("weft.autogen", "autogen_core", "autogen")],
+    [
+        ("weft.pydantic_ai", "pydantic_ai", "llm"),
+        ("weft.autogen", "autogen_core", "autogen"),
+        ("runtime_core.integrations.autogen", "autogen_core", "autogen"),
+    ],
 )
 def test_a_module_without_its_library_names_the_extra(module: str, library: str, extra: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; import {module}"

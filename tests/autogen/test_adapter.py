@@ -34,6 +34,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 
+import runtime_core.integrations.autogen as integrations_autogen
+import weft.autogen
 from runtime_core.errors import ConfigurationError
 from runtime_core.facades.actors.autogen import WeftAgentRuntime
 from runtime_core.facades.actors.autogen.serialization import FaithfulRegistry
@@ -118,6 +120,10 @@ class ByHand(BaseAgent):
     async def on_message_impl(self, message: Any, ctx: MessageContext) -> str:  # Any: as the base class
         assert isinstance(self._runtime, WeftAgentRuntime)
         return f"{self.id} {self._description}"
+
+
+def test_the_runtime_has_one_class_under_each_name() -> None:
+    assert weft.autogen.WeftAgentRuntime is integrations_autogen.WeftAgentRuntime is WeftAgentRuntime
 
 
 async def test_an_agent_gets_its_id_and_runtime_while_its_factory_runs(runtime: WeftAgentRuntime) -> None:

@@ -398,6 +398,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "runs/commit.py",
+        "answered_in_quarantine",
+        "if delivery.quarantined and not all(future.done() for future in futures.values()):",
+        "if delivery.quarantined:",
+        "a turn whose answers are recorded stays in quarantine",
+        "contracts:mid_turn_asks",
+    ),
+    python(
+        "runs/commit.py",
         "later_input",
         'if delivery.kind == "start" and delivery.data:',
         "if delivery.data:",

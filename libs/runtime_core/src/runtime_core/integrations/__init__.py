@@ -1,0 +1,1 @@
+"""Names that programs import from this package. They are those of `weft`."""
