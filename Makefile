@@ -28,11 +28,10 @@ LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation: an isolated build would fetch its backend without the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-# Six test files at a time, since tests wait more than they compute: so they use two cores fully.
+# Four test files at a time, since tests wait more than they compute: with the second lane they use two cores fully.
 # A file stays in one process, as it was written to run; tests/conftest.py puts those that take longest first.
-TOGETHER = --numprocesses=6 --dist=loadfile --no-loadscope-reorder
+TOGETHER = --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-# Beside those of Spark, since each waits for its own cluster.
 RAY_TESTS = $(wildcard tests/engines/test_*ray*.py)
 
 COMPILE = $(RUN) uv --quiet pip compile pyproject.toml --universal --python-version 3.11 \
@@ -106,14 +105,15 @@ check: setup ## Check format, lint, types and the import rule
 
 # Every environment is created first: an installation during the tests would slow them down.
 test: check $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
-	$(RUN) tests.lanes test-main -- test-ray -- test-spark -- test-autogen -- test-simulation
+	@$(MAKE) --no-print-directory test-simulation
+	$(RUN) tests.lanes test-main -- test-spark test-ray test-autogen
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-# With low priority: it computes all the time, in what the tests beside it leave while they wait.
+# Alone: it computes all the time, so tests beside it would be late.
 test-simulation: setup ## Run the simulated histories of continuous integration
-	nice -n 10 $(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
+	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
 
 test-main: setup ## Run all tests except those of AutoGen, the engines and the simulation (ARGS for pytest)
 	$(RUN) tests.rerun_failed $(TOGETHER) $(ARGS)
