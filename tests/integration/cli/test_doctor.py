@@ -59,7 +59,7 @@ def test_the_doctor_finds_nothing_wrong(weft: Weft) -> None:
     assert messages["server"].startswith("Valkey ")
     assert "appendfsync everysec" in messages["persistence"]
     assert messages["namespace"] == "'weft' has 1 partition, format 1"
-    assert "desk 7: agents approver, asker, " in messages["apps"]
+    assert "desk 7: agents alone, approver, asker, " in messages["apps"]
     assert messages["consumers"] == "alive: 1 agent-handler, 1 state-manager, 1 tool-handler, 1 trajectory-recorder"
     assert {"maxmemory-policy", "memory", "clock", "functions", "ingress", "stuck", "deadlock"} <= messages.keys()
 

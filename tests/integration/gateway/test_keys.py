@@ -147,6 +147,10 @@ class Victim:
         bodies: dict[str, dict[str, object]] = {
             "/v1/tasks": {"agent": "echo", "input": 1, "task_id": "acme.order"},
             "/v1/batches": {"tasks": [{"agent": "echo", "input": 1, "task_id": "acme.order"}]},
+            "/v1/events": {
+                **{"specversion": "1.0", "type": "weft.task.submit", "source": "acme", "id": "order"},
+                "data": {"agent": "echo", "input": 1, "task_id": "acme.order"},
+            },
             "/v1/tasks/{task_id}/answers": {"request_id": self.question, "value": True},
             "/v1/dead-letters/{letter_id}/redrive": {"reopen": True},
             "/v1/schedules/{schedule_id}": {"agent": "echo", "input": "stolen", "every_seconds": 86_400},
@@ -169,7 +173,7 @@ class Victim:
 
 
 SECRET = "a secret of acme"
-OWN = {"/v1/tasks", "/v1/batches", "/v1/schedules/{schedule_id}"}
+OWN = {"/v1/tasks", "/v1/batches", "/v1/events", "/v1/schedules/{schedule_id}"}
 """Paths whose POST or PUT makes something of the caller's own, whatever it is called."""
 EMPTY: dict[str, object] = {
     "/v1/tasks": {"tasks": [], "next_cursor": None},
@@ -203,7 +207,9 @@ async def attack(client: httpx2.AsyncClient, victim: Victim, evil: dict[str, str
     for name in victim.names.get(parameter, ("",)):
         path = template.replace(f"{{{parameter}}}", name)
         params = {"with": "acme.failed"} if template.endswith("/difference") else {}
-        answer = await client.request(method, path, json=victim.body(template), params=params, headers=evil)
+        media = "application/cloudevents+json" if template == "/v1/events" else "application/json"
+        headers = {**evil, "Content-Type": media}
+        answer = await client.request(method, path, json=victim.body(template), params=params, headers=headers)
         assert SECRET not in answer.text, (method, path)
         if template in OWN and method != "DELETE" and method != "GET":
             assert answer.status_code < 300, answer.text

@@ -211,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "trajectory/recorder.py",
         "entry_slices",
-        "        await slices.worked(len(row.steps))\n",
+        "            await slices.worked(len(rows))\n",
         "",
         "many large rows of the broker do not hold the recorder's event loop",
         COST,
