@@ -547,6 +547,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "facades/actors/instances.py",
+        "in_order",
+        "        async with self._doors.setdefault((type, key), asyncio.Lock()):\n",
+        "        if True:\n",
+        "concurrent handlers of an object begin in the order of their messages",
+        "unit/facades/actors:actor",
+    ),
+    python(
+        "facades/actors/instances.py",
         "closed_last",
         "        if not instance.holders:\n            self._close(instance)\n",
         "        self._close(instance)\n",

@@ -300,6 +300,30 @@ async def test_an_object_admits_a_handler_while_all_others_wait() -> None:
     assert await second is first
 
 
+async def test_concurrent_handlers_begin_in_the_order_of_their_messages() -> None:
+    """The first one waits for the object, which those that come a moment later find."""
+    created, begun = asyncio.Event(), list[int]()
+
+    async def build(type: str, key: str) -> object:
+        await created.wait()
+        return object()
+
+    instances = Instances(build, lambda agent: False, 10)
+
+    async def handle(number: int) -> None:
+        await instances.enter("handler", "one", str(number), "r", b"", alone=False, shared=True)
+        begun.append(number)
+
+    handling = [asyncio.create_task(handle(0))]
+    await asyncio.sleep(0)
+    created.set()
+    while not begun:
+        handling.append(asyncio.create_task(handle(len(handling))))
+        await asyncio.sleep(0)
+    await asyncio.gather(*handling)
+    assert begun == list(range(len(handling)))
+
+
 class Stateful:
     """An agent whose state the broker keeps."""
 

@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -104,6 +105,8 @@ class Instances:
         self._limit = limit
         self._there: OrderedDict[Place, Instance] = OrderedDict()
         self._being_made: dict[Place, asyncio.Task[Instance]] = {}
+        self._doors: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        """What concurrent handlers pass one at a time, so that they begin in the order of their messages."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -158,6 +161,24 @@ class Instances:
         have an object of this agent, too. `holders`: of a nested run, who has the instance on the broker
         (`task|run`).
         """
+        if alone:
+            return await self._enter(type, key, (task, run), state, waits, holders, alone=True, shared=shared)
+        # While the object is made, or its state loads, a later message would find it before those that wait for it.
+        async with self._doors.setdefault((type, key), asyncio.Lock()):
+            return await self._enter(type, key, (task, run), state, waits, holders, alone=False, shared=shared)
+
+    async def _enter(
+        self,
+        type: str,
+        key: str,
+        holder: Place,
+        state: bytes,
+        waits: Callable[[], bool],
+        holders: Collection[str],
+        *,
+        alone: bool,
+        shared: bool,
+    ) -> Instance:
         while True:
             instance = await self.get(type, key)
             if self._there.get(instance.place) is not instance:
@@ -165,7 +186,7 @@ class Instances:
             if (
                 alone
                 and instance.is_stored
-                and any(place == (task, run) or "|".join(place) not in holders for place in instance.holders)
+                and any(place == holder or "|".join(place) not in holders for place in instance.holders)
             ):
                 # Handlers that are over for the broker will learn that, and may change their object until then.
                 self._forget(instance)
@@ -175,7 +196,7 @@ class Instances:
             # A handler is about to wait, or a lost turn left it here: it is being cancelled.
             instance.freed.clear()
             await instance.freed.wait()
-        instance.holders[task, run] = waits
+        instance.holders[holder] = waits
         try:
             # With concurrent handlers, a message may have been read with the state before their commits.
             agrees = instance.known == state or (not alone and instance.is_behind(state))
@@ -187,12 +208,12 @@ class Instances:
                     # The broker has no state: of handlers that are still here, it has lost the start.
                     self._forget(instance)
                     fresh = await self.get(type, key)
-                    self.leave(instance, (task, run))
-                    fresh.holders[task, run] = waits
+                    self.leave(instance, holder)
+                    fresh.holders[holder] = waits
                     return fresh
                 await instance.load(state)
         except BaseException:
-            self.leave(instance, (task, run))
+            self.leave(instance, holder)
             raise
         return instance
 
@@ -210,6 +231,7 @@ class Instances:
     def release(self) -> None:
         """End the use by all handlers: they ended with their event loop."""
         self._being_made.clear()
+        self._doors.clear()
         self._closing.clear()
         for instance in self._there.values():
             if instance.holders:
