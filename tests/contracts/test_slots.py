@@ -622,6 +622,27 @@ async def test_an_end_changes_nothing_for_others_if_their_stream_is_not_one(brok
     assert first
 
 
+async def test_waiting_work_starts_later_if_its_stream_is_not_one_now(broker: Broker, bus: EventBus) -> None:
+    await started(broker, bus, ["t1", "t2"])
+    stream, aside = broker.keys.stream("agent"), broker.keys.base + "aside"
+    await broker.call("RENAME", stream, aside)
+    await broker.call("SET", stream, "another program's")
+    await bus.cancel("t1", "no more")
+    await broker.call("RENAME", aside, stream)
+    await broker.pass_time(61_000)
+    await bus.promote()
+    assert (await broker.take(bus)).task == "t2"
+
+
+async def test_the_timer_of_a_limit_stays_while_others_come_to_wait(broker: Broker, bus: EventBus) -> None:
+    await started(broker, bus, ["t1", "t2"])
+    due = await broker.call("ZSCORE", broker.keys.timers, f"l|{ONE[0]}")
+    await broker.pass_time(5_000)
+    await broker.submit(bus, "t3")
+    assert (await take(broker, bus))[1] is False
+    assert await broker.call("ZSCORE", broker.keys.timers, f"l|{ONE[0]}") == due
+
+
 async def test_waiting_work_is_not_stuck_but_a_run_that_lost_its_wait_is(broker: Broker, bus: EventBus) -> None:
     await two_calls(broker, bus)
     await started(broker, bus, ["t1", "t2"])

@@ -52,6 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "a turn that another process has restarted is not committed before its steps were compared",
         "contracts:kept_turns",
+        survives="a turn that another process has begun is refused before its parts are read, unless it fails",
     ),
     python(
         "runs/branches.py",
