@@ -325,8 +325,8 @@ class Flow:
     def misplaced(self, what: object) -> WeftError:
         """As `misuse`, for a step where the run cannot number its steps."""
         return self.misuse(
-            f"{what!r} outside the agent's own flow: inside ctx.step, a thread, or an asyncio task a replay could not "
-            "find it again. Use ctx.gather instead of asyncio.gather and TaskGroup, ctx.background instead of "
+            f"{what!r} outside the agent's own flow, in ctx.step, a thread or an asyncio task: a replay could not find "
+            "it again. Use ctx.gather instead of asyncio.gather and TaskGroup, ctx.background instead of "
             "create_task, and ctx.wait_for instead of asyncio.wait_for and asyncio.timeout"
         )
 
