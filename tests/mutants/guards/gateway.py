@@ -331,7 +331,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        decode_object(cast(bytes, data), MAX_DEPTH + 1)\n",
         "        pass\n",
         "an event is decoded within the bounds of the wire",
-        "integration/gateway:requests",
+        "unit/gateway:requests",
     ),
     python(
         "gateway/keys.py",

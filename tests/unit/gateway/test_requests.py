@@ -1,10 +1,12 @@
-"""The limits of one replica."""
+"""The limits of one replica and of a request."""
 
 from __future__ import annotations
 
 import pytest
 
+from runtime_core.errors import InvalidInput
 from runtime_core.gateway.requests import BODIES_MAX_BYTES, CALLERS_MAX, OVERLOADED, RATE, STREAMS, Limits, Problem
+from runtime_core.gateway.tasks import _structured
 
 
 def test_a_caller_sends_a_burst_and_then_as_fast_as_its_rate() -> None:
@@ -47,3 +49,12 @@ def test_a_closed_stream_makes_room() -> None:
     assert refused.value.kind is STREAMS
     limits.close_stream()
     limits.open_stream()
+
+
+def test_an_event_in_json_is_read_within_the_bounds_of_the_wire() -> None:
+    deep = b'{"specversion":"1.0","type":"weft.task.submit","source":"s","id":"i","data":%b1%b}' % (
+        b"[" * 100_000,
+        b"]" * 100_000,
+    )
+    with pytest.raises(InvalidInput, match="nested deeper"):
+        _structured(deep)
