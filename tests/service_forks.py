@@ -39,7 +39,7 @@ IMPORTED = (
     "uvloop",
 )
 MODELS = "pydantic_ai.models.openai"
-"""Imported for the first service that is told of a model provider: it takes as long as all others together."""
+"""Imported for the first service that uses a model provider, since it takes as long as all other imports together."""
 FORKED = ("services.", "tests.engine_backends.gateway", "tests.openai_server")
 LARGEST = 1 << 17
 """Bytes of a request: the environment is most of it."""
