@@ -20,8 +20,8 @@ AUDIT := $(VENV)-audit
 SCHEMATHESIS := $(VENV)-schemathesis
 DOCS_SITE := $(VENV)-docs
 # Files by name: mypy's settings exclude these folders, since AutoGen is not installed in the main environment.
-AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/facades/actors/autogen \
-	libs/runtime_core/src/runtime_core/integrations libs/runtime_core/src/weft/autogen.py tests/autogen examples/autogen_team -name '*.py')
+AUTOGEN_CODE = $(shell find libs/runtime_core/src/runtime_core/integrations/autogen \
+	libs/runtime_core/src/weft/autogen.py tests/autogen examples/autogen_team -name '*.py')
 # --only-binary: a package without a wheel fails here in one line, not later in a compiler.
 INSTALL = $(RUN) pip --disable-pip-version-check --no-input install --quiet
 LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement

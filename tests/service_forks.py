@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = os.pathsep.join((str(ROOT / "libs" / "runtime_core" / "src"), str(ROOT)))
 """The PYTHONPATH of processes that a test starts: in a copy of the tree, they run the copy."""
 IMPORTED = (
-    "runtime_core.facades.aworld.runner",
+    "runtime_core.integrations.aworld.runner",
     "runtime_core.host.app_services",
     "runtime_core.host.service",
     "runtime_core.host.manager",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from runtime_core.facades.aworld.events.handlers import DefaultToolHandler
+from runtime_core.integrations.aworld.events.handlers import DefaultToolHandler
 from weft import AgentContext, App
 from weft.aworld import (
     AgentMessage,

@@ -8,9 +8,9 @@ from typing import Any
 from runtime_core.app.app import App
 from runtime_core.declare.tool import ToolContext
 from runtime_core.errors import ToolError
-from runtime_core.facades.aworld.orchestration import Swarm
-from runtime_core.facades.aworld.runner import Runner, TaskRunner
-from runtime_core.facades.aworld.topology import Loopable
+from runtime_core.integrations.aworld.orchestration import Swarm
+from runtime_core.integrations.aworld.runner import Runner, TaskRunner
+from runtime_core.integrations.aworld.topology import Loopable
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.policy import ActionModel, Observation
 from runtime_core.wire.events import TaskResponse

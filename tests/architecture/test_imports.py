@@ -19,7 +19,7 @@ from tests.architecture.tree import CORE, ROOT, Import, circles, imports_of, mod
 
 PLACES = {
     "anyio": ("host.supervisor", "tools.mcp.transport"),
-    "autogen_core": ("facades.actors.autogen",),
+    "autogen_core": ("integrations.autogen",),
     "asyncpg": ("trajectory",),
     "cloudevents": ("gateway.tasks",),
     "hiredis": ("bus.connection",),
@@ -40,8 +40,8 @@ PLACES = {
         "testing.fakes",
     ),
     "pytest": ("testing.plugin",),
-    "pyspark": ("facades.aworld.engines.spark_hosts", "clusters.spark"),
-    "ray": ("facades.aworld.engines.ray_hosts", "clusters.ray"),
+    "pyspark": ("integrations.aworld.engines.spark_hosts", "clusters.spark"),
+    "ray": ("integrations.aworld.engines.ray_hosts", "clusters.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
     "re2": (
         "telemetry.json_redaction",
@@ -90,7 +90,7 @@ def test_only_engines_pickle() -> None:
     picklers = {
         found.importer for found in production_imports() if found.imported.rpartition(".")[2].endswith("pickle")
     }
-    engines = ("engines", "clusters", "facades.aworld.engines")
+    engines = ("engines", "clusters", "integrations.aworld.engines")
     assert picklers
     assert [each for each in picklers if not any(within(each, f"runtime_core.{place}") for place in engines)] == []
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from autogen_agentchat.teams._group_chat._base_group_chat_manager import BaseGroupChatManager
 from autogen_core import Agent, AgentId, AgentType, BaseAgent
 
-from runtime_core.facades.actors.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen import WeftAgentRuntime
 from tests.autogen.modes import Shared
 
 # Any below: what a test keeps in its agents, and what AutoGen's signatures say.

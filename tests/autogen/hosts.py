@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.facades.actors.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen import WeftAgentRuntime
 
 MODULE = "autogen_ext.runtimes.grpc"
 IDLE_SECONDS = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from runtime_core.facades.actors.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen import WeftAgentRuntime
 
 __all__ = ["Shared", "WeftAgentRuntime"]
 

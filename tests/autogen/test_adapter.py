@@ -37,9 +37,9 @@ from pydantic import BaseModel
 import runtime_core.integrations.autogen as integrations_autogen
 import weft.autogen
 from runtime_core.errors import ConfigurationError
-from runtime_core.facades.actors.autogen import WeftAgentRuntime
-from runtime_core.facades.actors.autogen.serialization import FaithfulRegistry
-from runtime_core.facades.actors.errors import SerializationError
+from runtime_core.integrations.actors.errors import SerializationError
+from runtime_core.integrations.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen.serialization import FaithfulRegistry
 
 IDLE_SECONDS = 60
 HERE = AgentId("agent", "default")

@@ -18,7 +18,7 @@ from autogen_core import (
     message_handler,
 )
 
-from runtime_core.facades.actors.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen import WeftAgentRuntime
 
 INNER, OUTER = AgentId("inner", "default"), AgentId("outer", "default")
 REMEMBERING, HEARING = AgentId("remembering", "default"), AgentId("hearing", "default")

@@ -20,7 +20,7 @@ from autogen_core import (
 from google.protobuf.wrappers_pb2 import StringValue  # type: ignore[import-untyped]  # protobuf ships no types
 
 from runtime_core.errors import InvalidInput
-from runtime_core.facades.actors.autogen import WeftAgentRuntime
+from runtime_core.integrations.autogen import WeftAgentRuntime
 from tests.autogen.helpers.autogen_test_utils import (
     CascadingAgent,
     CascadingMessageType,

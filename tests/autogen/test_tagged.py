@@ -18,8 +18,8 @@ from autogen_core import AgentId, FunctionCall, Image, TopicId
 from PIL import Image as Picture
 from pydantic import BaseModel, Field
 
-from runtime_core.facades.actors.autogen.serialization import PREFIX, FaithfulSerializer, TaggedJson
-from runtime_core.facades.actors.errors import SerializationError
+from runtime_core.integrations.actors.errors import SerializationError
+from runtime_core.integrations.autogen.serialization import PREFIX, FaithfulSerializer, TaggedJson
 
 ContentT = TypeVar("ContentT")
 

@@ -12,8 +12,8 @@ from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.errors import InvalidInput, Rejected, ServerError
-from runtime_core.facades.aworld.nodes.state_manager import StateManager, StateWaits
-from runtime_core.facades.aworld.nodes.store import (
+from runtime_core.integrations.aworld.nodes.state_manager import StateManager, StateWaits
+from runtime_core.integrations.aworld.nodes.store import (
     MEMBERS_MAX,
     NEXT,
     OPEN_SECONDS,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.facades.aworld.engines import target as engines_target
+from runtime_core.integrations.aworld.engines import target as engines_target
 from runtime_core.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.ray_cluster import RayCluster

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from runtime_core.engines.protocol import Pickled, Work
-from runtime_core.facades.aworld.engines import spark_hosts
-from runtime_core.facades.aworld.engines.packing import HostsSpec, pack
-from runtime_core.facades.aworld.target import TasksApp
+from runtime_core.integrations.aworld.engines import spark_hosts
+from runtime_core.integrations.aworld.engines.packing import HostsSpec, pack
+from runtime_core.integrations.aworld.target import TasksApp
 from runtime_core.settings import Settings
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.engines.conftest import SparkServer

@@ -12,8 +12,8 @@ import pytest
 from runtime_core.bus.deliveries import pairs
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import InvalidInput, Rejected
-from runtime_core.facades.aworld.events.replay import replay
 from runtime_core.host.local import LocalApp
+from runtime_core.integrations.aworld.events.replay import replay
 from runtime_core.runs.hooks.declared import Change, Deny, HookEvent
 from runtime_core.trajectory.tree import render
 from runtime_core.wire.commands import SUBMIT, parse_submit

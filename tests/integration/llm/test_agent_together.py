@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.facades.aworld.task import Task
+from runtime_core.integrations.aworld.task import Task
 from tests.integration.llm.asking import WAIT
 from tests.integration.llm.desk import Desk, ask, failure
 from tests.openai_server.driver import OpenAIServer, Rule, Usage, When, answer, calls

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from runtime_core.declare.declaration import RetryPolicy
-from runtime_core.facades.aworld.events.replay import replay
+from runtime_core.integrations.aworld.events.replay import replay
 from runtime_core.llm.tokens import KeepRecent, Price, Summarise
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns

@@ -11,7 +11,7 @@ import pytest
 from runtime_core.app.app import App
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.tool import ToolContext
-from runtime_core.facades.aworld.events.replay import replay
+from runtime_core.integrations.aworld.events.replay import replay
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.model_step import ModelCall
 from weft.testing import LocalApp

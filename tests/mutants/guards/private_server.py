@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/bus:private_server",
     ),
     python(
-        "facades/actors/host.py",
+        "integrations/actors/host.py",
         "leaves_nothing",
         "            await self._forget()\n",
         "            pass\n",

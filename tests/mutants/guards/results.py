@@ -46,12 +46,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:mid_turn_asks",
     ),
     python(
-        "facades/actors/actor.py",
+        "integrations/actors/actor.py",
         "answers_used",
         "        self._answered.append(step.id)\n",
         "",
         "the commit of a handler names the answers that it has used",
-        "unit/facades/actors:actor",
+        "unit/integrations/actors:actor",
     ),
     lua(
         "journal",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime_core.base.lazy import needs_extra
 
 try:
-    from runtime_core.facades.actors.autogen import WeftAgentRuntime
+    from runtime_core.integrations.autogen import WeftAgentRuntime
 except ModuleNotFoundError as error:
     raise needs_extra("weft.autogen", "autogen", error) from error
 

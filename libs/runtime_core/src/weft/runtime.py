@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
-    from runtime_core.facades.actors.agents import (
+    from runtime_core.integrations.actors.agents import (
         BaseAgent,
         ClosureAgent,
         ClosureContext,
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         message_handler,
         rpc,
     )
-    from runtime_core.facades.actors.errors import (
+    from runtime_core.integrations.actors.errors import (
         CancellationToken,
         CantHandleException,
         MessageDroppedException,
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
         SerializationError,
         UndeliverableException,
     )
-    from runtime_core.facades.actors.identity import AgentId, AgentType, TopicId
-    from runtime_core.facades.actors.message import (
+    from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId
+    from runtime_core.integrations.actors.message import (
         DefaultInterventionHandler,
         DefaultTopicId,
         DropMessage,
         InterventionHandler,
         MessageContext,
     )
-    from runtime_core.facades.actors.protocol import (
+    from runtime_core.integrations.actors.protocol import (
         AgentInstantiationContext,
         AgentProxy,
         DefaultSubscription,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
         default_subscription,
         type_subscription,
     )
-    from runtime_core.facades.actors.runtime import Runtime
-    from runtime_core.facades.actors.serialization import MessageSerializer, UnknownPayload
+    from runtime_core.integrations.actors.runtime import Runtime
+    from runtime_core.integrations.actors.serialization import MessageSerializer, UnknownPayload
 
 __all__ = [
     "AgentId",
@@ -85,40 +85,40 @@ __all__ = [
 ]
 
 _PLACES = {
-    "AgentId": "runtime_core.facades.actors.identity",
-    "AgentInstantiationContext": "runtime_core.facades.actors.protocol",
-    "AgentProxy": "runtime_core.facades.actors.protocol",
-    "AgentType": "runtime_core.facades.actors.identity",
-    "BaseAgent": "runtime_core.facades.actors.agents",
-    "CancellationToken": "runtime_core.facades.actors.errors",
-    "CantHandleException": "runtime_core.facades.actors.errors",
-    "ClosureAgent": "runtime_core.facades.actors.agents",
-    "ClosureContext": "runtime_core.facades.actors.agents",
-    "DefaultInterventionHandler": "runtime_core.facades.actors.message",
-    "DefaultSubscription": "runtime_core.facades.actors.protocol",
-    "DefaultTopicId": "runtime_core.facades.actors.message",
-    "DropMessage": "runtime_core.facades.actors.message",
-    "InterventionHandler": "runtime_core.facades.actors.message",
-    "MessageContext": "runtime_core.facades.actors.message",
-    "MessageDroppedException": "runtime_core.facades.actors.errors",
-    "MessageSerializer": "runtime_core.facades.actors.serialization",
-    "NotAccessibleError": "runtime_core.facades.actors.errors",
-    "RemoteError": "runtime_core.facades.actors.errors",
-    "RoutedAgent": "runtime_core.facades.actors.agents",
-    "Runtime": "runtime_core.facades.actors.runtime",
-    "RuntimeStopped": "runtime_core.facades.actors.errors",
-    "SerializationError": "runtime_core.facades.actors.errors",
-    "Subscription": "runtime_core.facades.actors.protocol",
-    "TopicId": "runtime_core.facades.actors.identity",
-    "TypePrefixSubscription": "runtime_core.facades.actors.protocol",
-    "TypeSubscription": "runtime_core.facades.actors.protocol",
-    "UndeliverableException": "runtime_core.facades.actors.errors",
-    "UnknownPayload": "runtime_core.facades.actors.serialization",
-    "default_subscription": "runtime_core.facades.actors.protocol",
-    "event": "runtime_core.facades.actors.agents",
-    "message_handler": "runtime_core.facades.actors.agents",
-    "rpc": "runtime_core.facades.actors.agents",
-    "type_subscription": "runtime_core.facades.actors.protocol",
+    "AgentId": "runtime_core.integrations.actors.identity",
+    "AgentInstantiationContext": "runtime_core.integrations.actors.protocol",
+    "AgentProxy": "runtime_core.integrations.actors.protocol",
+    "AgentType": "runtime_core.integrations.actors.identity",
+    "BaseAgent": "runtime_core.integrations.actors.agents",
+    "CancellationToken": "runtime_core.integrations.actors.errors",
+    "CantHandleException": "runtime_core.integrations.actors.errors",
+    "ClosureAgent": "runtime_core.integrations.actors.agents",
+    "ClosureContext": "runtime_core.integrations.actors.agents",
+    "DefaultInterventionHandler": "runtime_core.integrations.actors.message",
+    "DefaultSubscription": "runtime_core.integrations.actors.protocol",
+    "DefaultTopicId": "runtime_core.integrations.actors.message",
+    "DropMessage": "runtime_core.integrations.actors.message",
+    "InterventionHandler": "runtime_core.integrations.actors.message",
+    "MessageContext": "runtime_core.integrations.actors.message",
+    "MessageDroppedException": "runtime_core.integrations.actors.errors",
+    "MessageSerializer": "runtime_core.integrations.actors.serialization",
+    "NotAccessibleError": "runtime_core.integrations.actors.errors",
+    "RemoteError": "runtime_core.integrations.actors.errors",
+    "RoutedAgent": "runtime_core.integrations.actors.agents",
+    "Runtime": "runtime_core.integrations.actors.runtime",
+    "RuntimeStopped": "runtime_core.integrations.actors.errors",
+    "SerializationError": "runtime_core.integrations.actors.errors",
+    "Subscription": "runtime_core.integrations.actors.protocol",
+    "TopicId": "runtime_core.integrations.actors.identity",
+    "TypePrefixSubscription": "runtime_core.integrations.actors.protocol",
+    "TypeSubscription": "runtime_core.integrations.actors.protocol",
+    "UndeliverableException": "runtime_core.integrations.actors.errors",
+    "UnknownPayload": "runtime_core.integrations.actors.serialization",
+    "default_subscription": "runtime_core.integrations.actors.protocol",
+    "event": "runtime_core.integrations.actors.agents",
+    "message_handler": "runtime_core.integrations.actors.agents",
+    "rpc": "runtime_core.integrations.actors.agents",
+    "type_subscription": "runtime_core.integrations.actors.protocol",
 }
 
 __getattr__ = loader(__name__, _PLACES)

@@ -8,7 +8,7 @@ from runtime_core.base.lazy import loader
 
 if TYPE_CHECKING:
     from runtime_core.client.replay import Check, Difference, check
-    from runtime_core.facades.aworld.events.replay import replay
+    from runtime_core.integrations.aworld.events.replay import replay
     from runtime_core.trajectory.export import (
         export_items_jsonl,
         export_items_parquet,
@@ -46,7 +46,7 @@ _PLACES = {
     "export_jsonl": "runtime_core.trajectory.export",
     "export_parquet": "runtime_core.trajectory.export",
     "render": "runtime_core.trajectory.tree",
-    "replay": "runtime_core.facades.aworld.events.replay",
+    "replay": "runtime_core.integrations.aworld.events.replay",
     "trajectory_items": "runtime_core.trajectory.export",
 }
 

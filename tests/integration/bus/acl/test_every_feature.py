@@ -23,7 +23,7 @@ from tests.conftest import OwnServer
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import INLINE
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
-from tests.integration.facades.actors.agents import Answer, Ask, Echo
+from tests.integration.integrations.actors.agents import Answer, Ask, Echo
 from tests.mcp_servers.ledger import Ledger
 from tests.openai_server.driver import OpenAIServer, answer
 from tests.servers.cluster import CLUSTER_OPTIONS, join

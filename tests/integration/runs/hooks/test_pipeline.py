@@ -12,8 +12,8 @@ from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, StepError, ToolError
-from runtime_core.facades.aworld.events.replay import replay
 from runtime_core.host.local import LocalApp
+from runtime_core.integrations.aworld.events.replay import replay
 from runtime_core.runs.hooks.declared import (
     Allow,
     Ask,

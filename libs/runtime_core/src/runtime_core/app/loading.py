@@ -9,7 +9,7 @@ from runtime_core.app.app import App, DeclaresRunner
 from runtime_core.declare.loading import load_object
 from runtime_core.errors import ConfigurationError
 
-DEFAULT_RUNNER = "runtime_core.facades.aworld.runner:TaskRunner"
+DEFAULT_RUNNER = "runtime_core.integrations.aworld.runner:TaskRunner"
 """By reference, since runners import apps. Only processes that run tasks load it."""
 
 

@@ -1,1 +1,1 @@
-"""Names that programs import from this package. They are those of `weft`."""
+"""The engine with the names of other frameworks: AWorld's tasks and swarms, and AutoGen's actors."""

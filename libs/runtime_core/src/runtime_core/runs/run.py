@@ -88,7 +88,7 @@ class Run(Execution):
     A turn lasts until the function ends, or until all of its branches wait for steps that others perform. The caller
     then commits the turn's effects. Later, `deliver` and `advance` continue the same run. In another process, a new
     Run runs the function again from the top, and finished steps return their results from the journal (replay). A run
-    of an actor's handler (`facades/actors/actor.py`) names its steps and failures in its own way.
+    of an actor's handler (`integrations/actors/actor.py`) names its steps and failures in its own way.
 
     `stored` is the run on the broker. A step with a result there does not run again, a pending step is not requested
     again, and the next commit writes the rows of unrecorded steps. `meta` describes the task.

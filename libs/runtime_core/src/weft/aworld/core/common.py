@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.task import TaskStatus
+from runtime_core.integrations.aworld.task import TaskStatus
 from runtime_core.runs.policy import ActionModel, ActionResult, Observation
 from runtime_core.wire.events import StreamingMode
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.events.manager import EventManager
+from runtime_core.integrations.aworld.events.manager import EventManager
 
 __all__ = ["EventManager"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.runners import Runners
+from runtime_core.integrations.aworld.runners import Runners
 
 __all__ = ["Runners"]

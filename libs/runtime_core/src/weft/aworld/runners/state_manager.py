@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.nodes.state_manager import StateManager
-from runtime_core.facades.aworld.nodes.store import HandleResult, NodeGroup, RunNode, RunNodeBusiType, RunNodeStatus
+from runtime_core.integrations.aworld.nodes.state_manager import StateManager
+from runtime_core.integrations.aworld.nodes.store import (
+    HandleResult,
+    NodeGroup,
+    RunNode,
+    RunNodeBusiType,
+    RunNodeStatus,
+)
 
 __all__ = ["HandleResult", "NodeGroup", "RunNode", "RunNodeBusiType", "RunNodeStatus", "StateManager"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.runner import TaskRunner
+from runtime_core.integrations.aworld.runner import TaskRunner
 
 __all__ = ["TaskRunner"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.orchestration import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
-from runtime_core.facades.aworld.topology import GraphBuildType, Loopable
+from runtime_core.integrations.aworld.orchestration import HandoffSwarm, HybridSwarm, Swarm, TeamSwarm, WorkflowSwarm
+from runtime_core.integrations.aworld.topology import GraphBuildType, Loopable
 
 __all__ = ["GraphBuildType", "HandoffSwarm", "HybridSwarm", "Loopable", "Swarm", "TeamSwarm", "WorkflowSwarm"]

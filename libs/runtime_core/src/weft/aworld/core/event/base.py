@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.facades.aworld.events.message import (
+from runtime_core.integrations.aworld.events.message import (
     AgentMessage,
     BackgroundTaskMessage,
     CancelMessage,
