@@ -287,6 +287,14 @@ def _draw_limited_op(choice_source: ChoiceSource, depth: int, engines: bool) -> 
             return op
 
 
+def _draw_branch(choice_source: ChoiceSource, engines: bool) -> Op:
+    """Return an operation that runs beside others: often a request, perhaps to the instance that makes it."""
+    if choice_source.choose(2):
+        return _draw_op(choice_source, 2, engines)
+    program: Program = [["count"], _draw_op(choice_source, 2, engines)]
+    return ["ask", pick(choice_source, KEYED), pick(choice_source, KEYS), program]
+
+
 def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
     kind = weighted(
         choice_source,
@@ -347,13 +355,13 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
                 _draw_op(choice_source, 2, engines),
             ]
         case "gather":
-            branches = [[_draw_op(choice_source, 2, engines)] for _ in range(2 + choice_source.choose(2))]
+            branches = [[_draw_branch(choice_source, engines)] for _ in range(2 + choice_source.choose(2))]
             return ["gather", branches]
         case "sleep":
             return ["sleep", pick(choice_source, (0.1, 1.0))]
         case "human":
             return ["human", pick(choice_source, (1.0, 3.0))]
         case "flaky":
-            return ["flaky", pick(choice_source, (1, 2))]
+            return ["flaky", pick(choice_source, (1, 2, 1, 2, RETRY.attempts))]
         case _:
             return [kind]
