@@ -34,6 +34,7 @@ from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.consumer.heartbeat import Owner
 from runtime_core.wire.commands import Submission
+from runtime_core.wire.envelope import ANONYMOUS
 
 READ_AT_ONCE = 48
 RECORD_AT_ONCE = 1000
@@ -199,9 +200,9 @@ async def _round(server: Server, bus: EventBus, prefix: str, tasks: int) -> None
 
 
 def _new(bus: EventBus, task: str, data: bytes) -> Submission:
-    event, reply = task[:1] + task[-15:], bus.keys.reply("client")
+    reply = bus.keys.reply("client")
     return Submission(
-        task, "client/396aa868654a", event, "34104537011a779b", "asker", data, replyto=reply, in_turn=True, epoch="-",
+        task, ANONYMOUS, task, "34104537011a779b", "asker", data, replyto=reply, in_turn=True, epoch="-",
     )  # fmt: skip
 
 

@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "client/client.py",
+        "id_by_time",
+        "task_id or new_task_id(),",
+        "task_id or os.urandom(16).hex(),",
+        "tasks of one time are neighbours in the trajectory store",
+        "unit/client:client",
+    ),
+    python(
         "bus/connection.py",
         "ended_loop",
         "            self._end()\n            raise\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,13 @@ async def test_an_agent_is_named_by_its_name_its_function_or_its_class(client: C
     for task in (await client.submit("greeter", "Ann"), await client.submit(greet, "Ann")):
         assert (await task.result(timeout=60)).value() == "Hello, Ann"
     assert (await (await client.submit(Adder, {"number": 2})).result(timeout=60)).value() == 3
+
+
+async def test_a_new_task_id_begins_with_the_time(client: Client) -> None:
+    before = time.time_ns() // 1_000_000
+    task = await client.submit("greeter", "Ann")
+    assert before <= int(task.task_id[:12], 16) <= time.time_ns() // 1_000_000
+    assert (await task.result(timeout=60)).value() == "Hello, Ann"
 
 
 async def test_a_function_and_its_name_are_the_same_submit(client: Client) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from runtime_core.wire.ids import (
     idempotency_key,
     instance_address,
     is_task_id,
+    new_task_id,
     partition_of,
     step_digest,
     task_id_of,
@@ -49,6 +52,14 @@ def test_task_ids(text: str) -> None:
 )
 def test_no_task_ids(text: str) -> None:
     assert not is_task_id(text)
+
+
+def test_new_task_ids_differ_and_begin_with_the_time() -> None:
+    before = time.time_ns() // 1_000_000
+    new = [new_task_id() for _ in range(1000)]
+    after = time.time_ns() // 1_000_000
+    assert len(set(new)) == 1000
+    assert all(is_task_id(id) and len(id) == 32 and before <= int(id[:12], 16) <= after for id in new)
 
 
 @given(st.text(max_size=300), st.text(max_size=300))

@@ -48,8 +48,9 @@ from runtime_core.wire.commands import (
     data_of_submit,
     new_submission,
 )
-from runtime_core.wire.envelope import rfc3339
+from runtime_core.wire.envelope import ANONYMOUS, rfc3339
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskFailed, TaskResponse
+from runtime_core.wire.ids import new_task_id
 
 if TYPE_CHECKING:
     from runtime_core.declare.declaration import Agent
@@ -219,8 +220,8 @@ class Client:
         new = new_submission(
             agent if isinstance(agent, str) else agent_name(agent, "data.agent"),
             input,
-            source=self._source or ("anonymous" if task_id or options.event_id else f"client/{self._name}"),
-            event_id=options.event_id or task_id or os.urandom(8).hex(),
+            source=self._source or ANONYMOUS,
+            event_id=options.event_id or task_id or new_task_id(),
             key=key or None,
             task_id=task_id or None,
             session_id=session_id or None,

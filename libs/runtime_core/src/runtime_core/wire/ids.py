@@ -1,9 +1,11 @@
-"""Ids that are derived and never random, so that a repeated operation gets the same id."""
+"""Ids. Most are derived and never random, so that a repeated operation gets the same id."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import time
 import uuid
 import zlib
 
@@ -95,6 +97,15 @@ def scoped_name(scope: str, name: str) -> str:
 def task_id_of(source: str, event_id: str) -> str:
     """Return the task id of a submit that names none: 32 hexadecimal digits derived from source and id."""
     return fingerprint(source, event_id, digits=32)
+
+
+def new_task_id() -> str:
+    """Return an id that no other task has: 32 hexadecimal digits, of which the first 12 are the time (epoch ms).
+
+    Tasks of one time are neighbours in the indices of the trajectory store, which random ids would spread over all
+    pages.
+    """
+    return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
 def child_run(run: str, step: str) -> str:
