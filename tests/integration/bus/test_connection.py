@@ -12,9 +12,10 @@ from typing import ClassVar, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis import Redis
 from redis.credentials import CredentialProvider
 
-from runtime_core.bus.connection import Reply, RespTransport
+from runtime_core.bus.connection import WRITTEN_AT_ONCE, Reply, RespTransport
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
@@ -105,6 +106,17 @@ async def test_calls_in_flight_are_repeated_in_order(valkey: Server, namespace: 
             for item in cast(list[Reply], await transport.call("LRANGE", f"{namespace}:list", 0, -1))
         ]
         assert list(dict.fromkeys(stored)) == list(range(300))
+
+
+async def test_the_server_begins_before_a_tick_ends(valkey: Server, namespace: str) -> None:
+    """Many calls of one tick leave in groups. This program returns to its event loop when the first group is done."""
+    key, deadline = f"{namespace}:count", time.monotonic() + SECONDS
+    with Redis.from_url(valkey.url) as other:
+        async with client(valkey.url) as transport:
+            calls = [transport.call("INCR", key) for _ in range(WRITTEN_AT_ONCE + 1)]
+            while int(cast(bytes, other.get(key)) or 0) < WRITTEN_AT_ONCE:
+                assert time.monotonic() < deadline
+            assert await asyncio.gather(*calls) == list(range(1, WRITTEN_AT_ONCE + 2))
 
 
 async def test_calls_wait_while_nobody_listens(valkey: Server, namespace: str) -> None:

@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "bus/connection.py",
+        "written_at_once",
+        "        elif len(self._unsent) >= WRITTEN_AT_ONCE:\n",
+        "        elif False:\n",
+        "the server begins with the first calls of a tick before the tick ends",
+        "integration/bus:connection",
+    ),
+    python(
         "client/client.py",
         "id_by_time",
         "task_id or new_task_id(),",
