@@ -18,7 +18,7 @@ import pytest
 from tests.architecture.tree import CORE, ROOT, Import, circles, imports_of, module_graph, production_imports, within
 
 PLACES = {
-    "anyio": ("host.supervisor", "tools.mcp.transport"),
+    "anyio": ("host.supervisor", "calls.mcp.transport"),
     "autogen_core": ("integrations.autogen",),
     "asyncpg": ("trajectory",),
     "cloudevents": ("gateway.tasks",),
@@ -26,10 +26,10 @@ PLACES = {
     "jinja2": ("gateway.console.site",),
     "jsonschema_rs": ("declare.manifest",),
     "jwt": ("gateway.keys",),
-    "httpx2": ("llm.client", "tools.mcp.transport"),
-    "mcp": ("tools.mcp",),
-    "mcp_types": ("tools.mcp",),
-    "pyarrow": ("clusters.spark", "trajectory", "wire.blobs"),
+    "httpx2": ("llm.client", "calls.mcp.transport"),
+    "mcp": ("calls.mcp",),
+    "mcp_types": ("calls.mcp",),
+    "pyarrow": ("engines.spark", "trajectory", "wire.blobs"),
     "pydantic_ai": (
         "llm.attempt",
         "llm.client",
@@ -40,8 +40,8 @@ PLACES = {
         "testing.fakes",
     ),
     "pytest": ("testing.plugin",),
-    "pyspark": ("integrations.aworld.engines.spark_hosts", "clusters.spark"),
-    "ray": ("integrations.aworld.engines.ray_hosts", "clusters.ray"),
+    "pyspark": ("integrations.aworld.engines.spark_hosts", "engines.spark"),
+    "ray": ("integrations.aworld.engines.ray_hosts", "engines.ray"),
     "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
     "re2": (
         "telemetry.json_redaction",
@@ -90,7 +90,7 @@ def test_only_engines_pickle() -> None:
     picklers = {
         found.importer for found in production_imports() if found.imported.rpartition(".")[2].endswith("pickle")
     }
-    engines = ("engines", "clusters", "integrations.aworld.engines")
+    engines = ("engines", "integrations.aworld.engines")
     assert picklers
     assert [each for each in picklers if not any(within(each, f"runtime_core.{place}") for place in engines)] == []
 

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.calls.tool_handler import CallHandler
 from runtime_core.declare.tool import AbandonedThreads, ToolContext
 from runtime_core.errors import NotReady
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.handler import CallHandler
 from tests.contracts.broker import Broker, answer, ask, bury, fail, now, suspend
 
 app = App("calls")

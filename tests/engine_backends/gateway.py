@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from runtime_core.clusters.gateway import RAY, SPARK
+from runtime_core.calls.engine_gateway import RAY, SPARK
 from runtime_core.host import app_services
 from runtime_core.host.service import serve
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from runtime_core.clusters.remote import run_items, run_registered
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Value, Work
+from runtime_core.engines.remote import run_items, run_registered
 from runtime_core.engines.results import Results
 
 WORK, PID, OUTCOME = "work", "pid", "outcome"

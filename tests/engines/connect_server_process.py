@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from runtime_core.clusters.spark.connect import ConnectServer
+from runtime_core.engines.spark.connect import ConnectServer
 
 
 async def main() -> None:

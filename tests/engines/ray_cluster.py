@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from runtime_core.clusters.ray.cluster import LOCAL_ENVIRONMENT, LocalRay
+from runtime_core.engines.ray.cluster import LOCAL_ENVIRONMENT, LocalRay
 
 PATIENCE_SECONDS = 150.0
 """Of whoever ends one; it decides nothing."""

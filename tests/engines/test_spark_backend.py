@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from runtime_core.clusters.spark.backend import SparkBackend
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Step, Value, Work
 from runtime_core.engines.results import Reference
+from runtime_core.engines.spark.backend import SparkBackend
 from tests.conftest import ROOT
 from tests.contracts.engine.functions import count_begun
 from tests.contracts.engine.promises import open_gate

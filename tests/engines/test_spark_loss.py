@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.clusters.driver.process import Driver
-from runtime_core.clusters.spark import backend as module
-from runtime_core.clusters.spark.backend import SparkBackend
+from runtime_core.engines.driver.process import Driver
 from runtime_core.engines.protocol import Away, Error, Registered, State, Value, Work
+from runtime_core.engines.spark import backend as module
+from runtime_core.engines.spark.backend import SparkBackend
 from tests.conftest import ROOT
 from tests.contracts.engine.functions import count_begun
 from tests.engines.conftest import SparkServer, spark_server

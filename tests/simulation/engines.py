@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.clusters.driver.process import Begun, Driver
-from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served
+from runtime_core.calls.engine_gateway import RAY, SPARK, Gateway, Served
+from runtime_core.engines.driver.process import Begun, Driver
 from runtime_core.engines.protocol import (
     Cancel,
     Error,

@@ -13,6 +13,7 @@ from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.replies import Replies
+from runtime_core.calls.tool_handler import CallHandler
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.declare.tool import AbandonedThreads
 from runtime_core.errors import BusError
@@ -22,7 +23,6 @@ from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.relay import Relay
 from runtime_core.state_manager.scheduler import Scheduler as ScheduleStarter
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.handler import CallHandler
 from tests.simulation.ledger import LEDGER
 from tests.simulation.loop import PROCESS, Timer
 from tests.simulation.objects import STREAM as OBJECTS

@@ -12,9 +12,9 @@ from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.client.client import Client
+from runtime_core.client.doctor import Changes, Installation
+from runtime_core.client.doctor import server as check_server
 from runtime_core.settings import Settings
-from runtime_core.state_manager.doctor import Changes, Installation
-from runtime_core.state_manager.doctor import server as check_server
 from tests.chaos.invariants import check_broker, check_instances, check_once
 from tests.fleet import Fleet, plain_redis
 from tests.servers.process import Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, python
 
 TURNS = "runs/turn.py"
-CALLS = "tools/handler.py"
+CALLS = "calls/tool_handler.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
@@ -605,7 +605,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/host:app_services",
     ),
     python(
-        "tools/handler.py",
+        "calls/tool_handler.py",
         "tool_limits",
         "if members.tools and not is_allowed(members.tools, delivery.name):",
         "if False:",

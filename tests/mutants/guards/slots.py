@@ -345,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
         APP,
     ),
     python(
-        "tools/handler.py",
+        "calls/tool_handler.py",
         "waits_for_slot",
         "            if not taken:\n",
         "            if False:\n",

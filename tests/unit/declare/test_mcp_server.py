@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
 from runtime_core.bus.deliveries import Delivery
+from runtime_core.calls.mcp.connection import ArgumentsCheck, BadSchema, listing_of
+from runtime_core.calls.mcp.servers import MCPServers
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.declare.mcp_server import MCPServer, need_sdk
@@ -24,8 +26,6 @@ from runtime_core.runs.commit import parts
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.effects import Call
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.mcp.connection import ArgumentsCheck, BadSchema, listing_of
-from runtime_core.tools.mcp.servers import MCPServers
 from weft import Limit
 
 PLACE = Place("app.py", 7)

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
-from runtime_core.clusters.remote import error_of
-from runtime_core.clusters.spark import backend as spark_backend
-from runtime_core.clusters.spark import calls as spark_calls
+from runtime_core.calls.mcp import connection as mcp_connection
+from runtime_core.calls.mcp import transport as mcp_transport
 from runtime_core.consumer.settle import MAX_ERROR_CHARACTERS, failed_from, failure_of
 from runtime_core.declare.declaration import one_line
 from runtime_core.declare.manifest import short_line
+from runtime_core.engines.remote import error_of
+from runtime_core.engines.spark import backend as spark_backend
+from runtime_core.engines.spark import calls as spark_calls
 from runtime_core.errors import ConfigurationError, Reject
 from runtime_core.telemetry.redaction import (
     CUT_MARGIN,
@@ -29,8 +31,6 @@ from runtime_core.telemetry.redaction import (
     secrets_of,
     use,
 )
-from runtime_core.tools.mcp import connection as mcp_connection
-from runtime_core.tools.mcp import transport as mcp_transport
 
 # Put together here: a scanner of repositories must not take them for real ones.
 OPENAI = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij90"

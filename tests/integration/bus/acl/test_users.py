@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, find_users, lacking, rules, user_line
 from runtime_core.bus.acl.users import USERS
 from runtime_core.client.client import Client
+from runtime_core.client.doctor import CHECKS
 from runtime_core.errors import ServerError
-from runtime_core.state_manager.doctor import CHECKS
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
 from tests.servers.matrix import MATRIX, repeat_on

@@ -26,9 +26,9 @@ from runtime_core.cli.output import (
     status_line,
     without_secrets,
 )
+from runtime_core.client.doctor import Changes, Finding, Installation, findings
 from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.errors import ConfigurationError
-from runtime_core.state_manager.doctor import Changes, Finding, Installation, findings
 from runtime_core.state_manager.waits import waiting_work
 
 TENANTS_SHOWN = 20

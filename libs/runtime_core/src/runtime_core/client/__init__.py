@@ -1,1 +1,1 @@
-"""The client: submits tasks, waits for their answers, reads their streams, forks and schedules them."""
+"""The client: submits tasks, waits for their answers, reads their streams, forks and schedules them, finds problems."""

@@ -1,1 +1,8 @@
-"""Where functions run: declared engine functions, the local engine, and what every engine promises."""
+"""Where engine functions run: in this process, on Ray and on Spark.
+
+1. `function` is what an app declares, `results` what its calls return, and `protocol` what all engines share.
+2. `local` and `pool` run calls on this machine; `runtime_engine` is the API of an engine object.
+3. `driver` starts the separate process that is connected to a cluster; `ray` and `spark` are its backends.
+4. `remote` runs a function in a worker process of a cluster.
+5. `cluster_engines` has RayEngine and SparkEngine, for programs without a gateway (`calls.engine_gateway`).
+"""

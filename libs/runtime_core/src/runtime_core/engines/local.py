@@ -150,8 +150,8 @@ def _call(body: Body) -> object:
 
 
 _CLUSTERS = {
-    "ray": "runtime_core.clusters.engines:RayEngine",
-    "spark": "runtime_core.clusters.engines:SparkEngine",
+    "ray": "runtime_core.engines.cluster_engines:RayEngine",
+    "spark": "runtime_core.engines.cluster_engines:SparkEngine",
 }
 """Loaded by name, so that unused engines cost nothing."""
 

@@ -21,6 +21,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Literal, cast
 
 from runtime_core.client.client import Client
+from runtime_core.client.doctor import Finding, Installation, findings
 from runtime_core.client.task import TaskHandle
 from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, open_questions, read_task
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
@@ -37,7 +38,6 @@ from runtime_core.gateway.requests import (
 )
 from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
-from runtime_core.state_manager.doctor import Finding, Installation, findings
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
 from runtime_core.wire import codec

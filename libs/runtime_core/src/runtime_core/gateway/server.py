@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime_core.base.periodic import Periodic
 from runtime_core.client.client import Client
+from runtime_core.client.doctor import Installation
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import BusError, ConfigurationError
 from runtime_core.gateway.access import Access
@@ -69,7 +70,6 @@ from runtime_core.gateway.requests import (
 from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
 from runtime_core.gateway.tasks import EventRoutes, StreamRoutes, TaskRoutes
 from runtime_core.settings import Settings
-from runtime_core.state_manager.doctor import Installation
 from runtime_core.state_manager.schedules import ScheduleBounds
 from runtime_core.wire import codec
 

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.clusters.gateway import RAY, SPARK, Gateway, Served, StepHandler
+from runtime_core.calls.engine_gateway import RAY, SPARK, Gateway, Served, StepHandler
+from runtime_core.calls.tool_handler import CallHandler
 from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler
 from runtime_core.declare.declaration import check_shares
@@ -31,11 +32,10 @@ from runtime_core.runs.output import Outflow, OutputLimits
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.tools.handler import CallHandler
 
 if TYPE_CHECKING:
+    from runtime_core.calls.mcp.servers import MCPServers
     from runtime_core.runs.ports import RecordedCalls
-    from runtime_core.tools.mcp.servers import MCPServers
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ def add_tools(
     servers: MCPServers | None = None
     if declared := [server for server in app.mcp_servers.values() if server.pool in pools]:
         need_sdk(declared)
-        from runtime_core.tools.mcp.servers import MCPServers  # the SDK loads in a second, and few apps need it
+        from runtime_core.calls.mcp.servers import MCPServers  # the SDK loads in a second, and few apps need it
 
         servers = MCPServers(app, host.metrics, pools)
         host.add(start=partial(servers.start, host.announce_now), stop=servers.stop)

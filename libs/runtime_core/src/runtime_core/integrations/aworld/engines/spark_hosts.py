@@ -14,9 +14,9 @@ from typing import cast
 import msgspec
 from pyspark import cloudpickle
 
-from runtime_core.clusters.spark.backend import SparkBackend
-from runtime_core.clusters.spark.calls import Calls
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Step, Work
+from runtime_core.engines.spark.backend import SparkBackend
+from runtime_core.engines.spark.calls import Calls
 from runtime_core.errors import WeftError
 from runtime_core.integrations.aworld.engines.packing import HostsSpec, app_of, start_host
 

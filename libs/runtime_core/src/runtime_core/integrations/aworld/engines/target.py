@@ -1,7 +1,7 @@
 """Whole tasks on Ray or Spark: workers of a cluster run the handlers of their app, which take tasks from a broker.
 
     this process            the client; without a given broker, also an embedded server, schedules and the recorder
-    └─ driver process       holds the connection to the cluster (clusters/driver), keeps the hosts
+    └─ driver process       holds the connection to the cluster (engines/driver), keeps the hosts
        └─ workers           agents and tools, run as a handler service runs them
 
 The tasks live on the broker: the death of a host, or of the whole cluster, loses no finished work.
@@ -36,9 +36,9 @@ from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.client.client import Client
-from runtime_core.clusters.driver.process import Driver
-from runtime_core.clusters.ray.backend import RayBackend
+from runtime_core.engines.driver.process import Driver
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Work
+from runtime_core.engines.ray.backend import RayBackend
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
 from runtime_core.host.app_services import agent_pools, pool_streams
 from runtime_core.host.host import Host

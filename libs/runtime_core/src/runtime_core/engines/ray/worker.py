@@ -1,0 +1,139 @@
+"""The code in Ray's worker processes. It does not use Ray itself."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Value, Work
+from runtime_core.engines.remote import declared, error_of, run_items, run_registered
+from runtime_core.engines.results import Results
+
+CHUNK_SECONDS = 1.0
+"""The time after which a worker with several items returns those that it has not started, in seconds."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Work as it is sent to a worker."""
+
+    work: Work
+    """The work; for a map, some of its items."""
+    results: Results
+
+    def packed(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The process in which a call runs."""
+
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Items(msgspec.Struct, frozen=True):
+    """The outcomes of a chunk's first items: all of them, or as many as ran in CHUNK_SECONDS."""
+
+    outcomes: list[Outcome]
+    seconds: float
+    """The time that the items took."""
+
+
+Answer = Value | Error | Items
+
+
+def run_job(job: bytes) -> Iterator[Begun | Answer]:
+    """Yield that the call has started, then its outcome."""
+    # Load first: the imports of a new process do not count against the call's limit.
+    unpacked = msgspec.msgpack.decode(job, type=Job)
+    _load(unpacked)
+    yield Begun(os.getpid(), socket.gethostname())
+    yield answer(unpacked)
+
+
+class LongLived:
+    """An actor: a process that runs calls one after the other and keeps their imports loaded."""
+
+    def ready(self, first_job: bytes = b"") -> Begun:
+        """Load the first job's app, then return the actor's process."""
+        if first_job:
+            _load(msgspec.msgpack.decode(first_job, type=Job))
+        return Begun(os.getpid(), socket.gethostname())
+
+    def run(self, job: bytes) -> Answer:
+        """Run a call and return its outcome."""
+        return answer(msgspec.msgpack.decode(job, type=Job))
+
+
+def _load(job: Job) -> None:
+    """Import the app if possible; if not, the call reports the error."""
+    call = job.work.call
+    function = call.function if isinstance(call, Mapped) else call
+    if isinstance(function, Registered):
+        with suppress(BaseException):  # importing an app may raise anything
+            declared(function.app, function.folder, function.name)
+
+
+def answer(job: Job) -> Answer:
+    """Run the call and return its outcome. Never raises."""
+    work = job.work
+    match work.call:
+        case Pickled(payload=payload):
+            return _run_pickled(payload)
+        case Mapped(function=function, over=over, items=items):
+            began = time.monotonic()
+            outcomes: list[Outcome] = []
+            for outcome in run_items(function, over, items, work.step, job.results):
+                outcomes.append(outcome)
+                if time.monotonic() - began > CHUNK_SECONDS:
+                    break
+            return Items(outcomes, time.monotonic() - began)
+        case function:
+            return run_registered(function, work.step, job.results)
+
+
+def _run_pickled(payload: bytes) -> Outcome:
+    from ray import cloudpickle  # Ray's own copy; here, since only pickled calls need it
+
+    try:
+        function, args, kwargs = pickle.loads(payload)  # noqa: S301  # from the program that uses this engine
+    except ImportError as error:
+        return Error("invalid", type(error).__name__, f"a worker cannot import a module of the call: {error}")
+    except BaseException as error:
+        return _failed(cloudpickle, error)
+    try:
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except BaseException as error:  # SystemExit too: it ends the call, not the worker
+        return _failed(cloudpickle, error)
+    try:
+        return Value(cloudpickle.dumps(result, pickle.HIGHEST_PROTOCOL))
+    except Exception as error:  # the result's own methods may raise anything
+        message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
+        return Error("invalid", "PicklingError", message)
+
+
+def _failed(cloudpickle: Any, error: BaseException) -> Error:  # Any: a module
+    ended = error_of(error)
+    try:
+        # Tried here: an error whose `args` do not fit its constructor cannot be unpickled.
+        itself: bytes = cloudpickle.dumps(error)
+        pickle.loads(itself)  # noqa: S301  # our own
+    except Exception:  # an error may contain anything
+        itself = b""
+    trace = ended.traceback or "".join(traceback.format_exception(error))
+    return msgspec.structs.replace(ended, cause="function", traceback=trace, pickled=itself)

@@ -1,0 +1,375 @@
+"""Functions on Spark's executors: each call is a job of one task; a map sends several items to a call."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import re
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from runtime_core.base.text import LONGEST_MESSAGE
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, Step, Value, Work
+from runtime_core.engines.results import Results
+from runtime_core.engines.spark import worker
+from runtime_core.engines.spark.connect import OnProgress, Paced, Sessions, Watched, condition_of, is_lost
+from runtime_core.engines.spark.worker import Answer, Assignment, Items
+from runtime_core.telemetry.redaction import kept
+
+STOP_SECONDS = 2.0
+"""The time that a stopped body may take to end, in seconds."""
+REPEAT_SECONDS = 0.1
+"""The pause between two interrupts, in seconds. One that precedes the operation on the server has no effect."""
+CODE_SECONDS = 0.5
+"""The time after which a body is stopped in its own code if interrupts have not ended it, in seconds."""
+UNREPORTED_SECONDS = 15.0
+"""The time after which an unreported call counts as started, in seconds: progress reports may be disabled."""
+_SCHEMA = "index long, piece binary"
+_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker failed to connect back")
+_NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|weft|msgspec|pyarrow)")
+CALL_SECONDS = 1.0
+"""The target duration of all functions of one call, in seconds. Longer functions get a call per item."""
+MAX_GROWTH = 10
+"""The highest growth factor of items from one call to the next: a few fast items say little about the rest."""
+PAUSE_SECONDS = 0.05
+"""The pause between two checks for work while running items may still be queued to run alone, in seconds."""
+MAX_CALL_ITEMS = 1_000
+MAX_CALL_BYTES = 8 * 1024 * 1024
+"""The limits of one call: items, and their JSON in bytes."""
+SHARED_CAUSES = frozenset({"worker", "limit"})
+"""Error causes that end all items of a call together: run each alone to find the one at fault."""
+
+Result = TypeVar("Result")
+
+
+class Stopped(BaseException):
+    """Raised inside a job's own code, which nothing else stops. Not an Exception, so that few handlers catch it."""
+
+
+class InThread(Generic[Result]):
+    """Runs a body in a daemon thread at once, so a body that never ends does not keep the process alive."""
+
+    def __init__(self, body: Callable[[], Result], name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Result] = self._loop.create_future()
+        """The body's result or exception."""
+        self._body = body
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the body to end and return whether it has. Cancelling the wait does not stop the body."""
+        await asyncio.wait((self.done,), timeout=seconds)
+        return self.done.done()
+
+    def stop_code(self) -> None:
+        """Raise Stopped in the thread as soon as it runs Python code again."""
+        thread = self._thread.ident
+        if thread is not None and self._thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
+
+    def _run(self) -> None:
+        try:
+            settle = functools.partial(self._succeed, self._body())
+        except BaseException as error:  # SystemExit too: it ends the body, not the process
+            settle = functools.partial(self._fail, error)
+        with suppress(RuntimeError):  # the loop has since ended
+            self._loop.call_soon_threadsafe(settle)
+
+    def _succeed(self, result: Result) -> None:
+        if not self.done.done():
+            self.done.set_result(result)
+
+    def _fail(self, failure: BaseException) -> None:
+        if not self.done.done():
+            # A future does not accept StopIteration.
+            self.done.set_exception(RuntimeError(repr(failure)) if isinstance(failure, StopIteration) else failure)
+            self.done.exception()  # retrieved, so that asyncio does not warn if nobody awaits it
+
+
+async def in_thread(body: Callable[[], Result], name: str = "weft spark") -> Result:
+    """Run a body in a thread and return its result. If cancelled, abandon the thread."""
+    thread = InThread(body, name)
+    await thread.wait()
+    return thread.done.result()
+
+
+async def stop(thread: InThread[Result], interrupt: Callable[[], object], *, code: bool = False) -> bool:
+    """Interrupt a body's operations repeatedly until it ends. Return whether it ended within STOP_SECONDS.
+
+    With `code`, stop its own code, too, after CODE_SECONDS.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    asking: InThread[object] | None = None
+    while not thread.done.done() and loop.time() < begun + STOP_SECONDS:
+        if asking is None or asking.done.done():
+            asking = InThread(interrupt, "spark interrupt")
+        if await thread.wait(REPEAT_SECONDS):
+            break
+        if code and loop.time() >= begun + CODE_SECONDS:
+            code = False
+            thread.stop_code()
+    return thread.done.done()
+
+
+class Calls:
+    """Runs calls in one session, each with its own tag, so that a cancel ends only that call."""
+
+    def __init__(self, sessions: Sessions, results: Results, files: Path | None) -> None:
+        """`files` is a folder that this process and all workers share for large data."""
+        self._session = sessions.first
+        self._watched = Watched(self._session)
+        self._results = results
+        self._files = files
+
+    async def run(
+        self,
+        call: Registered | worker.Items | Pickled,
+        step: Step,
+        name: str,
+        key: str,
+        timeout_seconds: float,
+        on_start: Callable[[], object] | None = None,
+    ) -> Answer:
+        """Run a call and return its outcome, or one outcome per item; a single Error if the items did not all run.
+
+        `timeout_seconds` counts from the start on a worker, which `on_start` reports. If cancelled, stop the call.
+        """
+        assignment = Assignment(call, step, self._results, str(self._files or ""))
+        sent = await in_thread(functools.partial(self._sent, assignment))
+        tag = f"weft-{uuid.uuid4().hex}"
+        loop = asyncio.get_running_loop()
+        start = _Start()
+
+        def on_progress(stages: int, tasks_done: int, tasks: int, running: int, operation: str) -> None:
+            with suppress(RuntimeError):  # the loop has since ended
+                loop.call_soon_threadsafe(start.note, bool(running or tasks_done))
+
+        tags = [tag, *([tag_of(key)] if key else [])]
+        thread = InThread(functools.partial(self._in_thread, sent, tags, on_progress), f"spark call {name}")
+        try:
+            if timeout_seconds or on_start is not None:
+                await start.wait(thread)
+                if on_start is not None:
+                    on_start()
+            if timeout_seconds and not await thread.wait(timeout_seconds):
+                await self._stop(thread, tag)
+                return Answer([over_limit(timeout_seconds)])
+            await thread.wait()
+        except asyncio.CancelledError:
+            await self._stop(thread, tag)
+            raise
+        finally:
+            if isinstance(sent, Path):
+                sent.unlink(missing_ok=True)
+        try:
+            return thread.done.result()
+        except Exception as error:
+            return Answer([error_from(error)])
+
+    def _sent(self, assignment: Assignment) -> bytes | Path:
+        data = msgspec.msgpack.encode(assignment)
+        if self._files is None or len(data) <= worker.PIECE_BYTES:
+            return data
+        path = self._files / f"{uuid.uuid4().hex}.call"
+        path.write_bytes(data)
+        return path
+
+    def _in_thread(self, sent: bytes | Path, tags: Sequence[str], on_progress: OnProgress) -> Answer:
+        session = self._session
+        for tag in tags:
+            session.addTag(tag)
+        self._watched.report_to(on_progress)
+        one_row = session.range(0, 1, 1, 1)
+        return worker.joined(one_row.mapInArrow(functools.partial(worker.work, sent), _SCHEMA).toArrow())
+
+    async def _stop(self, thread: InThread[Answer], tag: str) -> None:
+        await stop(thread, functools.partial(self._session.interruptTag, tag))
+
+
+class _Start:
+    """The start of a call on a worker, which Spark's reports of progress show."""
+
+    def __init__(self) -> None:
+        self._begun = asyncio.Event()
+        self._reported = False
+
+    def note(self, runs: bool) -> None:
+        """Note a report: whether the call runs, or waits for a free place."""
+        self._reported = True
+        if runs:
+            self._begun.set()
+
+    async def wait(self, thread: InThread[Answer]) -> None:
+        """Wait until the call has started or ended. A call that nothing is reported of counts as started."""
+        waiting = asyncio.ensure_future(self._begun.wait())
+        try:
+            await asyncio.wait((waiting, thread.done), timeout=UNREPORTED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self._reported:
+                await asyncio.wait((waiting, thread.done), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+
+def over_limit(seconds: float) -> Error:
+    """Return the error of a call that exceeded its time limit."""
+    return Error("limit", "TimeoutError", f"the call did not end within {seconds:g} s; it was stopped")
+
+
+def lost(error: BaseException) -> Error:
+    """Return the error of a call that ran when the server, or its session there, was lost."""
+    return Error("lost", "EngineLost", f"Spark was lost while it ran: {first_lines(error)}")
+
+
+def error_from(error: Exception) -> Error:
+    """Return the error of a call that Spark itself could not complete."""
+    text = first_lines(error)
+    if is_lost(error):
+        return lost(error)
+    if condition_of(error) == "OPERATION_CANCELED":
+        return Error("worker", "OperationCanceled", "another client ended its Spark operation")
+    if _DIED.search(text):
+        return Error("worker", "WorkerDied", "the Python worker of the executor died, or the executor with it")
+    if missing := _NO_WEFT.search(text):
+        message = f"the executors' Python has no {missing[1]}: install weft[spark] there"
+        return Error("invalid", "ModuleNotFoundError", message, retryable=False)
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return Error("invalid", "PythonVersionMismatch", text, retryable=False)
+    if getattr(getattr(error, "getGrpcStatusCode", lambda: None)(), "name", "") == "RESOURCE_EXHAUSTED":
+        return Error("invalid", "TooLarge", f"its arguments or its result are too large for the server: {text}")
+    return Error("worker", type(error).__name__, text)
+
+
+def first_lines(error: BaseException) -> str:
+    """Return the message of a Spark error without the server's stack trace."""
+    text = str(error).partition("\n\nJVM stacktrace:")[0].strip()
+    # Within a line: white space over many lines would be read again from each of them.
+    return kept(re.split(r"\n[^\S\n]+at (?:org|java|scala)\.", text, maxsplit=1)[0].rstrip(), LONGEST_MESSAGE)
+
+
+def tag_of(key: str) -> str:
+    """Return the tag of a step's operations on the server."""
+    # A comma ends a tag.
+    return key.replace(",", "_")
+
+
+async def run_map(calls: Calls, work: Work, report: Report, in_flight: int) -> Outcome:
+    """Run a map. Return a Value with one outcome per item, in order, or an Error if Spark was lost."""
+    assert isinstance(work.call, Mapped)
+    items = msgspec.json.decode(work.call.items, type=list[msgspec.Raw])
+    running = _Map(calls, work, work.call, items, Paced(report))
+    places = min(work.call.in_flight or in_flight, max(1, len(items)))
+    tasks = [asyncio.ensure_future(running.work_off(places)) for _ in range(places)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, _Lost):
+                return error.error
+            raise error
+    running.report(last=True)
+    return Value(running.value())
+
+
+class _Lost(Exception):
+    def __init__(self, error: Error) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _Map:
+    """A running map: its waiting items, and the outcomes of the others."""
+
+    def __init__(self, calls: Calls, work: Work, call: Mapped, items: Sequence[msgspec.Raw], report: Paced) -> None:
+        self._calls = calls
+        self._work = work
+        self._call = call
+        self._items = items
+        self._ends: list[Outcome | None] = [None] * len(items)
+        self._waiting = deque(range(len(items)))
+        self._alone: deque[int] = deque()
+        self._under_way = 0
+        self._at_once = 1
+        self._failed = self._done = 0
+        self._report = report
+
+    async def work_off(self, places: int) -> None:
+        """Run items until none waits and no running item can still be queued to run alone."""
+        while self._waiting or self._alone or self._under_way:
+            taken = self._take(places)
+            if not taken:
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            self._under_way += 1
+            try:
+                await self._run(taken)
+            finally:
+                self._under_way -= 1
+
+    def value(self) -> bytes:
+        """Return the outcomes as JSON."""
+        return msgspec.json.encode([_end(end) for end in self._ends])
+
+    def report(self, last: bool = False) -> None:
+        """Report the progress."""
+        counts = {"done": self._done, "failed": self._failed, "total": len(self._items)}
+        self._report(msgspec.json.encode(counts), last)
+
+    def _take(self, places: int) -> list[int]:
+        if self._alone:
+            return [self._alone.popleft()]
+        # Keeps all slots busy until the end.
+        most = min(self._at_once, MAX_CALL_ITEMS, 1 + len(self._waiting) // places)
+        taken: list[int] = []
+        size = 0
+        while self._waiting and len(taken) < most and (not taken or size < MAX_CALL_BYTES):
+            taken.append(self._waiting.popleft())
+            size += len(bytes(self._items[taken[-1]]))
+        return taken
+
+    async def _run(self, taken: list[int]) -> None:
+        call = Items(self._call.function, self._call.over, msgspec.json.encode([self._items[one] for one in taken]))
+        work = self._work
+        answer = await self._calls.run(call, work.step, work.name, work.key, work.timeout_seconds)
+        ends = answer.ends
+        if len(ends) != len(taken) or len(taken) == 1:
+            first = ends[0]
+            if isinstance(first, Error) and first.cause == "lost":
+                raise _Lost(first)
+            if isinstance(first, Error) and len(taken) > 1:
+                if first.cause in SHARED_CAUSES:
+                    self._alone.extend(taken)
+                    self._at_once = 1
+                    return
+                ends = [first] * len(taken)
+        if len(ends) == len(taken):
+            self._measure(answer.seconds, len(taken))
+        for one, end in zip(taken, ends, strict=True):
+            self._ends[one] = end
+            self._done += 1
+            self._failed += isinstance(end, Error)
+        self.report()
+
+    def _measure(self, seconds: float, count: int) -> None:
+        fitting = int(CALL_SECONDS * count / max(seconds, 1e-6))
+        self._at_once = max(1, min(fitting, MAX_GROWTH * count))
+
+
+def _end(end: Outcome | None) -> dict[str, object]:
+    assert end is not None
+    if isinstance(end, Error):
+        return {"error": {"type": end.type, "message": end.message}}
+    return {"value": msgspec.Raw(end.data)}

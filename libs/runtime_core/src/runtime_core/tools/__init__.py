@@ -1,1 +1,0 @@
-"""Tools: declared functions, their calls under a limit, and MCP servers."""
