@@ -113,3 +113,15 @@ def words_of(path: Path, words: tuple[str, ...]) -> list[str]:
         return []
     text = content.decode("utf-8", errors="replace")
     return [word for word in words if word in text]
+
+
+_ELSEWHERE = {"runtime_core", "weft", *(path.stem for path in (CORE / "runtime_core").iterdir())}
+"""Names that the description of any package may use."""
+
+
+@pytest.mark.parametrize("package", sorted(CORE.rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_a_package_describes_modules_that_it_has(package: Path) -> None:
+    described = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or ""
+    modules = {path.stem for path in package.parent.iterdir()}
+    named = re.findall(r"`([a-z_]+)`", described)
+    assert [name for name in named if name not in modules | _ELSEWHERE] == []

@@ -1,7 +1,8 @@
 """Tasks, runners and swarms with AWorld's names, on the same durable runs as every agent; `weft.aworld` exports them.
 
-1. `task` and `swarm` are what a user gives. `topology` is the shape of a swarm, `description` a task as JSON.
-2. `runner` executes a task; `orchestration` runs its swarm, with agents and tools as objects.
-3. `runners` starts tasks; `target` and `ray` are where they run.
-4. `events` and `nodes` are AWorld's messages and StateManager.
+1. `task` is what a user gives; `description` is the same as JSON. `topology` is the shape of a swarm.
+2. `runner` executes a task; `orchestration` has swarms and runs them, with agents and tools as objects.
+3. `runners` starts tasks. `target` is where they run: here, on services, or in a cluster (`engines`).
+4. `listeners` gets the events of a running task, and `response` completes its response.
+5. `events` and `nodes` are AWorld's messages and StateManager.
 """
