@@ -20,6 +20,7 @@ MODULES = {
     "weft": "apps, agents, tools and clients",
     "weft.testing": "tests of apps",
     "weft.errors": "errors",
+    "weft.hooks": "hooks",
     "weft.hosting": "apps in your own process",
     "weft.llm": "agents that a model drives",
     "weft.pydantic_ai": "agents of pydantic-ai",

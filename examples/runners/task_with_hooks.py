@@ -2,8 +2,9 @@
 
 import asyncio
 
-from weft import AgentContext, App, HookEvent, StreamingMode
+from weft import AgentContext, App, StreamingMode
 from weft.aworld import Runners, Swarm, Task
+from weft.hooks import HookEvent
 
 app = App("hooks")
 

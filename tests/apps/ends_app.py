@@ -8,7 +8,8 @@ from pathlib import Path
 
 from runtime_core.declare.declaration import RetryPolicy
 from tests.apps.fleet_app import note
-from weft import AgentContext, App, HookEvent, Reject
+from weft import AgentContext, App, Reject
+from weft.hooks import HookEvent
 
 app = App("ends")
 

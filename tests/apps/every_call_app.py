@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.apps.fleet_app import note
-from weft import Agent, AgentContext, App, Change, HookEvent, ToolContext, handles
+from weft import Agent, AgentContext, App, ToolContext, handles
+from weft.hooks import Change, HookEvent
 
 app = App("every-call")
 app.add_sessions()

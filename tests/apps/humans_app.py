@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft import AgentContext, App, Ask, HookEvent
+from weft import AgentContext, App
+from weft.hooks import Ask, HookEvent
 
 app = App("humans")
 

@@ -7,8 +7,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from weft import App, EngineContext, Reject, Resources, Retry
-from weft.engines import Reference
+from weft import App, Reject, Retry
+from weft.engines import EngineContext, Reference, Resources
 
 app = App("remote")
 

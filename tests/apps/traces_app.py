@@ -10,7 +10,8 @@ from pathlib import Path
 from runtime_core.declare.declaration import Agent
 from runtime_core.declare.tool import ToolContext
 from runtime_core.runs.definition import handles
-from weft import AgentContext, App, HookEvent, LLMAgent, RetryPolicy
+from weft import AgentContext, App, LLMAgent, RetryPolicy
+from weft.hooks import HookEvent
 
 app = App("traces")
 logger = logging.getLogger("traces_app")

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from tests.contracts.engine import functions
-from weft import App, Resources
+from weft import App
+from weft.engines import Resources
 
 app = App("on_ray")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.contracts.engine.functions import begun, wait_for
-from weft import App, EngineContext
+from weft import App
+from weft.engines import EngineContext
 
 app = App("spark-tests")
 

@@ -20,7 +20,8 @@ APP = """
 import asyncio
 from pathlib import Path
 
-from weft import AgentContext, App, Deny, HookEvent, Limit, Reject, RetryPolicy
+from weft import AgentContext, App, Limit, Reject, RetryPolicy
+from weft.hooks import Deny, HookEvent
 from weft.aworld import TrajectoryItem, TrajectoryStrategy
 from weft.engines import Reference
 from weft.llm import ModelCall

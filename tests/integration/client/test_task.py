@@ -16,8 +16,8 @@ from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.host.local import LocalApp
 from runtime_core.runs.model_step import ModelCall
 from tests.servers.process import Server
-from weft import AgentContext, App, Client, Reject, Rejected, StreamEvent, StreamingMode, SubmitOptions, ToolContext
-from weft.errors import InvalidInput
+from weft import AgentContext, App, Client, Reject, StreamEvent, StreamingMode, SubmitOptions, ToolContext
+from weft.errors import InvalidInput, Rejected
 
 app = App("meter")
 

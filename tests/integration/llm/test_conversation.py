@@ -14,8 +14,9 @@ from runtime_core.integrations.aworld.events.replay import replay
 from runtime_core.llm.tokens import KeepRecent, Price, Summarise
 from tests.integration.llm.desk import Desk, ask, failure, questions, until
 from tests.openai_server.driver import Call, OpenAIServer, Usage, When, answer, calls, output, refusal, turns
-from weft import AgentContext, App, Approve, Change, Deny, HookEvent, LLMAgent, SubmitOptions
+from weft import AgentContext, App, Approve, LLMAgent, SubmitOptions
 from weft.aworld import HookPoint
+from weft.hooks import Change, Deny, HookEvent
 from weft.testing import LocalApp
 
 

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from runtime_core.llm.tokens import Price, said
 from tests.integration.llm.asking import app_of, asked, asker, shown
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, output, turns
-from weft import Change, HookEvent
+from weft.hooks import Change, HookEvent
 from weft.testing import LocalApp
 
 APIS = ("openai-chat:gpt-test", "openai-responses:gpt-test")

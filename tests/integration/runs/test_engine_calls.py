@@ -16,8 +16,8 @@ from tests.apps import engines_app
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
 from tests.contracts.engine.test_processes import gone, pid_of
-from weft import AgentContext, App, Client, EngineContext, Reject, StreamingMode, SubmitOptions
-from weft.engines import Reference
+from weft import AgentContext, App, Client, Reject, StreamingMode, SubmitOptions
+from weft.engines import EngineContext, Reference
 from weft.errors import EngineError, InvalidInput
 
 WAIT = 60.0

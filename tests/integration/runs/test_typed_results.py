@@ -12,7 +12,8 @@ import pytest
 from pydantic import BaseModel, computed_field
 
 from runtime_core.host.local import LocalApp
-from weft import Agent, AgentContext, App, Change, Client, HookEvent, SubmitOptions, ToolContext, handles
+from weft import Agent, AgentContext, App, Client, SubmitOptions, ToolContext, handles
+from weft.hooks import Change, HookEvent
 
 app = App("typed-results")
 

@@ -10,7 +10,8 @@ import pytest
 from runtime_core.engines.function import MadeOnce
 from tests.apps import remote_app
 from tests.apps.remote_app import app
-from weft import App, EngineContext, Resources
+from weft import App
+from weft.engines import EngineContext, Resources
 from weft.errors import ConfigurationError, InvalidInput
 
 

@@ -22,8 +22,8 @@ from runtime_core.runs.ports import Meta
 from tests.apps import remote_app
 from tests.apps.remote_app import app as functions
 from tests.unit.runs.run_world import Program, World, calls_of
-from weft import App, EngineContext
-from weft.engines import Reference
+from weft import App
+from weft.engines import EngineContext, Reference
 from weft.errors import EngineError, InvalidInput
 
 REFERENCE = {"weft.reference": "file:///blobs/a/b.json", "bytes": 9}

@@ -3,6 +3,7 @@
 Submodules hold what fewer programs need:
 
     weft.errors         every error that Weft raises on purpose
+    weft.hooks          the events that hooks get, and what they decide
     weft.llm            conversations with a model: windows, prices, failures
     weft.engines        compute steps, on this machine and on clusters
     weft.trajectory     what tasks did: read, replay, export
@@ -28,14 +29,11 @@ if TYPE_CHECKING:
     from runtime_core.client.task import TaskHandle
     from runtime_core.declare.declaration import Agent, Limit, RetryPolicy
     from runtime_core.declare.tool import ToolContext
-    from runtime_core.engines.function import EngineContext
-    from runtime_core.engines.protocol import Resources
-    from runtime_core.errors import Reject, Rejected, Retry, WeftError
+    from runtime_core.errors import Reject, Retry, WeftError
     from runtime_core.llm.agent import Approve, LLMAgent
     from runtime_core.runs.context import AgentContext
     from runtime_core.runs.definition import handles
     from runtime_core.runs.effects import Approval
-    from runtime_core.runs.hooks.declared import Allow, Ask, Change, Deny, HookEvent
     from runtime_core.runs.shared_context import Context
     from runtime_core.state_manager.schedules import Schedule
     from runtime_core.wire.commands import SubmitOptions
@@ -44,22 +42,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentContext",
-    "Allow",
     "App",
     "Approval",
     "Approve",
-    "Ask",
-    "Change",
     "Client",
     "Context",
-    "Deny",
-    "EngineContext",
-    "HookEvent",
     "LLMAgent",
     "Limit",
     "Reject",
-    "Rejected",
-    "Resources",
     "Retry",
     "RetryPolicy",
     "Schedule",
@@ -78,22 +68,14 @@ __all__ = [
 _PLACES = {
     "Agent": "runtime_core.declare.declaration",
     "AgentContext": "runtime_core.runs.context",
-    "Allow": "runtime_core.runs.hooks.declared",
     "App": "runtime_core.app.app",
     "Approval": "runtime_core.runs.effects",
     "Approve": "runtime_core.llm.agent",
-    "Ask": "runtime_core.runs.hooks.declared",
-    "Change": "runtime_core.runs.hooks.declared",
     "Client": "runtime_core.client.client",
     "Context": "runtime_core.runs.shared_context",
-    "Deny": "runtime_core.runs.hooks.declared",
-    "EngineContext": "runtime_core.engines.function",
-    "HookEvent": "runtime_core.runs.hooks.declared",
     "LLMAgent": "runtime_core.llm.agent",
     "Limit": "runtime_core.declare.declaration",
     "Reject": "runtime_core.errors",
-    "Rejected": "runtime_core.errors",
-    "Resources": "runtime_core.engines.protocol",
     "Retry": "runtime_core.errors",
     "RetryPolicy": "runtime_core.declare.declaration",
     "Schedule": "runtime_core.state_manager.schedules",

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from weft import AgentContext, App, HookEvent
+from weft import AgentContext, App
 from weft.aworld import Observation, Runners, TaskConfig, TaskRunner, WorkflowSwarm
+from weft.hooks import HookEvent
 
 PAGE = Path(__file__).parents[4] / "docs" / "aworld.md"
 

@@ -12,7 +12,7 @@ import pytest
 from runtime_core.host.local import LocalApp
 from runtime_core.integrations.aworld.events.handlers import DefaultAgentHandler
 from tests.integration.integrations.aworld.small_agents import add, broken, exclaim, failure, join, question, upper
-from weft import AgentContext, App, Context, HookEvent, Rejected, RetryPolicy, TaskResponse
+from weft import AgentContext, App, Context, RetryPolicy, TaskResponse
 from weft.aworld import (
     ActionModel,
     Message,
@@ -24,7 +24,8 @@ from weft.aworld import (
     TaskRunner,
     TaskStatus,
 )
-from weft.errors import ConfigurationError, InvalidInput, ToolError
+from weft.errors import ConfigurationError, InvalidInput, Rejected, ToolError
+from weft.hooks import HookEvent
 
 
 @pytest.fixture(autouse=True)

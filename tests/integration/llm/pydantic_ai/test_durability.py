@@ -16,7 +16,8 @@ from pydantic_ai.toolsets import AbstractToolset
 
 from runtime_core.host.local import LocalApp
 from runtime_core.llm.tokens import said
-from weft import App, Change, Deny, HookEvent
+from weft import App
+from weft.hooks import Change, Deny, HookEvent
 
 asked: list[int] = []
 seen: list[str] = []

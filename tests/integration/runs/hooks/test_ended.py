@@ -19,7 +19,8 @@ from runtime_core.wire.ids import instance_address, partition_of
 from tests.apps.ends_app import HOOKS, app
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
-from weft import AgentContext, App, Client, HookEvent, SubmitOptions, TaskHandle
+from weft import AgentContext, App, Client, SubmitOptions, TaskHandle
+from weft.hooks import HookEvent
 
 pytestmark = pytest.mark.timeout(300)
 
