@@ -158,7 +158,7 @@ VERDICT = b'{"expects":"verdict","prompt":"may I?"}'
         (b'{"verdict":"maybe"}', "is no verdict"),
         (b'{"verdict":["approve"]}', "is no verdict"),
         (b'{"verdict":"edit"}', "no value"),
-        (b'{"verdict":"deny","reason":3}', "a reason that is no text"),
+        (b'{"verdict":"deny","reason":3}', "a reason that is not text"),
         (b'{"verdict":"deny","resaon":"no"}', "the unknown field resaon"),
     ],
 )

@@ -41,7 +41,7 @@ def called(tool: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("tool", "why"),
-    [("endless_line", ENDLESS), ("wrong_lines", "it wrote 1000 lines in a row that are no messages")],
+    [("endless_line", ENDLESS), ("wrong_lines", "it wrote 1000 lines in a row that are not messages")],
 )
 def test_a_server_that_never_ends_its_answer_ends_the_call_with_one_error(tool: str, why: str) -> None:
     found = called(tool)

@@ -121,7 +121,7 @@ async def test_messages_that_keep_a_runtime_busy_are_named_and_can_be_dropped(
     assert (wait.agent, wait.unserved) == ("sink", True)
     with pytest.raises(InvalidInput, match="'echo' runs in 1 process: stop it there first"):
         await drop_agent(buses, "echo")
-    with pytest.raises(InvalidInput, match="'snik' is no agent of a runtime; they are echo, sink"):
+    with pytest.raises(InvalidInput, match="'snik' is not an agent of a runtime; they are echo, sink"):
         await drop_agent(buses, "snik")
     assert await drop_agent(buses, "sink") == 1
     await asyncio.wait_for(idle, SECONDS)

@@ -103,7 +103,7 @@ def _print(found: dict[str, Any]) -> None:  # Any: JSON
 
 _CLEAR = "\x1b[H\x1b[J"
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""Use the terminal's second screen, without its cursor, so that what was there before comes back."""
+"""Use the terminal's alternate screen and hide the cursor; restore both at the end."""
 
 
 @top_commands.verb("top", seconds=None)
@@ -141,7 +141,7 @@ async def top(
 
 
 async def _look(opened: Broker, tasks: int) -> Row:
-    """Return what one picture shows; `at` is the time of this process's clock, in seconds."""
+    """Return one snapshot; `at` is the time of this process's clock, in seconds."""
     found: Row = {**await waiting_work(opened.buses), "at": time.monotonic(), "now": await opened.now_ms()}
     counts = {"open": 0, "started": 0}
     oldest: list[tuple[Any, str]] = []  # Any: a bus, whose order does not matter
@@ -163,7 +163,7 @@ async def _look(opened: Broker, tasks: int) -> Row:
 
 
 def _lines(found: Row, before: Row | None) -> list[str]:
-    """Return the picture; the rates are those since the picture before."""
+    """Return the lines to show; rates are those since the previous snapshot."""
     rates = ""
     if before is not None and (passed := found["at"] - before["at"]) > 0:
         started = found["started"] - before["started"]

@@ -170,7 +170,7 @@ _AMOUNTS = ("tokens", "input_tokens", "output_tokens", "cached_tokens", "reasoni
 
 
 def status_line(view: Row, now_ms: float) -> str:
-    """Return the task's status, and for a waiting one what it waits for: a task at rest is healthy."""
+    """Return the task's status, and for a waiting one what it waits for: a waiting task is healthy."""
     waits = view.get("waits_for") or []
     kinds = {wait["kind"] for wait in waits}
     if any(wait.get("place") == "park" for wait in waits):

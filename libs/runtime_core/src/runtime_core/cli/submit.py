@@ -175,7 +175,7 @@ class PrintedOutput:
         self._attempts: dict[str, int] = {}
         """The latest attempt by run."""
         self._printed: list[str] = []
-        """What stands on the terminal since the last line of another kind."""
+        """The text on the terminal after the last line of another kind."""
 
     def add(self, event: StreamEvent) -> None:
         """Print what the event adds, or all again if it begins a new attempt of a run."""

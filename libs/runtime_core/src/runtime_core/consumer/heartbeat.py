@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 BEATS_PER_LEASE = 6
 MAX_UNANSWERED = 4 * BEATS_PER_LEASE
-"""Heartbeats on their way while a reply is late. A process that hears nothing for longer than that must fall silent."""
+"""The most heartbeats in flight while a reply is late. A process that gets no reply for longer must stop sending."""
 SLOW_LOG_SECONDS = 60.0
 """How long a slow broker is not logged again."""
 MAX_ENDED_TASKS = 10_000

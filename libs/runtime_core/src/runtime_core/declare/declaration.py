@@ -28,7 +28,7 @@ MAX_DELAY_SECONDS = 366 * 86_400.0
 
 MAX_RUNNING = 1_000_000
 MAX_RATE = 10_000
-"""The broker keeps the times of so many starts for each key of a limit."""
+"""The number of start times that the broker keeps for each key of a limit."""
 LEAST_WINDOW_SECONDS, MAX_WINDOW_SECONDS = 0.1, 366 * 86_400.0
 _PER = re.compile(r"(?:tenant|session|key|input(?:\.[^.\s|]{1,64}){1,8})?")
 

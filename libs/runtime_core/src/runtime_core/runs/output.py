@@ -37,9 +37,9 @@ PIECE_BYTES = 128
 BATCH_PIECES = 200
 """The most pieces of one write. The broker serves nobody else meanwhile."""
 BATCH_BYTES = 256 * 1024
-"""A write takes no further piece when it has so many bytes."""
+"""The size in bytes at which a write takes no further piece."""
 ROUND_PIECES = 64
-"""After so many pieces `ctx.emit` lets the rest of the process run."""
+"""After this many pieces, `ctx.emit` lets the rest of the process run."""
 KEPT_BYTES = 1024 * 1024
 """How many bytes of a turn's output are kept until its commit, to send them again if the server loses them."""
 RECORDED_BYTES = 1024 * 1024

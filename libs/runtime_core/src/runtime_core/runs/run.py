@@ -20,7 +20,7 @@ from runtime_core.runs.scheduler import ONE_ROUND, Requested, Wait
 
 log = logging.getLogger(__name__)
 QUICK_ROUNDS = 2
-"""Most turns end within so many rounds of the event loop. Only a longer one gets a timer and a future."""
+"""Most turns end within this many rounds of the event loop. Only a longer one gets a timer and a future."""
 _in_program_order = attrgetter("order")
 
 

@@ -400,7 +400,7 @@ def _refused(entry: IngressEntry) -> InvalidInput | None:
             f"is {entry.too_large} bytes, over the limit of {MAX_ENTRY_BYTES}; store the data and send a reference",
         )
     if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + MAX_ID_AHEAD_MS:
-        return InvalidInput("entry", f"has the id {entry.id.decode()}, which lies in the future; send `*` as its id")
+        return InvalidInput("entry", f"has the id {entry.id.decode()}, which is in the future; send `*` as its id")
     return None
 
 

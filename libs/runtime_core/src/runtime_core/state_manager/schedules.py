@@ -564,7 +564,7 @@ class TenantSchedules:
             self._bytes[schedule_id.partition(".")[0]] -= before
 
     def _refusal(self, tenant: str, before: int, after: int) -> InvalidInput | None:
-        """Return why a schedule that takes so many bytes may not replace one that does, 0 for none."""
+        """Return why a schedule of `after` bytes may not replace one of `before` bytes (0: there is none)."""
         most, most_bytes = self._bounds.most, self._bounds.most_bytes
         if not before and self._counts[tenant] >= most:
             return InvalidInput(

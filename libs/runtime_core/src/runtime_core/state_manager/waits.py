@@ -162,7 +162,7 @@ async def drop_agent(buses: Sequence[EventBus], name: str) -> int:
     """
     known = {agent: stream for bus in buses for agent, stream in (await agent_streams(bus)).items()}
     if name not in known:
-        raise InvalidInput("agent", f"{name!r} is no agent of a runtime; they are {', '.join(known) or 'none'}")
+        raise InvalidInput("agent", f"{name!r} is not an agent of a runtime; they are {', '.join(known) or 'none'}")
     return sum([await _drop(bus, name, known[name]) for bus in buses])
 
 

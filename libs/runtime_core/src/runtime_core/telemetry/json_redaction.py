@@ -171,7 +171,7 @@ _ROW_BYTES = 1024
 """What a row costs beside its bytes, as bytes."""
 
 _DECODED_COMMAS = 16_384
-"""JSON with more commas is hidden as a whole before it is decoded: so many members or elements take too long."""
+"""JSON with more commas is hidden as a whole before it is decoded: that many members or elements take too long."""
 
 _LONGEST_SHOWN_NAME = 512
 """A longer name of a member that may hold a secret is hidden as a whole in JSON with too many candidates."""

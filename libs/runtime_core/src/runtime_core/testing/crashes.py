@@ -127,7 +127,7 @@ def _spied(app: App) -> Iterator[list[tuple[str, str, str]]]:
 
 
 class _Wire:
-    """The connections of a process, which all fall silent at a kill."""
+    """The connections of a process, which all go silent at a kill."""
 
     def __init__(self, kill_at: tuple[int, When] | None, killed: Callable[[Kill], None]) -> None:
         names = library().functions

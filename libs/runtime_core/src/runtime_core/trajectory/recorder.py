@@ -39,7 +39,7 @@ POLL_SECONDS = 0.02
 SLICE_BYTES = 1_000_000
 BUSY_ENTRIES, BUSY_BYTES = 50, 1_000_000
 BUSY_POLL_SECONDS = 0.1
-"""The pause after so many entries, unless they are large: an entry costs less in a larger transaction."""
+"""The pause after this many entries, unless they are large: an entry costs less in a larger transaction."""
 LOCAL_LEASE_SECONDS = 3.0
 
 

@@ -400,7 +400,10 @@ class StreamEvent:
         return cast(str, self.data.get("request_id", "")) if self.type == HUMAN_REQUESTED else ""
 
     async def answer(self, value: Any) -> None:  # Any: JSON
-        """Answer the question of this event. Raises InvalidInput if it is none, not open, or expects another value."""
+        """Answer the question of this event.
+
+        Raises InvalidInput if the event is not a question, is not open, or expects another value.
+        """
         if not self.request_id or self.answerer is None:
             raise InvalidInput("event", f"{self.type} is not a question: only {HUMAN_REQUESTED} events can be answered")
         await self.answerer(self.request_id, value)

@@ -24,7 +24,7 @@ local function no_verdict(value)
   if found.verdict == 'edit' and found.value == nil then
     return 'has the verdict edit and no value: send what it was edited to'
   end
-  if found.reason ~= nil and type(found.reason) ~= 'string' then return 'has a reason that is no text' end
+  if found.reason ~= nil and type(found.reason) ~= 'string' then return 'has a reason that is not text' end
   return nil
 end
 

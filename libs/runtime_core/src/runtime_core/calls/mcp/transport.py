@@ -33,7 +33,7 @@ CONNECT_SECONDS = 10.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Limit of one message of a server. Larger than any result that can be stored, which is refused with its name."""
 MAX_WRONG_LINES = 1_000
-"""So many lines of a process in a row that are no messages end its session."""
+"""A session ends after this many consecutive lines that are not messages."""
 GRACE_SECONDS = 2.0
 """How long a process may take to end after its stdin was closed, and again after SIGTERM."""
 LONGEST_LINE = 2_000
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 Received = SessionMessage | Exception
 OnEnd = Callable[[str], None]
-"""Called with the reason for which a connection is lost; empty: none that is worth a line."""
+"""Called with the reason why a connection was lost; empty if it is not worth logging."""
 Streams = tuple[Any, Any]  # Any: the SDK names these types in a private module
 
 
@@ -164,7 +164,22 @@ async def _drain(output: asyncio.StreamReader) -> None:
         size += len(part)
 
 
-class _Received:
+class _Stream:
+    """One stream of a server's process, which its end closes."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the process's end closes the stream."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing, like `aclose`."""
+
+
+class _Received(_Stream):
     """The messages on a process's stdout, one in each line. Reports their end: the SDK tells only pending requests."""
 
     def __init__(self, output: asyncio.StreamReader, what: str, on_end: OnEnd) -> None:
@@ -187,7 +202,7 @@ class _Received:
             raise StopAsyncIteration from None
 
     async def receive(self) -> Received:
-        """Return the next message, or the error of a line that is none. Raises EndOfStream at the end."""
+        """Return the next message, or the error of a line that is not a message. Raises EndOfStream at the end."""
         # The buffer may hold thousands of lines, and reading it does not suspend.
         await asyncio.sleep(0)
         line = await self._line()
@@ -196,9 +211,9 @@ class _Received:
         except ValueError as error:
             self._wrong += 1
             if self._wrong == 1:
-                logger.warning("%s wrote a line to its stdout that is no message: %s", self._what, shown(line))
+                logger.warning("%s wrote a line to its stdout that is not a message: %s", self._what, shown(line))
             elif self._wrong >= MAX_WRONG_LINES:
-                self._break(f"it wrote {MAX_WRONG_LINES} lines in a row that are no messages")
+                self._break(f"it wrote {MAX_WRONG_LINES} lines in a row that are not messages")
             return error
         self._wrong = 0
         return message
@@ -229,19 +244,8 @@ class _Received:
         self.broken = True
         self._on_end(why)
 
-    async def aclose(self) -> None:
-        """Do nothing: the process's end closes its output."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing, like `aclose`."""
-
-
-class _Sent:
+class _Sent(_Stream):
     """Writes messages to a process's stdin, one in each line."""
 
     def __init__(self, input: asyncio.StreamWriter) -> None:
@@ -255,17 +259,6 @@ class _Sent:
             await self._input.drain()
         except (OSError, RuntimeError) as error:
             raise BrokenResourceError from error
-
-    async def aclose(self) -> None:
-        """Do nothing: stdin is closed when the process is ended."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing, like `aclose`."""
 
 
 def shown(line: bytes | bytearray) -> str:

@@ -92,8 +92,8 @@ async def completed(response: TaskResponse, task: Task, read: ReadTask) -> TaskR
         return dataclasses.replace(response, record=record)
     except Exception as error:  # the user's own strategy may raise anything
         log.exception("task %s: its trajectory strategy failed", task.id)
-        told = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
-        return dataclasses.replace(response, status="failed", error=told)
+        logged = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
+        return dataclasses.replace(response, status="failed", error=logged)
 
 
 def _with_traceback(response: TaskResponse, recorded: TaskTrajectory) -> dict[str, str] | None:
@@ -122,8 +122,8 @@ async def with_traceback_of_letter(response: TaskResponse, letters: DeadLetters)
         attempts = letter.without_secrets().errors
         last = attempts[-1] if attempts else {}
         if last.get("traceback") and last.get("type") == response.error.get("type"):
-            told = _logged(response.task_id, response.error, str(last["traceback"]))
-            return dataclasses.replace(response, error=told)
+            logged = _logged(response.task_id, response.error, str(last["traceback"]))
+            return dataclasses.replace(response, error=logged)
     return response
 
 

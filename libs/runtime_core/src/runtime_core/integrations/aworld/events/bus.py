@@ -165,7 +165,7 @@ class EventBus:
         id = message.id if isinstance(message, Message) else message
         open_here = self._taken.get(id) if isinstance(id, str) else None
         if not open_here:
-            raise InvalidInput("message", f"{quoted(id)} is no message that was consumed here and is open")
+            raise InvalidInput("message", f"{quoted(id)} is not an open message that was consumed here")
         open_here[0].end()
         self.forget(open_here[0])
 

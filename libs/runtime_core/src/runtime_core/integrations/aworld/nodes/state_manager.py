@@ -512,5 +512,5 @@ class StateManager:
 
 def _named(field: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidInput(field, f"{value!r} is not an id: pass a text that is not empty")
+        raise InvalidInput(field, f"{value!r} is not an id: pass non-empty text")
     return value
