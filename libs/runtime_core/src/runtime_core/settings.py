@@ -363,22 +363,25 @@ class SettingValues:
         return value
 
     def names(self, variable: str) -> tuple[str, ...]:
-        text = self.text(variable)
-        if text is None:
-            return ()
-        values = tuple(value.strip() for value in text.split(","))
-        if not all(SETTING_NAME.fullmatch(value) for value in values) or len(set(values)) < len(values):
-            raise wrong(variable, text, "different names separated by commas (letters, digits, `_` or `-`)")
+        what = "different names separated by commas (letters, digits, `_` or `-`)"
+        values = self._separated(variable, SETTING_NAME, what)
+        if len(set(values)) < len(values):
+            raise wrong(variable, ",".join(values), what)
         return values
 
     def origins(self, variable: str) -> tuple[str, ...]:
         """Return web origins separated by commas."""
+        what = "origins separated by commas, as in https://desk.example,http://localhost:3000"
+        return self._separated(variable, ORIGIN, what)
+
+    def _separated(self, variable: str, pattern: re.Pattern[str], what: str) -> tuple[str, ...]:
+        """Return values separated by commas, each of which matches the pattern."""
         text = self.text(variable)
         if text is None:
             return ()
         values = tuple(value.strip() for value in text.split(","))
-        if not all(ORIGIN.fullmatch(value) for value in values):
-            raise wrong(variable, text, "origins separated by commas, as in https://desk.example,http://localhost:3000")
+        if not all(pattern.fullmatch(value) for value in values):
+            raise wrong(variable, text, what)
         return values
 
     def patterns(self, variable: str) -> str | None:

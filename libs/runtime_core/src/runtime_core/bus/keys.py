@@ -276,9 +276,6 @@ class Keys:
     def instance(self, agent: str, key: str) -> str:
         return f"{self.base}inst:{agent}/{key}"
 
-    def mailbox(self, agent: str, key: str) -> str:
-        return f"{self.base}mail:{agent}/{key}"
-
 
 def ingress(namespace: str, publisher: str = "") -> str:
     """Return the stream for submits from any language: that of a publisher, or the one that trusted programs share."""

@@ -103,10 +103,6 @@ class Caller:
         if self.scope is not None:
             self.scope.check_references(field, data, blobs)
 
-    def reaches(self, task_id: str) -> bool:
-        """Return whether a task is one that it can name."""
-        return self.scope is None or task_id.startswith(f"{self.scope.tenant}.")
-
 
 class ApiKeys:
     """The keys of a namespace; `bus` is its first partition."""
@@ -360,7 +356,7 @@ def _read_json(url: str, form: Mapping[str, str] | None = None, **headers: str) 
         raise ValueError(f"{url[:200]} has more than {DOCUMENT_MAX_BYTES} bytes")
     document = json.loads(data)
     if not isinstance(document, dict):
-        raise ValueError(f"{url[:200]} is no JSON object")
+        raise ValueError(f"{url[:200]} is not a JSON object")
     return document
 
 

@@ -42,11 +42,6 @@ class SparkBackend:
         self._cpus = IN_FLIGHT
 
     @property
-    def server_pid(self) -> int | None:
-        """Return the process id of the server that was started here; None if there is none."""
-        return None if self._server is None else self._server.pid
-
-    @property
     def abandoned(self) -> int:
         """Return the number of running threads whose jobs did not end when they were stopped."""
         return 0 if self._jobs is None else self._jobs.abandoned
