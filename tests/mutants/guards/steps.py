@@ -31,6 +31,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "wire/codec.py",
+        "packed_first",
+        "        if _NOT_FINITE.search(_pack(value)) is None:\n            return\n",
+        "        _pack(value)\n",
+        "a large value is checked without a walk over its parts",
+        "unit/wire:codec",
+    ),
+    python(
+        "wire/codec.py",
+        "not_finite",
+        "        if _NOT_FINITE.search(_pack(value)) is None:\n            return\n",
+        "        _pack(value)\n        return\n",
+        "NaN and infinities are refused",
+        "unit/wire:codec",
+    ),
+    python(
+        "wire/codec.py",
         "long_digits",
         "    found = zeros.count(_LONG_DIGITS)\n",
         "    found = 0\n",

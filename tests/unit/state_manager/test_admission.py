@@ -56,7 +56,7 @@ def entry_of(input_type: object) -> AgentEntry:
         ({"type": "boolean"}, False, None),
         ({"type": "boolean"}, 0, "data.input: 0 is not of type boolean"),
         ({"type": "null"}, None, None),
-        ({"type": "null"}, "x", "data.input: 'x' is not of type null"),
+        ({"type": "null"}, "x", "data.input: got 'x' where no value is taken; leave it out"),
         ({"type": "array"}, [1], None),
         ({"type": "array"}, {}, "data.input: {} is not of type array"),
         ({"type": "object", "additionalProperties": True}, {"a": 1}, None),

@@ -302,6 +302,20 @@ def test_json_that_a_decoder_takes_seconds_for_is_refused(number: str) -> None:
     assert codec.decode(codec.encode(text)) == text
 
 
+def test_large_values_are_checked_without_a_walk_over_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a walk held an event loop for 100 ms per MiB."""
+    large = [{"a": None, "n": 2**64 - 1, "f": 1.5}] * 10_000
+    monkeypatch.delattr(codec, "_refuse_foreign")
+    assert codec.decode(codec.encode(large)) == large
+
+
+@pytest.mark.parametrize("like_nan", [0xCB7FF00000000000, 0xCBFFF80000000000])
+def test_numbers_that_look_like_nan_are_encoded(like_nan: int) -> None:
+    value = [like_nan, None]
+    assert codec.decode(codec.encode(value)) == value
+    assert codec.encode({5: like_nan, 6: None}) == b'{"5":%d,"6":null}' % like_nan
+
+
 @pytest.mark.parametrize("number", SLOW[:4])
 def test_a_value_with_too_many_slow_numbers_is_not_encoded(number: str) -> None:
     with pytest.raises(InvalidInput, match="exponents of three digits"):

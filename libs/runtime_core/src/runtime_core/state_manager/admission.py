@@ -199,6 +199,8 @@ class SchemaCheck:
             if self._check is None:
                 self._check = self._compiled()
             self._check(value, field)
+        elif self._kind == "null" and value is not None:
+            raise InvalidInput(field, f"got {_quoted(value)} where no value is taken; leave it out")
         elif self._kind != "any" and not _is_kind(self._kind, value):
             raise InvalidInput(field, f"{_quoted(value)} is not of type {self._kind}")
 
