@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from runtime_core.app.app import App
@@ -14,7 +16,36 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, LimitExceeded
 from runtime_core.runs.commit import TurnPort
 from runtime_core.runs.output import Piece
+from runtime_core.telemetry.redaction import Redactor, use
+from runtime_core.wire.step import ENCODER, STEPS, Step
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, emit_pieces, suspend
+
+
+class Reconnecting(Redactor):
+    """Loses the connection while it redacts its first row. Another commit follows before it goes on."""
+
+    def __init__(self, bus: EventBus, admin: Broker, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self._bus = bus
+        self._admin = admin
+        self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
+
+    async def rows(self, data: bytes) -> bytes:
+        if (meanwhile := self._meanwhile) is not None:
+            self._meanwhile = None
+            transport, before = self._bus.transport, self._bus.transport.reconnects
+            await self._admin.call("CLIENT", "KILL", "ID", str(await transport.call("CLIENT", "ID")))
+            while transport.reconnects == before:
+                await transport.call("PING")
+            await meanwhile()
+        return await super().rows(data)
+
+
+def row_with_messages(name: str, count: int) -> bytes:
+    messages = [{"role": "user", "content": f"{name} {number} {'x' * 1000}"} for number in range(count)]
+    input = msgspec.Raw(ENCODER.encode({"messages": messages}))
+    return ENCODER.encode([Step("r", "model", "m", "completed", 1.0, 2.0, input=input)])
+
 
 FIRST = f'{DIGEST}K1700000000000"first"'.encode()
 SECOND = f'{DIGEST}K1700000000001"second"'.encode()
@@ -184,3 +215,22 @@ async def test_a_write_of_a_lost_turn_is_not_a_separate_error(broker: Broker, bu
     del port, writes
     gc.collect()
     assert unheard == []
+
+
+async def test_no_row_names_a_list_that_a_reconnect_has_forgotten(broker: Broker, bus: EventBus) -> None:
+    """The server behind the new connection may lack the rows with the list."""
+    for task in ("t", "u"):
+        await broker.submit(bus, task)
+    first, other = await broker.take(bus), await broker.take(bus)
+    assert await suspend(bus, first, ask("1"), record=row_with_messages("a", 10), steps=1)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    second = await broker.take(bus)
+
+    async def meanwhile() -> None:
+        assert await complete(bus, other, record=row_with_messages("b", 10), steps=1)
+
+    with use(Reconnecting(bus, broker, meanwhile)):
+        assert await complete(bus, second, record=row_with_messages("a", 11), steps=1)
+    rows = [row for entry in await broker.entries("record") for row in STEPS.decode(entry["d"].encode())]
+    sent = [(len(json.loads(bytes(row.input))["messages"]), row.input_after) for row in rows if row.name == "m"]
+    assert sent == [(10, ""), (10, ""), (11, "")]

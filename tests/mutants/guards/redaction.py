@@ -201,6 +201,22 @@ MUTANTS: tuple[Mutant, ...] = (
         COST,
     ),
     python(
+        "bus/commits.py",
+        "reconnect_in_a_pause",
+        "            if self.transport.reconnects == connection:\n                return shortened\n",
+        "            return shortened\n",
+        "a row names no list that a reconnect has forgotten while the row was redacted",
+        "contracts:mid_turn_record",
+    ),
+    python(
+        "bus/commits.py",
+        "reconnect_before_another_commit",
+        "            if self.transport.reconnects == connection:\n                return shortened\n",
+        "            if self.transport.reconnects == self._sent_since:\n                return shortened\n",
+        "a row names no list that another commit has forgotten while the row was redacted",
+        "contracts:mid_turn_record",
+    ),
+    python(
         "wire/contents.py",
         "message_slices",
         "                await slices.worked(_ROW_BYTES + len(bytes(step.input)))\n",

@@ -113,11 +113,13 @@ class CommitVerbs(Partition):
 
     async def _shortened(self, record: bytes) -> tuple[bytes, NewLists]:
         while True:
-            if self.transport.reconnects != self._sent_since:
-                self._sent_since = self.transport.reconnects
+            connection = self.transport.reconnects
+            if connection != self._sent_since:
+                self._sent_since = connection
                 self._sent_lists.forget()
             shortened = await self._sent_lists.shortened(record, redactor().rows)
-            if self.transport.reconnects == self._sent_since:
+            # Not `_sent_since`: during a pause another commit may have forgotten the lists that these rows name.
+            if self.transport.reconnects == connection:
                 return shortened
 
     async def commit_call(
