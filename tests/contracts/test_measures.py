@@ -12,6 +12,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER, ingress
 from runtime_core.errors import ServerError
 from runtime_core.state_manager.measures import COUNT_PAGE, COUNT_PAGES_MAX, Measures
+from runtime_core.state_manager.publishers import Publisher, Publishers
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics, Sample
 from runtime_core.telemetry.names import MetricName
@@ -297,3 +298,15 @@ async def test_tasks_that_wait_are_counted_by_tenant(broker: Broker, bus: EventB
     shown = {sample.labels[0]: sample.value for sample in samples}
     assert (len(samples), shown["-"], shown["acme"], shown["*"]) == (21, 3, 2, 12)
     assert sum(shown.values()) == len(tenants)
+
+
+async def test_bytes_of_schedules_are_shown_by_tenant(broker: Broker, bus: EventBus) -> None:
+    await Publishers(bus).set(Publisher(name="shop", tenant="acme"))
+    for schedule_id, size in (("acme.a", 100), ("acme.b", 50), ("globex.a", 7), ("mine", 1)):
+        await broker.call("HSET", bus.keys.schedules, schedule_id, "x" * size)
+    counting = measures(bus)
+    seen = Look(await counting.take())
+    assert (seen.value(names.SCHEDULE_BYTES, "acme"), seen.value(names.SCHEDULE_BYTES, "*")) == (150, 8)
+    await broker.call("HSET", bus.keys.schedules, "acme.c", "x" * 1000)
+    assert Look(await counting.take()).value(names.SCHEDULE_BYTES, "acme") == 150, "counted once a minute"
+    assert (await look(bus)).value(names.SCHEDULE_BYTES, "acme") == 1150

@@ -164,6 +164,13 @@ def page() -> Page:
             Query(promql.worst(names.TASKS_QUEUED, HERE, "partition, tenant"), "{{tenant}} {{partition}}"),
         ),
         graph(
+            "Bytes of schedules, by tenant",
+            "Counted once a minute. At `WEFT_TENANT_SCHEDULES_MAX_BYTES` the schedules of a tenant's publishers are "
+            "rejected.",
+            Query(promql.worst(names.SCHEDULE_BYTES, HERE, "tenant"), "{{tenant}}"),
+            unit="bytes",
+        ),
+        graph(
             "Mailboxes",
             "Events that wait for instances of agents, and the deepest mailbox. An instance handles one event at a "
             "time: use more keys.",

@@ -21,11 +21,10 @@ from runtime_core.bus.namespace import server_info
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.settings import Settings, without_password
-from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.measures import UNSERVED_TASKS, find_unserved, groups_of
 from runtime_core.state_manager.publishers import Publishers
-from runtime_core.state_manager.schedules import Schedules
+from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.state_manager.stuck import find_circles, find_stuck, free
 from runtime_core.state_manager.waits import find_lasting_waits
 
@@ -249,11 +248,8 @@ async def ingress(opened: Installation, changes: Changes) -> AsyncIterator[Findi
 
 async def _schedules(opened: Installation, tenants: set[str]) -> AsyncIterator[Finding]:
     """Compare the schedules of each tenant with its bounds."""
-    counts, sizes = Counter[str](), Counter[str]()
-    async for schedule_id, size in Schedules(opened.buses[0], Admission(opened.buses)).sizes():
-        if (tenant := schedule_id.partition(".")[0]) in tenants:
-            counts[tenant] += 1
-            sizes[tenant] += size
+    counts, sizes = await schedules_by_tenant(opened.buses[0], tenants)
+    del sizes[""]
     most, most_bytes = opened.settings.tenant_schedules_max, opened.settings.tenant_schedules_max_bytes
     for tenant, size in sizes.most_common():
         line = f"tenant {tenant} has {counts[tenant]} of {most} schedules, {in_bytes(size)} of {in_bytes(most_bytes)}"

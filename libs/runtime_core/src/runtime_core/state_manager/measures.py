@@ -21,6 +21,7 @@ from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import ServerError
 from runtime_core.state_manager.dead_letters import letter_bytes, trimmed_letters
 from runtime_core.state_manager.publishers import ALL_OTHERS, Publishers, waiting_tasks
+from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics, Sample
 
@@ -38,6 +39,8 @@ UNSERVED_LOOKS = 5
 """How many looks in a row have to find work without a handler before a warning: a reload takes a few seconds."""
 """The shortest time between two measurements."""
 TENANTS_SHOWN = 20
+SCHEDULES_SECONDS = 60.0
+"""How often the bytes of schedules are counted, since that reads all of them."""
 _LIVE = (b"accepted", b"running", b"waiting")
 LEADERS = ("admit", "keep")
 """Leader roles of the state-manager; a partition has one of them."""
@@ -359,6 +362,8 @@ class Measures:
         self._begun = float("-inf")
         self._backlog: Backlog | None = None
         self._trouble = ""
+        self._schedules_counted = float("-inf")
+        self._schedule_bytes: Counter[str] = Counter()
         self._unserved_looks: Counter[tuple[str, str]] = Counter()
         self._logged: set[tuple[str, str]] = set()
         """Kinds and names without a running handler that are logged."""
@@ -391,6 +396,7 @@ class Measures:
         samples.append(Sample(names.TIMERS_LATE, timers.late))
         samples += await self._work()
         samples += await self._unserved()
+        samples += await self._schedules()
         samples += _of_broker(await server_info(self._bus.transport))
         samples.append(Sample(names.MEASURED_AT, time.time()))
         return samples
@@ -494,6 +500,19 @@ class Measures:
         shown = Counter({name or "-": counts[name] for name in most})
         shown[ALL_OTHERS] = counts.total() - shown.total()
         return [Sample(names.TASKS_QUEUED, count, (name,)) for name, count in shown.items()]
+
+    async def _schedules(self) -> list[Sample]:
+        """Return the bytes of schedules by tenant. `*` always has a value, so that the metric exists."""
+        if self._bus.keys.partition != 0:
+            return []
+        if time.monotonic() - self._schedules_counted >= SCHEDULES_SECONDS:
+            self._schedules_counted = time.monotonic()
+            tenants = {each.tenant for each in await Publishers(self._bus).all()}
+            _, self._schedule_bytes = await schedules_by_tenant(self._bus, tenants)
+        most = [tenant for tenant, _ in self._schedule_bytes.most_common(TENANTS_SHOWN + 1) if tenant][:TENANTS_SHOWN]
+        shown = Counter({tenant: self._schedule_bytes[tenant] for tenant in most})
+        shown[ALL_OTHERS] = self._schedule_bytes.total() - shown.total()
+        return [Sample(names.SCHEDULE_BYTES, size, (tenant,)) for tenant, size in shown.items()]
 
     async def _limited(self) -> list[Sample]:
         """Return how much holds slots of limits, and waits for them. `*` always has a value."""

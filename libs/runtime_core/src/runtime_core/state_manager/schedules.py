@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, cast
@@ -405,7 +405,7 @@ class Schedules:
     """The schedules of a namespace. `bus` is its first partition; `admission` checks and starts their tasks."""
 
     def __init__(self, bus: EventBus, admission: Admission) -> None:
-        self._bus = bus
+        self.bus = bus
         self._admission = admission
 
     async def set(self, schedule: Schedule, epoch: str = "") -> Schedule:
@@ -417,13 +417,13 @@ class Schedules:
         """
         await self._admission.check(schedule.submission(schedule.set_ms))
         while True:
-            connection = self._bus.transport.reconnects
+            connection = self.bus.transport.reconnects
             stored = await self._stored(schedule.schedule_id)
             if stored is not None and (there := Schedule.from_json(stored)).digest == schedule.digest:
-                await self._bus.make_durable(connection, wrote=False)
+                await self.bus.make_durable(connection, wrote=False)
                 return there
             if await self.replace(schedule, stored or b"", epoch=epoch):
-                await self._bus.make_durable(connection, wrote=True)
+                await self.bus.make_durable(connection, wrote=True)
                 return schedule
 
     async def get(self, schedule_id: str) -> Schedule:
@@ -435,7 +435,7 @@ class Schedules:
 
     async def all(self, prefix: str = "", after: str = "", limit: int = MAX_SCHEDULES) -> list[Schedule]:
         """Return schedules sorted by id: those whose ids begin with `prefix`, behind the id `after`."""
-        call, key = self._bus.transport.call, self._bus.keys.schedules
+        call, key = self.bus.transport.call, self.bus.keys.schedules
         every = (id.decode() for id in cast(list[bytes], await call("HKEYS", key)))
         ids = sorted(id for id in every if id.startswith(prefix) and id > after)[:limit]
         found = cast(list[bytes | None], await call("HMGET", key, *ids)) if ids else []
@@ -443,9 +443,9 @@ class Schedules:
 
     async def delete(self, schedule_id: str, epoch: str = "") -> bool:
         """Remove a schedule. Return False if it does not exist. Its running tasks continue. For `epoch` see `set`."""
-        connection = self._bus.transport.reconnects
-        deleted = await self._bus.schedule(schedule_id, "*", b"", None, epoch=epoch) == 1
-        await self._bus.make_durable(connection, wrote=deleted)
+        connection = self.bus.transport.reconnects
+        deleted = await self.bus.schedule(schedule_id, "*", b"", None, epoch=epoch) == 1
+        await self.bus.make_durable(connection, wrote=deleted)
         return deleted
 
     async def run_now(self, schedule_id: str) -> Submitted:
@@ -455,7 +455,7 @@ class Schedules:
 
     async def due(self, now_ms: int, count: int) -> list[tuple[str, bytes]]:
         """Return due schedules (id, JSON), the longest due first."""
-        call, keys = self._bus.transport.call, self._bus.keys
+        call, keys = self.bus.transport.call, self.bus.keys
         ids = cast(list[bytes], await call("ZRANGEBYSCORE", keys.scheduled, "-inf", now_ms, "LIMIT", 0, count))
         if not ids:
             return []
@@ -464,18 +464,16 @@ class Schedules:
 
     async def postpone(self, schedule_id: str, look_ms: int) -> None:
         """Check a schedule later, unchanged."""
-        await self._bus.transport.call("ZADD", self._bus.keys.scheduled, "XX", look_ms, schedule_id)
+        await self.bus.transport.call("ZADD", self.bus.keys.scheduled, "XX", look_ms, schedule_id)
 
     async def next_due(self) -> int | None:
         """Return when the next schedule is due (epoch milliseconds); None if there is none."""
-        found = cast(
-            list[bytes], await self._bus.transport.call("ZRANGE", self._bus.keys.scheduled, 0, 0, "WITHSCORES")
-        )
+        found = cast(list[bytes], await self.bus.transport.call("ZRANGE", self.bus.keys.scheduled, 0, 0, "WITHSCORES"))
         return int(float(found[1])) if found else None
 
     async def look_ms(self, schedule_id: str) -> int | None:
         """Return the time of a schedule's next check (epoch ms), or None."""
-        found = cast(bytes | None, await self._bus.transport.call("ZSCORE", self._bus.keys.scheduled, schedule_id))
+        found = cast(bytes | None, await self.bus.transport.call("ZSCORE", self.bus.keys.scheduled, schedule_id))
         return None if found is None else int(float(found))
 
     async def replace(self, schedule: Schedule, seen: bytes, *, forget_ms: int | None = None, epoch: str = "") -> bool:
@@ -484,7 +482,7 @@ class Schedules:
         `forget_ms`: when to remove a schedule without a next time. For `epoch` see `set`.
         """
         due = schedule.next_ms if schedule.next_ms is not None else forget_ms
-        done = await self._bus.schedule(schedule.schedule_id, seen, schedule.to_json(), due, MAX_SCHEDULES, epoch=epoch)
+        done = await self.bus.schedule(schedule.schedule_id, seen, schedule.to_json(), due, MAX_SCHEDULES, epoch=epoch)
         if done < 0:
             raise Rejected(
                 "overloaded", f"the namespace already holds {MAX_SCHEDULES} schedules, the maximum; delete one first"
@@ -493,27 +491,42 @@ class Schedules:
 
     async def remove(self, schedule: Schedule, seen: bytes) -> bool:
         """Remove a schedule if the broker still stores `seen`."""
-        return await self._bus.schedule(schedule.schedule_id, seen, b"", None) == 1
+        return await self.bus.schedule(schedule.schedule_id, seen, b"", None) == 1
 
     async def size(self, schedule_id: str) -> int:
         """Return how many bytes a schedule takes; 0 if it does not exist."""
         return len(await self._stored(schedule_id) or b"")
 
     async def _stored(self, schedule_id: str) -> bytes | None:
-        return cast(bytes | None, await self._bus.transport.call("HGET", self._bus.keys.schedules, schedule_id))
+        return cast(bytes | None, await self.bus.transport.call("HGET", self.bus.keys.schedules, schedule_id))
 
-    async def sizes(self) -> AsyncIterator[tuple[str, int]]:
-        """Yield the id of each schedule and its bytes, in no order. One that changes meanwhile may come twice."""
-        cursor = b"0"
-        while True:
-            cursor, flat = cast(
-                tuple[bytes, list[bytes]],
-                await self._bus.transport.call("HSCAN", self._bus.keys.schedules, cursor, "COUNT", SIZES_BATCH),
-            )
-            for schedule_id, stored in zip(flat[::2], flat[1::2], strict=True):
-                yield schedule_id.decode(), len(stored)
-            if cursor == b"0":
-                return
+
+async def schedule_sizes(bus: EventBus) -> AsyncIterator[tuple[str, int]]:
+    """Yield the id of each schedule and its bytes, in no order. One that changes meanwhile may come twice."""
+    cursor = b"0"
+    while True:
+        cursor, flat = cast(
+            tuple[bytes, list[bytes]],
+            await bus.transport.call("HSCAN", bus.keys.schedules, cursor, "COUNT", SIZES_BATCH),
+        )
+        for schedule_id, stored in zip(flat[::2], flat[1::2], strict=True):
+            yield schedule_id.decode(), len(stored)
+        if cursor == b"0":
+            return
+
+
+async def schedules_by_tenant(bus: EventBus, tenants: Set[str]) -> tuple[Counter[str], Counter[str]]:
+    """Return the number and the bytes of the schedules of each tenant. The rest is under an empty name.
+
+    The id of a tenant's schedule begins with its name and a dot.
+    """
+    counts, sizes = Counter[str](), Counter[str]()
+    async for schedule_id, size in schedule_sizes(bus):
+        tenant = schedule_id.partition(".")[0]
+        tenant = tenant if tenant in tenants else ""
+        counts[tenant] += 1
+        sizes[tenant] += size
+    return counts, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,7 +558,7 @@ class TenantSchedules:
         stale = time.monotonic() - self._counted > RECOUNT_SECONDS
         if epoch != self._epoch or (self._refusal(tenant, before, after) is not None and stale):
             self._counts, self._bytes = Counter(), Counter()
-            async for schedule_id, size in self._schedules.sizes():
+            async for schedule_id, size in schedule_sizes(self._schedules.bus):
                 self._counts[schedule_id.partition(".")[0]] += 1
                 self._bytes[schedule_id.partition(".")[0]] += size
             self._epoch, self._counted = epoch, time.monotonic()

@@ -338,6 +338,12 @@ TASKS_QUEUED = _gauge(
     "Tasks that wait for their tenants' turns: the 20 tenants with most; the others are `*`, the unnamed one is `-`.",
     ("partition", "tenant"), LEADER, "it grows without bound: a tenant submits more than its share of handlers can do",
 )  # fmt: skip
+SCHEDULE_BYTES = _gauge(
+    "weft_schedule_bytes",
+    "Bytes of the schedules of each tenant with publishers, counted once a minute: the 20 tenants with most; all other "
+    "schedules are `*`.",
+    ("partition", "tenant"), LEADER, "near `WEFT_TENANT_SCHEDULES_MAX_BYTES`: its next ones are rejected", "bytes",
+)  # fmt: skip
 LIMIT_SLOTS = _gauge(
     "weft_limit_slots_held",
     "Open runs and calls that hold slots of limits, by `agent:<name>` or `tool:<name>`; `*`: all.",
