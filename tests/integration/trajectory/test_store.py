@@ -8,6 +8,7 @@ import json
 import secrets
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -293,7 +294,12 @@ async def test_tasks_are_listed_from_the_latest_end_on_in_pages(store: Trajector
         await store.tasks("weft", before="gone")
 
 
-async def test_steps_of_many_tasks_stream_in_order_through_all_filters(store: TrajectoryStore) -> None:
+@pytest.mark.parametrize("few", [0, 2_000])
+async def test_steps_of_many_tasks_stream_in_order_through_all_filters(
+    store: TrajectoryStore, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tasks a filter selects, which decides how their steps are read."""
+    monkeypatch.setattr("runtime_core.trajectory.store._TASKS_FOUND_FIRST", few)
     names = [f"t-{n:04}" for n in range(450)]
     batch = [
         entry(
@@ -354,6 +360,28 @@ async def test_written_rows_survive_reopening(database: Database) -> None:
         await store.write("weft", 0, number, [entry(f"{number}-0", f"t-{number}", step())])
         assert len([stored async for stored in store.steps("weft")]) == number
         await store.close()
+        await store.close()
+
+
+async def test_a_filter_by_agent_reads_no_steps_of_other_tasks(database: Database) -> None:
+    """An older store gets the index for it when this release opens it."""
+    await (await TrajectoryStore.open(database.url)).close()
+    await database.execute("DROP INDEX weft_tasks_by_agent")
+    store = await TrajectoryStore.open(database.url)
+    try:
+        ends = [end(f"t-{n:05}", agent="rare" if n % 2_500 == 7 else "writer") for n in range(20_000)]
+        await store.write("weft", 0, 1, [entry(f"1-{n}", e.task, step(), ends=e) for n, e in enumerate(ends)])
+        catalog = "sqlite_master WHERE name" if database.path is not None else "pg_indexes WHERE indexname"
+        assert await database.number(f"SELECT count(*) FROM {catalog} = 'weft_tasks_by_agent'") == 1
+        everything = len([s async for s in store.steps("weft")])
+        started = time.monotonic()
+        found = [s.task async for s in store.steps("weft", agent="rare")]
+        rare = time.monotonic() - started
+        started = time.monotonic()
+        assert everything == len([s async for s in store.steps("weft")])
+        assert rare < (time.monotonic() - started) / 5
+        assert found == [e.task for e in ends if e.agent == "rare"]
+    finally:
         await store.close()
 
 

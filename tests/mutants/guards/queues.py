@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 FAIRNESS = "contracts:fairness"
+TENANT_INDEX = "contracts:tenant_index"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
@@ -62,6 +63,70 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "open tasks of a tenant are counted",
         FAIRNESS,
+    ),
+    lua(
+        "tasks",
+        "tenant_index",
+        "  redis.pcall('ZADD', base .. 'index:' .. tenant, created, task)\n",
+        "",
+        "a tenant's tasks are in its index",
+        TENANT_INDEX,
+    ),
+    lua(
+        "tasks",
+        "tenant_indexes",
+        "  redis.pcall('ZADD', base .. 'indexes', 'NX', created, tenant)\n",
+        "",
+        "a sweep finds the indexes of tenants",
+        TENANT_INDEX,
+    ),
+    lua(
+        "erase",
+        "tenant_index",
+        "if tenant ~= '' then redis.pcall('ZREM', base .. 'index:' .. tenant, task) end",
+        "",
+        "an erased task leaves its tenant's index",
+        TENANT_INDEX,
+    ),
+    python(
+        "client/task_view.py",
+        "tenant_index",
+        "            index = self.bus.keys.index_of(self.wanted.tenant)\n",
+        "            pass\n",
+        "a tenant's list reads its own index",
+        TENANT_INDEX,
+    ),
+    python(
+        "client/task_view.py",
+        "tenant_index_is_whole",
+        "if self.wanted.tenant and await self.bus.is_listed_by_tenant():",
+        "if self.wanted.tenant:",
+        "tasks of an earlier release are listed",
+        TENANT_INDEX,
+    ),
+    python(
+        "state_manager/keeper.py",
+        "tenant_index_whole",
+        '        if cursor == b"0":\n            await call("HSET", keys.meta, "by_tenant", "1")\n',
+        '        await call("HSET", keys.meta, "by_tenant", "1")\n        if cursor == b"0":\n',
+        "the tenants' indexes are read once all tasks are in them",
+        TENANT_INDEX,
+    ),
+    python(
+        "state_manager/keeper.py",
+        "tenant_index_oldest",
+        '            if oldest := cast(list[bytes], await call("ZRANGE", index, 0, 0, "WITHSCORES")):\n',
+        "            if oldest := []:\n",
+        "a swept index is swept again",
+        TENANT_INDEX,
+    ),
+    python(
+        "state_manager/keeper.py",
+        "tenant_index_counted",
+        "            if index == keys.index:\n",
+        "            if True:\n",
+        "a swept task counts once",
+        TENANT_INDEX,
     ),
     lua(
         "submit",

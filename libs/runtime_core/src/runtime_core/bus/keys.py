@@ -81,6 +81,15 @@ class Keys:
         """Task ids by creation time: a sorted set."""
         return self.base + "index"
 
+    def index_of(self, tenant: str) -> str:
+        """Task ids of a named tenant by creation time: a sorted set."""
+        return f"{self.base}index:{tenant}"
+
+    @property
+    def indexes(self) -> str:
+        """Tenants that have an index of tasks, by the creation time of its oldest task: a sorted set."""
+        return self.base + "indexes"
+
     @property
     def open_tasks(self) -> str:
         """Open tasks by their start time: a sorted set, for metrics."""

@@ -72,6 +72,15 @@ class NotYet(Rejected):
     """No manifest has arrived yet, so Weft cannot check the submit; it may accept it later."""
 
 
+_TENANT_LINE = 10
+
+
+def tenant_in(header: bytes) -> str:
+    """Return the tenant that a task's header (`h`) names; empty for none."""
+    lines = header.split(b"\n")
+    return lines[_TENANT_LINE].decode() if len(lines) > _TENANT_LINE else ""
+
+
 class TaskVerbs(DurabilityVerbs):
     """Verbs of clients and services for whole tasks."""
 
@@ -225,6 +234,10 @@ class TaskVerbs(DurabilityVerbs):
         """Return a task's usage so far (JSON); empty for none."""
         found = await self.transport.call("HGET", self.keys.task(task), "us")
         return cast(bytes, found) if found is not None else b""
+
+    async def is_listed_by_tenant(self) -> bool:
+        """Return whether the indexes of tenants have all tasks, also those that earlier releases have started."""
+        return await self.transport.call("HEXISTS", self.keys.meta, "by_tenant") == 1
 
     async def erase(self, task: str) -> str:
         """Erase an ended task. Return `OK`, `unknown`, or the status of a task that has not ended."""

@@ -16,6 +16,7 @@ import msgspec
 
 from runtime_core.base.text import duration
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.tasks import tenant_in
 from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.measures import Fields, served_by_handlers, unpacked
@@ -280,8 +281,6 @@ _IDS_TOGETHER = 8_000
 _SEARCHED_TOGETHER = 100
 _INPUTS_TOGETHER = 20
 _FIELDS = ("status", "h", "ended", "steps", "av", "cur")
-_TENANT_LINE = 10
-"""The line of a task's header that names its tenant."""
 _CURSOR = re.compile(r"(\d{1,15}) (\S{1,200})")
 
 Place = tuple[int, str]
@@ -392,6 +391,9 @@ class _Scan:
         least = together if self.wanted != EVERY_TASK else min(limit + 1, together)
         scanned, together = 0, least
         last, prefix = self.after, self.wanted.prefix.encode()
+        index = self.bus.keys.index
+        if self.wanted.tenant and await self.bus.is_listed_by_tenant():
+            index = self.bus.keys.index_of(self.wanted.tenant)
         latest = "+inf" if self.wanted.until_ms == math.inf else f"({self.wanted.until_ms:.0f}"
         if last is not None and last[0] < self.wanted.until_ms:
             latest = str(last[0])
@@ -400,7 +402,7 @@ class _Scan:
             flat = cast(
                 list[bytes],
                 await self.bus.transport.call(
-                    "ZRANGE", self.bus.keys.index, latest, f"{self.wanted.since_ms:.0f}",
+                    "ZRANGE", index, latest, f"{self.wanted.since_ms:.0f}",
                     "BYSCORE", "REV", "LIMIT", 0, together, "WITHSCORES",
                 ),
             )  # fmt: skip
@@ -430,8 +432,7 @@ class _Scan:
             if values[0] is None:
                 continue  # past its retention time
             fields = {name.encode(): value for name, value in zip(_FIELDS, values, strict=True) if value is not None}
-            lines = fields.get(b"h", b"").decode().split("\n")
-            tenant = lines[_TENANT_LINE] if len(lines) > _TENANT_LINE else ""
+            tenant = tenant_in(fields.get(b"h", b""))
             row = describe_task(place[1], fields)
             if tenant:
                 row["tenant"] = tenant
@@ -499,15 +500,16 @@ async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFil
     return found[:limit]
 
 
-async def open_questions(bus: EventBus, limit: int, prefix: str = "") -> list[Row]:
-    """Return the open questions of a partition's oldest tasks, each with the task's agent and creation time.
+async def open_questions(bus: EventBus, limit: int, tenant: str = "") -> list[Row]:
+    """Return the open questions of a partition's oldest open tasks, each with the task's agent and creation time.
 
-    `prefix` begins the ids of the tasks.
+    With `tenant`, only those of its tasks whose ids begin with its name.
     """
     found: list[Row] = []
     call, keys, page = bus.transport.call, bus.keys, 500
+    index, prefix = (keys.open_tasks_of(tenant), f"{tenant}.") if tenant else (keys.open_tasks, "")
     for start in range(0, MAX_SCANNED, page):
-        tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.index, start, start + page - 1))]
+        tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", index, start, start + page - 1))]
         own = [task for task in tasks if task.startswith(prefix)]
         replies = [call("HMGET", keys.task(task), "status", "fl") for task in own]
         for task, reply in zip(own, replies, strict=True):

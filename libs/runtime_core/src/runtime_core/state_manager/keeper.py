@@ -19,6 +19,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.bus.namespace import server_info
 from runtime_core.bus.spans import task_span
+from runtime_core.bus.tasks import tenant_in
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.state_manager.dead_letters import trimmed_letters
@@ -112,21 +113,60 @@ class LetterSweeper:
 async def sweep_index(bus: EventBus, retention_ms: int) -> None:
     """Forget tasks whose hash has expired; running ones are checked again a retention later."""
     call, keys = bus.transport.call, bus.keys
-    before = time.time_ns() // 1_000_000 - retention_ms
+    before = f"({time.time_ns() // 1_000_000 - retention_ms}"
+    await _sweep(bus, keys.index, before)
+    while due := cast(list[bytes], await call("ZRANGEBYSCORE", keys.indexes, "-inf", before, "LIMIT", 0, SWEEP_BATCH)):
+        for tenant in due:
+            index = keys.index_of(tenant.decode())
+            await _sweep(bus, index, before)
+            # Removed first: a task that starts meanwhile names its tenant again.
+            await call("ZREM", keys.indexes, tenant)
+            if oldest := cast(list[bytes], await call("ZRANGE", index, 0, 0, "WITHSCORES")):
+                await call("ZADD", keys.indexes, "NX", oldest[1], tenant)
+
+
+async def _sweep(bus: EventBus, index: str, before: str) -> None:
+    call, keys = bus.transport.call, bus.keys
     # Without a limit: a fixed number per sweep would fall behind a high rate of tasks for good.
-    while old := cast(
-        list[bytes], await call("ZRANGEBYSCORE", keys.index, "-inf", f"({before}", "LIMIT", 0, SWEEP_BATCH)
-    ):
+    while old := cast(list[bytes], await call("ZRANGEBYSCORE", index, "-inf", before, "LIMIT", 0, SWEEP_BATCH)):
         there = await asyncio.gather(*(call("EXISTS", keys.task(task.decode())) for task in old))
         gone = [task for task, exists in zip(old, there, strict=True) if not exists]
         if gone:
-            # Counted first, so that the number of tasks that have started never falls.
-            await call("HINCRBY", keys.meta, "swept", len(gone))
-            await call("ZREM", keys.index, *gone)
+            if index == keys.index:
+                # Counted first, so that the number of tasks that have started never falls.
+                await call("HINCRBY", keys.meta, "swept", len(gone))
+            await call("ZREM", index, *gone)
         now = time.time_ns() // 1_000_000
         alive = [task for task, exists in zip(old, there, strict=True) if exists]
         if alive:
-            await call("ZADD", keys.index, "XX", *(part for task in alive for part in (now, task)))
+            await call("ZADD", index, "XX", *(part for task in alive for part in (now, task)))
+
+
+class TenantIndexer:
+    """Adds the tasks that earlier releases have started to the indexes of their tenants, once per new leader."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self._cursor: bytes | None = b"0"
+
+    async def step(self) -> None:
+        """Look at the next part of the index, so that no round takes long."""
+        if self._cursor is None:
+            return
+        call, keys = self._bus.transport.call, self._bus.keys
+        cursor, flat = cast(
+            tuple[bytes, list[bytes]], await call("ZSCAN", keys.index, self._cursor, "COUNT", 2 * SWEEP_BATCH)
+        )
+        headers = await asyncio.gather(*(call("HGET", keys.task(task.decode()), "h") for task in flat[::2]))
+        for task, created, header in zip(flat[::2], flat[1::2], headers, strict=True):
+            if tenant := tenant_in(cast("bytes | None", header) or b""):
+                await call("ZADD", keys.index_of(tenant), "NX", created, task)
+                await call("ZADD", keys.indexes, "NX", created, tenant)
+        if cursor == b"0":
+            await call("HSET", keys.meta, "by_tenant", "1")
+            self._cursor = None
+        else:
+            self._cursor = cursor
 
 
 async def forget_old_submits(bus: EventBus) -> None:
@@ -240,6 +280,7 @@ class Keeper:
             ClockWatch(bus).check,
             EngineWatch(bus).check,
             partial(forget_old_submits, bus),
+            TenantIndexer(bus).step,
             self._sweep_index,
             partial(sweep_quarantine, bus),
             (letters or LetterSweeper(bus)).sweep,

@@ -139,6 +139,9 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
                 # Without this lock, concurrent CREATE TABLE IF NOT EXISTS fails in PostgreSQL.
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PREPARE_LOCK})
                 await connection.run_sync(tables.METADATA.create_all)
+                for table in tables.METADATA.sorted_tables:
+                    for index in table.indexes:  # those of an older table, too
+                        await connection.execute(CreateIndex(index, if_not_exists=True))
                 version = (await connection.execute(select(func.max(tables.FORMATS.c.version)))).scalar()
                 if version is None:
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))

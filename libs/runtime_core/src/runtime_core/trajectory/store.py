@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self, TypedDict
 
-from sqlalchemy import ColumnElement, and_, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, Select, and_, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
@@ -36,6 +36,8 @@ __all__ = ["Filters", "RecordEntry", "StoredStep", "TaskTrajectory", "Trajectory
 _PAGE_ROWS_MAX = 1_000
 _PAGE_BYTES = 4_000_000
 _TASKS_PER_QUERY = 200
+_TASKS_FOUND_FIRST = 2_000
+"""The most tasks that a filter of ends may select for their steps to be read one task after the other."""
 
 
 async def erase(connection: AsyncConnection, namespace: str, task: str) -> int:
@@ -259,6 +261,7 @@ class TrajectoryStore:
         """
         ends = tables.TASKS.c
         wanted: list[ColumnElement[bool]] = []
+        of_ends: list[ColumnElement[bool]] = []
         if kind is not None:
             wanted.append(tables.STEPS.c.kind == kind)
         if prefix:
@@ -266,22 +269,32 @@ class TrajectoryStore:
         if status is not None:
             wanted.append(ends.status == status)
         if agent is not None:
-            wanted.append(ends.agent == agent)
+            of_ends.append(ends.agent == agent)
         if session is not None:
-            wanted.append(ends.session == without_nul(session))
+            of_ends.append(ends.session == without_nul(session))
         if since is not None:
             if since.tzinfo is None:
                 raise InvalidInput("since", "has no time zone: add one, as in 2026-11-01T00:00:00+00:00")
-            wanted.append(ends.ended >= since.timestamp() * 1_000)
+            of_ends.append(ends.ended >= since.timestamp() * 1_000)
+        if of_ends:
+            chosen = select(ends.task).where(ends.namespace == namespace, *of_ends)
+            # If they are few, their own indexes find them; a join in the order of the steps would read all steps.
+            few = await self._has_at_most(chosen, _TASKS_FOUND_FIRST)
+            wanted += [tables.STEPS.c.task.in_(chosen)] if few else of_ends
         if tasks is None:
             async for stored in self._pages(namespace, wanted):
                 yield stored
             return
         names = sorted({without_nul(task) for task in tasks})
         for first in range(0, len(names), _TASKS_PER_QUERY):
-            chosen = tables.STEPS.c.task.in_(names[first : first + _TASKS_PER_QUERY])
-            async for stored in self._pages(namespace, [chosen, *wanted]):
+            named = tables.STEPS.c.task.in_(names[first : first + _TASKS_PER_QUERY])
+            async for stored in self._pages(namespace, [named, *wanted]):
                 yield stored
+
+    async def _has_at_most(self, query: Select[tuple[str]], most: int) -> bool:
+        with translated("the tasks were not counted"):
+            async with self._engine.connect() as connection:
+                return len((await connection.execute(query.limit(most + 1))).all()) <= most
 
     async def call_of(self, namespace: str, task: str, run: str, step: str) -> str:
         """Return a step as the call that made it, as in `ctx.tool("search")`; empty if it is not recorded."""

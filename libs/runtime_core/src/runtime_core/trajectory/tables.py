@@ -109,6 +109,7 @@ TASKS = Table(
     PrimaryKeyConstraint("namespace", "task"),
     Index("weft_tasks_by_end", "namespace", "ended", "task"),
     Index("weft_tasks_by_session", "namespace", "session", "ended", "task"),
+    Index("weft_tasks_by_agent", "namespace", "agent", "ended", "task"),
 )
 
 CONTENTS = Table(

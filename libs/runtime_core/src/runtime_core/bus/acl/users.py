@@ -281,8 +281,8 @@ _CLIENT_COMMANDS = (
     "zrangebyscore", "zscore",
 )  # fmt: skip
 _CLIENT_READS = (
-    *_ANNOUNCED, "alive", "engines", "group:", "index", "inst:", "leader:admit", "node:", "nodes:", "out:", "places",
-    "run:", "scheduled", "schedules", "states", "stopped", "task:", "topics", "undelivered",
+    *_ANNOUNCED, "alive", "engines", "group:", "index", "index:", "inst:", "leader:admit", "node:", "nodes:", "open",
+    "open:", "out:", "places", "run:", "scheduled", "schedules", "states", "stopped", "task:", "topics", "undelivered",
 )  # fmt: skip
 
 
@@ -332,12 +332,13 @@ SERVICES = (
             "exists", "hdel", "hexists", "hgetall", "hincrby", "hkeys", "hset", "hvals", "lrange", "lrem", "xadd",
             "xdel", "xgroup|create", "xgroup|setid", "xinfo|consumers", "xinfo|groups", "xinfo|stream", "xlen",
             "xpending", "xrange", "xread", "xrevrange", "zadd", "zcard", "zcount", "zmscore", "zrange",
-            "zrangebyscore", "zrem", "zscore",
+            "zrangebyscore", "zrem", "zscan", "zscore",
         ),
         reads=(*_ANNOUNCED, "gateways", "leader:record", "places", "publishers", "run:"),
         writes=(
-            "answers", "answers:", "asks", "dead", "engines", "index", "meta", "quarantine", "record", "replies",
-            "requests", "scheduled", "schedules", "seen", "seen_order", "served", "timers", *STREAMS,
+            "answers", "answers:", "asks", "dead", "engines", "index", "index:", "indexes", "meta", "quarantine",
+            "record", "replies", "requests", "scheduled", "schedules", "seen", "seen_order", "served", "timers",
+            *STREAMS,
         ),
         never=("xclaim",),  # of `leave`: it holds no work
         leads=("admit", "keep"),
@@ -446,7 +447,7 @@ RUNTIME = User(
     functions=(*_CLIENT, *_CONSUMER, *_TURNS, *_CALLED, "expire_call", "gateways", "lead", "mark_started", "trim"),
     commands=(
         *_CLIENT_COMMANDS, "hdel", "hset", "hsetnx", "lrange", "lrem", "scan", "xack", "xgroup|createconsumer",
-        "xgroup|setid", "xreadgroup", "zadd", "zrem",
+        "xgroup|setid", "xreadgroup", "zadd", "zrem", "zscan",
     ),
     reads=_CLIENT_READS,
     writes=(*_ANNOUNCED, "dead", "index", "quarantine", "record", "reply:", "seen", "seen_order", "started", *STREAMS),

@@ -1,4 +1,4 @@
--- Erases an ended task from the broker: its hash, output, dead letters and index entry.
+-- Erases an ended task from the broker: its hash, output, dead letters and index entries.
 -- KEYS 1 base · ARGV 1 task · RETURNS 'OK' · 'unknown' · its status if it has not ended
 local function erase(keys, args)
   local base, task = keys[1], args[1]
@@ -14,6 +14,8 @@ local function erase(keys, args)
   if v[1] then drop_children(base, task) end
   redis.call('DEL', key)
   if redis.call('ZREM', base .. 'index', task) == 1 then redis.call('HINCRBY', base .. 'meta', 'swept', 1) end
+  local tenant = v[2] and header_of(v[2]).tenant or ''
+  if tenant ~= '' then redis.pcall('ZREM', base .. 'index:' .. tenant, task) end
   for _, member in ipairs(letters) do
     local owner, letter = split_ref(member)
     if owner == task then

@@ -117,7 +117,7 @@ local function store_submitted(base, args, key, stream, entry, created, tenant, 
   else
     redis.call('HSET', key, 'status', 'accepted', RUN.current, entry, RUN.header, header, RUN.input, args[7])
   end
-  list_start(base, args[1], created)
+  list_start(base, args[1], created, tenant)
   if tenant then redis.call('ZADD', base .. 'open:' .. tenant, created, args[1]) end
   local flags = args[14] == '2' and FLAG.output .. FLAG.steps_shown or args[14] == '1' and FLAG.output or ''
   if args[15] and args[15] ~= '' then

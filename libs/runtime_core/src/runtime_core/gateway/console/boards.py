@@ -65,16 +65,6 @@ class Boards:
         page = await self._access.tasks(visit.caller, EVERY_TASK, SAMPLE)
         rows, now = page.tasks, views.now_ms()
         groups = await self._access.letter_groups(visit.caller, "error", LetterFilter(), SHOWN)
-        open_rows = sorted(
-            (row for row in rows if row["status"] not in ENDED), key=lambda row: cast(int, row["created"])
-        )
-        waiting = []
-        for row in open_rows[:SHOWN]:
-            try:
-                shown = await self._access.show(visit.caller, str(row["task_id"]))
-            except Problem:
-                continue  # its retention time is over since the list was read
-            waiting.append((row, shown))
         cost = await self._cost_today(visit) if visit.request.query_params.get("cost") else None
         took = sorted(row["ended"] - row["created"] for row in rows if row["status"] == "completed" and "ended" in row)
         return self._site.render(
@@ -91,7 +81,7 @@ class Boards:
             more=bool(page.cursor),
             since=min((row["created"] for row in rows), default=now),
             failed=[row for row in rows if row["status"] == "failed"][:SHOWN],
-            waiting=waiting,
+            waiting=await self._access.open_the_longest(visit.caller, SHOWN),
             groups=groups,
             questions=len(await self._access.questions(visit.caller, GROUPS_MAX)),
             ended=sum(row["status"] in ENDED for row in rows),
@@ -226,17 +216,21 @@ class Boards:
         days = query.get("days", "7") if query.get("days", "7") in DAYS else "7"
         by: UsageBy = next((each for each in BY if each == query.get("by")), "agent")
         until = datetime.now(UTC)
+        # The sums come after the page: they take seconds if there are hundreds of thousands of reports.
+        rows: list[Row] = []
+        complete = True
         try:
-            rows, complete = await self._access.usage(visit.caller, [by], until - timedelta(days=int(days)), until)
+            if "sum" in query:
+                rows, complete = await self._access.usage(visit.caller, [by], until - timedelta(days=int(days)), until)
         except Problem as problem:
             if problem.kind is not NO_STORE:
                 raise
-            rows, complete = [], True
         shown = [(str(row[by]) or "none", row["tasks"], *views.tokens_and_cost(row["usage"])) for row in rows]
         key = 0 if by == "day" else 3
         shown.sort(key=lambda row: cast(Any, row[key]), reverse=by != "day")  # Any: texts, or numbers
         return self._site.render(
-            visit, "usage.html", rows=shown, by=by, every=BY, days=days, spans=DAYS, complete=complete,
+            visit, "usage.html", summed="sum" in query, rows=shown, by=by, every=BY, days=days, spans=DAYS,
+            complete=complete,
             most=max((row[3] for row in shown), default=0) or max((row[2] for row in shown), default=0) or 1,
         )  # fmt: skip
 

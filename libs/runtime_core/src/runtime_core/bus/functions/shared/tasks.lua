@@ -21,11 +21,15 @@ local function trace_of(base, task, flags)
   return type(trace) == 'string' and trace ~= '' and trace or nil
 end
 
--- Lists a task, and counts it for metrics. pcall: if another program has put something else in these places, only lists
--- and figures are lost.
-local function list_start(base, task, created)
+-- Lists a task, and counts it for metrics; `tenant` nil without a name. `indexes` has the tenants whose lists are not
+-- empty, so that a sweep finds them. pcall: if another program has put something else in these places, only lists and
+-- figures are lost.
+local function list_start(base, task, created, tenant)
   redis.pcall('ZADD', base .. 'index', created, task)
   redis.pcall('ZADD', base .. 'open', created, task)
+  if not tenant then return end
+  redis.pcall('ZADD', base .. 'index:' .. tenant, created, task)
+  redis.pcall('ZADD', base .. 'indexes', 'NX', created, tenant)
 end
 
 -- Stores a task that was not submitted; `entry` is that of its start event, or the word for where it waits.
