@@ -152,6 +152,7 @@ class Victim:
                 "data": {"agent": "echo", "input": 1, "task_id": "acme.order"},
             },
             "/v1/tasks/{task_id}/answers": {"request_id": self.question, "value": True},
+            "/v1/tasks/{task_id}/messages": {"name": "stolen", "value": 1},
             "/v1/dead-letters/{letter_id}/redrive": {"reopen": True},
             "/v1/schedules/{schedule_id}": {"agent": "echo", "input": "stolen", "every_seconds": 86_400},
         }
@@ -180,6 +181,7 @@ EMPTY: dict[str, object] = {
     "/v1/dead-letters": {"dead_letters": [], "next_cursor": None},
     "/v1/dead-letter-groups": {"groups": []},
     "/v1/schedules": {"schedules": [], "next_cursor": None},
+    "/v1/questions": {"questions": []},
 }
 """What lists show to a tenant without anything."""
 FILTERS: dict[str, tuple[dict[str, str], ...]] = {
@@ -189,6 +191,7 @@ FILTERS: dict[str, tuple[dict[str, str], ...]] = {
     "/v1/schedules": ({}, {"cursor": "acme"}),
     "/v1/steps": ({}, {"task_id": "acme.failed"}, {"session_id": "acme/s"}),
     "/v1/usage": ({}, {"by": "tenant"}),
+    "/v1/questions": ({}, {"limit": "500"}),
 }
 
 

@@ -134,6 +134,26 @@ CASES: dict[str, tuple[tuple[str, str], dict[str, Any], tuple[int, str, str]]] =
     "batch of events": (("POST", "/v1/events"), batch_of_events(b"{}"), (400, "body", "")),
     "many events": (("POST", "/v1/events"), batch_of_events(b"[" + b"1," * 1000 + b"1]"), (400, "body", "")),
     "deep batch": (("POST", "/v1/events"), batch_of_events(b"[" * 100_000), (400, "body", "")),
+    "compressed": (
+        ("POST", "/v1/tasks"),
+        {"json": SUBMIT, "headers": {"Content-Encoding": "gzip"}},
+        (415, "media-type", "Content-Encoding"),
+    ),
+    "charset": (
+        ("POST", "/v1/tasks"),
+        {"content": b"{}", "headers": {"Content-Type": "application/json; charset=utf-16"}},
+        (415, "media-type", "Content-Type"),
+    ),
+    "two media types": (
+        ("POST", "/v1/tasks"),
+        {"content": b"{}", "headers": [*JSON.items(), *JSON.items()]},
+        (400, "parameter", "Content-Type"),
+    ),
+    "two keys": (
+        ("GET", "/v1/tasks"),
+        {"headers": [("Authorization", "Bearer a"), ("Authorization", "Bearer b")]},
+        (400, "parameter", "Authorization"),
+    ),
     "host": (("GET", "/v1/tasks"), {"headers": {"Host": "evil.example"}}, (421, "host", "Host")),
 }
 

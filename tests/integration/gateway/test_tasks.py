@@ -123,3 +123,42 @@ async def test_a_task_is_cancelled_and_a_question_is_answered_once(
         # The cancel of an unknown task does not stop a later one of this id.
         later = await client.post("/v1/tasks", json={"agent": "echo", "input": 1, "task_id": "unknown"})
         assert later.status_code == 202
+
+
+async def test_a_message_reaches_a_task_once_and_questions_are_listed(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    async with (
+        gateway_fleet(valkey, namespace, tmp_path, app="tests.apps.console_app:app") as fleet,
+        http(fleet) as client,
+    ):
+        for agent in ("listener", "editor"):
+            await client.post("/v1/tasks", json={"agent": agent, "input": "news", "task_id": agent})
+        path, key = "/v1/tasks/listener/messages", {"Idempotency-Key": "one"}
+        sent = {"name": "other", "value": None}
+        for _ in range(2):
+            answer = await client.post(path, json=sent, headers=key)
+            assert (answer.status_code, answer.json()) == (200, {"task_id": "listener", "name": "other"})
+        reused = await client.post(path, json={**sent, "value": 1}, headers=key)
+        assert problem(reused) == (409, "conflict", "Idempotency-Key")
+        assert problem(await client.post(path, json={"name": "x"})) == (422, "field", "value")
+        assert problem(await client.post(path, json={"name": "\n", "value": 1}))[::2] == (422, "name")
+        unknown = await client.post("/v1/tasks/nobody/messages", json=sent)
+        assert problem(unknown) == (404, "no-task", "task_id")
+        await client.post(path, json={"name": "breaking-news", "value": {"a": 1}})
+        assert (await ended(client, "listener"))["output"] == {"a": 1}
+        late = await client.post(path, json=sent)
+        assert problem(late) == (409, "conflict", "task_id")
+
+        asked: list[dict[str, Any]] = []
+
+        async def is_asked() -> bool:
+            asked[:] = (await client.get("/v1/questions", params={"limit": 1})).json()["questions"]
+            return bool(asked)
+
+        await until(is_asked, SECONDS, "the question")
+        assert (asked[0]["task_id"], asked[0]["agent"]) == ("editor", "editor")
+        assert problem(await client.get("/v1/questions", params={"limit": 0})) == (400, "parameter", "limit")
+        given = {"request_id": asked[0]["request_id"], "value": "yes"}
+        assert (await client.post("/v1/tasks/editor/answers", json=given)).status_code == 200
+        assert (await client.get("/v1/questions")).json() == {"questions": []}

@@ -46,6 +46,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/trajectory:store",
     ),
     python(
+        "gateway/requests.py",
+        "headers_once",
+        '        if len(request.headers.getlist(name)) > 1:\n            raise Problem(PARAMETER, "is there more than once", name)',
+        "        pass",
+        "two keys, hosts or media types are refused",
+        "integration/gateway:requests",
+    ),
+    python(
+        "gateway/requests.py",
+        "no_encoding",
+        "    _check_encoding(request)\n",
+        "",
+        "a compressed body is refused as one",
+        "integration/gateway:requests",
+    ),
+    python(
         "gateway/server.py",
         "role",
         "        if role not in caller.roles:\n",

@@ -13,8 +13,8 @@ from runtime_core.gateway import requests
 from runtime_core.gateway.requests import Problem
 
 
-def request(receive: Callable[[], Awaitable[Message]]) -> Request:
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+def request(receive: Callable[[], Awaitable[Message]], *headers: tuple[bytes, bytes]) -> Request:
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": list(headers)}, receive)
 
 
 async def never() -> Message:
@@ -36,3 +36,12 @@ async def test_a_body_that_does_not_come_in_time_is_refused(monkeypatch: pytest.
 async def test_a_connection_that_ends_before_the_body_is_named() -> None:
     with pytest.raises(Problem, match="the connection ended before the body did"):
         await requests._read(request(gone), lambda size: None, 100)
+
+
+@pytest.mark.parametrize("name", ["Host", "Authorization", "Content-Type", "Content-Encoding"])
+def test_a_header_that_decides_comes_once(name: str) -> None:
+    one, other = [(name.lower().encode(), value) for value in (b"one", b"other")]
+    requests.check_headers(request(never, one))
+    with pytest.raises(Problem, match="more than once") as refused:
+        requests.check_headers(request(never, one, other))
+    assert refused.value.field == name

@@ -196,16 +196,20 @@ class Access:
                 raise
             raise Problem(CONFLICT, error.message, error.field) from None
 
-    async def send(self, caller: Caller, task_id: str, name: str, value: object) -> None:
-        """Send a message to a running task. Raises Problem if it has ended or cannot keep another one."""
+    async def send(self, caller: Caller, task_id: str, name: str, value: object, event_id: str = "") -> None:
+        """Send a message to a running task. Raises Problem if it has ended or cannot keep another one.
+
+        A repeat with the same `event_id` sends nothing.
+        """
         handle = await self.known(caller, task_id)
         caller.check_references("value", codec.encode(value), self._blobs)
         try:
-            await handle.send(name, value)
+            await handle.send(name, value, id=event_id)
         except InvalidInput as error:
-            if error.field != "task_id":
+            if error.field not in ("task_id", "id"):
                 raise
-            raise Problem(CONFLICT, error.message, error.field) from None
+            field = "Idempotency-Key" if error.field == "id" else error.field
+            raise Problem(CONFLICT, error.message, field) from None
 
     async def fork(
         self,

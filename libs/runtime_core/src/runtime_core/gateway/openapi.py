@@ -55,6 +55,8 @@ def document(resources: Json) -> Json:
             "/v1/tasks/{task_id}": {"get": _show()},
             "/v1/tasks/{task_id}/cancel": {"post": _cancel()},
             "/v1/tasks/{task_id}/answers": {"post": _answer()},
+            "/v1/tasks/{task_id}/messages": {"post": _send()},
+            "/v1/questions": {"get": _questions()},
             "/v1/tasks/{task_id}/events": {"get": _events()},
             **resources,
             "/openapi.json": {"get": _describe()},
@@ -298,6 +300,53 @@ def _answer() -> Json:
     }
 
 
+def _send() -> Json:
+    return {
+        "operationId": "sendMessage",
+        "summary": "Send a message to a running task",
+        "description": "The task receives it with `ctx.receive(name)`, now or later. A repeat with the same "
+        "Idempotency-Key and value sends nothing; with another value it is refused (409), as is a message to a task "
+        "that has ended or keeps too many messages.",
+        "parameters": [task_id(), idempotency_key()],
+        "requestBody": body_of(
+            object_of({"name": NAME, "value": {"description": "Any JSON."}}, "name", "value"),
+            {"name": "price-changed", "value": {"price": 12.5}},
+        ),
+        "responses": {
+            "200": json_of(
+                "The task has the message.",
+                object_of({"task_id": TASK_ID, "name": NAME}, "task_id", "name"),
+                {"task_id": "order-7", "name": "price-changed"},
+            ),
+            **problems(*WITH_BODY, PARAMETER, NO_TASK, CONFLICT),
+        },
+    }
+
+
+def _questions() -> Json:
+    question = {
+        "task_id": "order-7", "request_id": "r:4-9b1deb4d3b7d4bad", "prompt": "Publish it?", "data": {"words": 640},
+        "agent": "writer", "created": 1763690000000,
+    }  # fmt: skip
+    return {
+        "operationId": "listQuestions",
+        "summary": "List open questions, those of the oldest tasks first",
+        "parameters": [
+            query(
+                "limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most questions."
+            )
+        ],
+        "responses": {
+            "200": json_of(
+                "The questions, each with the agent of its task and when the task was created.",
+                object_of({"questions": {"type": "array", "items": ref("Question")}}, "questions"),
+                {"questions": [question]},
+            ),
+            **problems(PARAMETER),
+        },
+    }
+
+
 def _events() -> Json:
     text = {"type": "string"}
     event = object_of({"id": text, "event": text, "data": {**text, "description": "JSON."}}, "id", "event", "data")
@@ -308,7 +357,15 @@ def _events() -> Json:
         "summary": "Follow the events of a task",
         "description": "Server-sent events: output, steps, questions, and the final event, which ends the stream. The "
         "id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. Output of a run with a "
-        "higher `attempt` replaces the output of its lower attempts. Silence is broken by comments.",
+        "higher `attempt` replaces the output of its lower attempts. Silence is broken by comments.\n\n"
+        "| event | data |\n|---|---|\n"
+        "| `weft.task.accepted` | `task_id` |\n"
+        "| `weft.output.delta` | `run_id`, `attempt`, `seq`, and `text` or `value`; `progress` marks a report of a "
+        "tool, `restart` that the attempt begins anew |\n"
+        "| `weft.human.requested` | a Question; answer it with `answerQuestion` |\n"
+        "| `weft.step.recorded` | a step: `run_id`, `step`, `kind`, `name`, `status` |\n"
+        "| `weft.task.completed`, `weft.task.failed`, `weft.task.cancelled` | the end: `status`, `output` or `error`, "
+        "`usage`, `steps` |",
         "parameters": [
             task_id(),
             query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes."),
@@ -421,7 +478,13 @@ def _question_schema() -> Json:
             "request_id": {"type": "string"},
             "prompt": {"type": "string"},
             "data": {},
-            "expects": {"const": "verdict"},
+            "expects": {
+                "const": "verdict",
+                "description": "The answer is true, false, or an object with `verdict` (`approve`, `deny`, `edit`), "
+                "`value` and `reason`.",
+            },
+            "agent": {"type": "string", "description": "In a list: the agent of the task."},
+            "created": {"type": "number", "description": "In a list: when the task was created (epoch ms)."},
             "deadline": {"description": "When the default becomes the answer, or the question fails."},
             "default": {},
         },

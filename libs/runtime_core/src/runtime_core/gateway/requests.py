@@ -236,12 +236,32 @@ async def read_body(request: Request, limits: Limits, most: int) -> bytes:
         return await _read(request, count, most)
 
 
+_ONCE = ("Host", "Authorization", "Content-Type", "Content-Encoding")
+
+
+def check_headers(request: Request) -> None:
+    """Raise Problem for a header of which a proxy may have read another one."""
+    for name in _ONCE:
+        if len(request.headers.getlist(name)) > 1:
+            raise Problem(PARAMETER, "is there more than once", name)
+
+
+def _check_encoding(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise Problem(MEDIA, f"{quoted(encoding)}: send the body without an encoding", "Content-Encoding")
+    _, _, charset = request.headers.get("content-type", "").lower().partition("charset=")
+    if charset.partition(";")[0].strip(' "') not in ("", "utf-8", "us-ascii"):
+        raise Problem(MEDIA, f"{quoted(charset)}: send UTF-8", "Content-Type")
+
+
 def media_type(request: Request) -> str:
     """Return the Content-Type without its parameters, in lower case."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _read(request: Request, count: Callable[[int], None], most: int) -> bytes:
+    _check_encoding(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:19]) > most:
         raise _too_large(most)

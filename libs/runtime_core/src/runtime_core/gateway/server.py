@@ -64,6 +64,7 @@ from runtime_core.gateway.requests import (
     UNAUTHORIZED,
     Limits,
     Problem,
+    check_headers,
     is_loopback,
     problem_of,
 )
@@ -102,6 +103,8 @@ def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Op
         Operation("GET", "/v1/tasks/{task_id}", tasks.show, READ),
         Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
         Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
+        Operation("POST", "/v1/tasks/{task_id}/messages", tasks.send, ANSWER),
+        Operation("GET", "/v1/questions", tasks.questions, READ),
         Operation("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
         Operation("POST", "/v1/tasks/{task_id}/forks", records.fork, OPERATE),
         Operation("GET", "/v1/tasks/{task_id}/trajectory", records.show, READ),
@@ -187,6 +190,7 @@ class _Resource:
 
     async def _answer(self, request: Request) -> Response:
         try:
+            check_headers(request)
             operation = self._methods.get(request.method)
             caller = await self._caller_of(request, "" if operation is None else operation.role)
             if operation is None:

@@ -139,6 +139,20 @@ class TaskRoutes:
         await self._access.answer(caller, task_id, request_id, body["value"])
         return json_reply({"task_id": caller.bound_task(task_id), "request_id": request_id})
 
+    async def send(self, request: Request, caller: Caller) -> Response:
+        event_id = header(request, "Idempotency-Key")
+        body = await read_object(request, self._limits, ("name", "value"))
+        name = checked_text("name", body.get("name"))
+        if "value" not in body:
+            raise InvalidInput("value", "is missing; send `null` for an empty message")
+        task_id = request.path_params["task_id"]
+        await self._access.send(caller, task_id, name, body["value"], event_id)
+        return json_reply({"task_id": caller.bound_task(task_id), "name": name})
+
+    async def questions(self, request: Request, caller: Caller) -> Response:
+        limit = Parameters(request, ("limit",)).whole("limit", PAGE, PAGE_MAX)
+        return json_reply({"questions": await self._access.questions(caller, limit)})
+
 
 async def _individually(items: Sequence[Item], start: Callable[[int, Item], Awaitable[TaskHandle]]) -> Response:
     """Start a task for each item, and return the results in their order. One that is refused stops no other."""

@@ -39,6 +39,7 @@ from runtime_core.gateway.requests import (
     UNAUTHORIZED,
     Limits,
     Problem,
+    check_headers,
     is_loopback,
     problem_of,
     read_form,
@@ -172,6 +173,7 @@ class Site:
         visit = Visit(request, Caller("", ()), "", {})
         new_cookie = ""
         try:
+            check_headers(request)
             page = methods.get(request.method)
             if page is None:
                 raise Problem(METHOD, f"methods are {', '.join(methods)}", headers={"Allow": ", ".join(methods)})
