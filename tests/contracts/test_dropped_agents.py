@@ -51,6 +51,15 @@ async def test_an_agent_that_a_process_runs_stays(broker: Broker, bus: EventBus)
     assert (await drop(other))[0] == b"dropped"
 
 
+async def test_an_agent_goes_if_no_process_has_beaten_for_long(broker: Broker, bus: EventBus) -> None:
+    """Nobody is left to remove the dead readers of its stream."""
+    await known(broker, bus)
+    await broker.nothing(bus)  # reads the stream
+    beat_at = int(cast(bytes, await broker.call("HGET", broker.keys.meta, "beat_at")))
+    await broker.call("HSET", broker.keys.meta, "beat_at", beat_at - SILENT_MS - 1)
+    assert (await drop(bus))[0] == b"dropped"
+
+
 async def test_an_instance_is_freed_of_ended_tasks_alone(broker: Broker, bus: EventBus) -> None:
     for task in ("t", "next"):
         await broker.submit(bus, task, key="k")

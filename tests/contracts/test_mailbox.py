@@ -161,6 +161,20 @@ async def test_a_long_line_of_ended_tasks_does_not_stop_the_mailbox(broker: Brok
     await broker.idle()
 
 
+async def test_a_late_timer_of_a_mailbox_starts_nothing_beside_its_holder(broker: Broker, bus: EventBus) -> None:
+    """Another release of the instance has started the next event already."""
+    await broker.submit(bus, "first", key="k")
+    await broker.submit(bus, "second", key="k")
+    turn = await broker.take(bus)
+    await broker.call("ZADD", broker.keys.timers, 0, "i|writer/k")
+    await bus.promote()
+    await broker.nothing(bus)
+    assert (await broker.hash("inst:writer/k"))["busy"] == "first|r"
+    assert await complete(bus, turn)
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
 async def test_a_message_keeps_its_place_behind_a_long_line_of_cancelled_ones(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "first", key="k")
     for number in range(60):

@@ -51,6 +51,17 @@ async def test_a_message_wakes_the_step_that_waits(broker: Broker, bus: EventBus
     await broker.idle()
 
 
+async def test_a_received_message_is_on_the_record(broker: Broker, bus: EventBus) -> None:
+    await waiting(broker, bus, receive("1"))
+    await bus.send_message("t", "news", b'"first"', "shop\n1")
+    rows = [row for entry in await broker.entries("record") for row in json.loads(entry["d"] or "[]")]
+    (row,) = [row for row in rows if row["run"] == "r" and row["step"] == "1"]
+    assert (row["kind"], row["name"], row["output"], row["status"]) == ("receive", "news", "first", "completed")
+    assert (await broker.task("t"))["steps"] == "1"
+    assert await complete(bus, await broker.take(bus))
+    assert (await broker.final("t"))["steps"] == 2
+
+
 async def test_messages_are_kept_and_received_in_order(broker: Broker, bus: EventBus) -> None:
     """Before the task begins, while its turn runs, and under another name."""
     await broker.submit(bus, "t")

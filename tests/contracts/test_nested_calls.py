@@ -101,6 +101,22 @@ async def test_the_holder_is_not_resumed_beside_a_nested_turn(broker: Broker, bu
     await broker.idle()
 
 
+async def test_the_holder_is_not_resumed_between_nested_turns(broker: Broker, bus: EventBus) -> None:
+    """A tool has answered meanwhile, so the holder waits for nothing but its nested calls."""
+    await broker.submit(bus, "t", key="k")
+    await suspend(bus, await broker.take(bus), ask_writer("1"), ask_writer("2"), ask("3"))
+    first = await broker.take(bus)
+    await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, first)
+    second = await broker.take(bus)
+    assert second.run == "r/2"
+    await broker.nothing(bus)
+    assert (await broker.task("t"))["cur"] == "pend"
+    assert await complete(bus, second)
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
 async def test_a_nested_turn_sees_and_writes_the_holders_state(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask_writer("1"), state=b'{"n":1}')

@@ -216,6 +216,13 @@ async def test_an_interleaving_agent_gets_its_key_back_beside_others(broker: Bro
     await broker.idle()
 
 
+async def test_the_return_of_a_key_is_on_the_record(broker: Broker, bus: EventBus) -> None:
+    await asleep(broker, bus)
+    await wake(broker, bus)
+    rows = [row for entry in await broker.entries("record") if entry["d"] for row in json.loads(entry["d"])]
+    assert [(row["kind"], row["status"]) for row in rows if row.get("step") == "3"] == [("acquire", "completed")]
+
+
 async def test_a_key_that_nobody_waits_for_any_more_has_no_row(broker: Broker, bus: EventBus) -> None:
     """A job that wanted it was cancelled."""
     await asleep(broker, bus)

@@ -6,7 +6,20 @@ import json
 from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import LEASE_MS, Broker, again, answer, ask, complete, nap, question, suspend, withdraw
+from tests.contracts.broker import (
+    LEASE_MS,
+    Broker,
+    again,
+    answer,
+    ask,
+    bury,
+    complete,
+    fail,
+    nap,
+    question,
+    suspend,
+    withdraw,
+)
 from tests.contracts.test_queued_work import consuming, drained
 
 
@@ -130,3 +143,58 @@ async def test_a_withdrawn_call_that_was_not_taken_does_not_start(broker: Broker
         assert handler.began.empty()
     assert await complete(bus, await broker.take(bus))
     await broker.idle()
+
+
+async def test_a_withdrawn_request_to_another_partition_is_cancelled_there(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    asked = ask("1", "editor", stream="@1:there"), ask("2")
+    await suspend(bus, await broker.take(bus), *asked)
+    assert await broker.call("ZRANGE", broker.keys.base + "requests", 0, -1) == [b"t|r|1"]
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await suspend(bus, await broker.take(bus), withdraw("1"), nap("3", 60_000))
+    assert await broker.call("ZRANGE", broker.keys.base + "requests", 0, -1) == [b"@1:there|t"], "it tells the cancel"
+    assert [(entry.get("place"), entry.get("cancel")) for entry in await broker.entries("asks")][1:] == [
+        ("@1:there", "t")
+    ]
+    assert not await bus.answer_request("t", "r", "1", b"K", b'"late"', "editor", "there")
+
+
+async def test_a_withdrawn_run_gives_back_what_its_calls_have_reserved(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t", limits=b'{"tokens":10}')
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
+    child = await broker.take(bus)
+    call = await bus.begin_call(child, "1", b'{"tokens":[10,10]}')
+    assert call is not None
+    assert "rs" in await broker.task("t")
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await suspend(bus, await broker.take(bus), withdraw("1"), nap("3", 60_000))
+    assert "rs" not in await broker.task("t")
+
+
+async def test_watchers_hear_of_a_withdrawn_run(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
+    assert (await broker.take(bus)).run == "r/1"
+    await bus.call("watch", "t", "n")
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await suspend(bus, await broker.take(bus), withdraw("1"), nap("3", 60_000))
+    assert [(entry["i"], entry["s"]) for entry in await broker.entries("states")] == [("run/t/r/1", "cancelled")]
+
+
+async def test_the_journal_of_a_failed_run_goes_with_its_withdrawal(broker: Broker, bus: EventBus) -> None:
+    """It was kept for the redrive of its call, below a run that is withdrawn."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
+    await suspend(bus, await broker.take(bus), ask("1", "desk", stream="agent"))
+    await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
+    calls = {call.run: call for call in [await broker.take(bus, "tool") for _ in range(3)]}
+    assert await answer(bus, calls["r/1/1/1"])
+    desk = await broker.take(bus)
+    assert await bury(bus, calls["r/1/1/2"])
+    assert await fail(bus, desk)
+    assert "c:r/1/1" in await broker.task("t")
+    assert (await broker.take(bus)).run == "r/1"
+    assert await answer(bus, calls["r/2"])
+    assert await suspend(bus, await broker.take(bus), withdraw("1"), nap("3", 60_000))
+    assert "c:r/1/1" not in await broker.task("t")
+    assert await broker.hash("run:t/r/1/1") == {}

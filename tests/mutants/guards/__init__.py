@@ -24,6 +24,7 @@ from tests.mutants.guards import (
     steps,
     timers,
     users,
+    withdrawals,
 )
 from tests.mutants.mutant import Mutant
 
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *redaction.MUTANTS,
     *publishers.MUTANTS,
     *users.MUTANTS,
+    *withdrawals.MUTANTS,
     *private_server.MUTANTS,
     *connections.MUTANTS,
 )

@@ -58,7 +58,6 @@ local function promote_mailbox(base, member, inst)
   check_instance(base, inst)
   local busy = redis.call('HGET', base .. 'inst:' .. inst, INSTANCE.holders)
   redis.call('ZREM', base .. 'timers', member)
-  if busy and busy ~= '|' then return end
   if not busy then redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.holders, '|') end
   release(base, inst, '', '')
 end
