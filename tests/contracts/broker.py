@@ -254,9 +254,9 @@ def ask(
     return ["c", stream, step, name, key, digest, wait, data, context]
 
 
-def nap(step: str, after_ms: int, *, wait: str = "!", payload: bytes = b"null") -> list[Argument]:
+def nap(step: str, after_ms: int, *, wait: str = "!") -> list[Argument]:
     """A timer that answers the step."""
-    return ["t", step, DIGEST, wait, after_ms, "K", payload]
+    return ["t", step, DIGEST, wait, after_ms]
 
 
 def question(

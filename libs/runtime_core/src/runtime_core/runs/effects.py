@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from runtime_core.bus.topics import published, sent
-from runtime_core.consumer.effects import COMPLETED, WAKE
+from runtime_core.consumer.effects import WAKE
 from runtime_core.runs.shared_context import with_member, with_snapshot, without_snapshot
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.envelope import rfc3339
@@ -77,7 +77,7 @@ class Timer:
     wait: str = WAKE
 
     def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        return ("t", self.step, self.digest, self.wait, self.after_ms, COMPLETED, b"null")
+        return ("t", self.step, self.digest, self.wait, self.after_ms)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@
 --          stream `?agent`, `?tool`: the stream of the name in the manifest
 --          stream `@<partition>:<task>`, or `@<partition>:<task>:<ms>` with its own time limit: an instance in another
 --          partition, where a separate task calls it
---        t step digest wait after_ms status payload        a timer that answers the step
+--        t step digest wait after_ms                       a timer that answers the step with null
 --        q step digest wait data timeout_ms ('' none) default ('' none)   a question: data of `weft.human.requested`
 --        m step digest wait name timeout_ms ('' none) default ('' none)   waits for a message of this name
 --        s task agent key data context step digest         a message that nobody waits for: a separate task
@@ -323,13 +323,8 @@ end
 local function timer_of_step(args, step) return 's|' .. args[4] .. '|' .. args[5] .. '|' .. step end
 
 local function put_timer(base, args, turn, at)
-  local step, digest, wait, after, status, payload = unpack(args, at + 1, at + 6)
-  local member = timer_of_step(args, step)
-  add_timer(base, args[4], member, now_ms(base) + tonumber(after), args[8])
-  -- A plain sleep stores no answer.
-  if status ~= RESULT.ok or payload ~= 'null' then
-    redis.call('HSET', base .. 'delayed', member, status .. args[8] .. payload)
-  end
+  local step, digest, wait, after = unpack(args, at + 1, at + 4)
+  add_timer(base, args[4], timer_of_step(args, step), now_ms(base) + tonumber(after), args[8])
   turn.flags = flag(turn.flags, FLAG.timers)
   put_missing(turn, step, digest, KIND.timer, wait)
 end

@@ -7,7 +7,7 @@ local PART = {
 }
 
 -- Number of arguments of a part, including its letter.
-local PART_SIZE = {c = 9, t = 7, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2, j = 2, w = 2, m = 7, r = 4, k = 4, v = 2}
+local PART_SIZE = {c = 9, t = 5, q = 7, s = 8, p = 9, a = 3, u = 4, l = 2, j = 2, w = 2, m = 7, r = 4, k = 4, v = 2}
 
 local function malformed_part(letter) return redis.error_reply('ERR weft: malformed part ' .. tostring(letter)) end
 
