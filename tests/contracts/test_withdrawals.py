@@ -181,6 +181,21 @@ async def test_watchers_hear_of_a_withdrawn_run(broker: Broker, bus: EventBus) -
     assert [(entry["i"], entry["s"]) for entry in await broker.entries("states")] == [("run/t/r/1", "cancelled")]
 
 
+async def test_a_run_that_ends_withdraws_what_it_no_longer_wants(broker: Broker, bus: EventBus) -> None:
+    """Its task goes on, and so does the instance that the withdrawn run held."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
+    await suspend(bus, await broker.take(bus), ask("1", "desk", stream="agent", key="d"), ask("2"))
+    await suspend(bus, await broker.take(bus), nap("1", 60_000))
+    await broker.submit(bus, "mail", agent="desk", key="d")
+    calls = {call.run: call for call in [await broker.take(bus, "tool") for _ in range(2)]}
+    assert await answer(bus, calls["r/1/2"])
+    assert await complete(bus, await broker.take(bus), withdraw("1"))
+    turn, mail = await broker.take(bus), await broker.take(bus)
+    assert {(turn.task, turn.run), (mail.task, mail.run)} == {("t", "r"), ("mail", "r")}
+    assert await broker.hash("run:t/r/1/1") == {}
+
+
 async def test_the_journal_of_a_failed_run_goes_with_its_withdrawal(broker: Broker, bus: EventBus) -> None:
     """It was kept for the redrive of its call, below a run that is withdrawn."""
     await broker.submit(bus, "t")

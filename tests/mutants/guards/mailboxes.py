@@ -278,15 +278,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:nested_calls",
     ),
     lua(
-        "promote",
-        "mailbox_busy",
-        "if busy and busy ~= '|' then return end",
-        "",
-        "the timer of a mailbox does not release a busy instance",
-        "contracts:mailbox",
-        survives="`release` frees only the place of the run that it is given, and none is given here",
-    ),
-    lua(
         "repair",
         "instance_has_run",
         "if redis.call('HEXISTS', run_key(base, task, run), RUN.current) == 1 then return 'NO' end",

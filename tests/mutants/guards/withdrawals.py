@@ -78,4 +78,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "a holder is not resumed beside the next call back into its instance",
         "contracts:nested_calls",
     ),
+    lua(
+        "commit_turn",
+        "withdrawn_at_end",
+        "  local ending = check_end_of_run(base, args, turn, mode)\n"
+        "  if turn.withdrawn then rows = withdraw_steps(base, task, turn, rows) end\n",
+        "  local ending = check_end_of_run(base, args, turn, mode)\n",
+        "a run that ends withdraws what it no longer wants",
+        "contracts:withdrawals",
+    ),
 )
