@@ -155,9 +155,17 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "calls/mcp/connection.py",
         "list_bytes",
-        "            if size > MAX_MESSAGE_BYTES:\n",
+        "            if size > MAX_LIST_BYTES:\n",
         "            if False:\n",
         "a list of tools without an end is not kept",
+        "unit/calls/mcp:transport_large_answers",
+    ),
+    python(
+        "calls/mcp/connection.py",
+        "list_length",
+        "            if len(found) > MAX_TOOLS:\n",
+        "            if False:\n",
+        "a list of 100,000 tools is refused before they are checked",
         "unit/calls/mcp:transport_large_answers",
     ),
     python(

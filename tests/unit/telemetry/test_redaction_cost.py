@@ -36,6 +36,47 @@ REPEATED = (
     *("api_key='", "api_key=abcdef", "api_key=abcde1 ", "password:", "password:'abcd", 'password:"abcd', "password: "),
     *("passphrase", "'pw':", "'pw':'abcd' ", '"password":', '"password":"x",', "\\u0041", '"', "'", "\\", "{", "["),
     *("a", "@", ":", "\u3000", "é", KNOWN, KNOWN[:-1]),
+    *(
+        "\u200bsk-abcd ",
+        "e\u0301sk-abcde1",
+        "\u202esk-abcdefgh1 ",
+        "\U0001f600password:",
+        "\\ud83d\\ude00sk-abcd",
+        "\x00sk-abcd",
+    ),
+    *(
+        "\x1b[31msk-abcdefg",
+        "https://user:pa55@host/ ",
+        "https%3A%2F%2Fu:p%40h ",
+        "://" + "u" * 300 + ":" + "p" * 300 + " ",
+    ),
+    *(
+        "-----BEGIN RSA PRIVATE KEY",
+        "-----BEGIN A B C D E F G ",
+        "-----END " + "A " * 30,
+        "Cookie: a=b; password=abc1d2; ",
+    ),
+    *(
+        "eyJ" + "a" * 4000 + ".",
+        "eyJ.eyJ.eyJ.",
+        "sk-" + "a" * 255 + "1 ",
+        "sk-ant-api03-",
+        "AKIAAKIAAKIA",
+        "bearer\\u0020abcdefgh1",
+    ),
+    *(
+        "bearer" + "\\t" * 250 + "x",
+        "authorization" + "\\" * 50 + ":",
+        "'authorization': 'Basic ",
+        "password" + '\\"' * 30,
+    ),
+    *("password='" + "a" * 300 + "'", "password\\u003d\\u0022abc", '"passwords":"x","pass":"y",', '"a-p-i-k-e-y":"x",'),
+    *(
+        '"api' + "-_" * 200 + "key",
+        "<password>hunter2</password>",
+        "GET /v1/x?token=abc HTTP/1.1 200\n",
+        "pw pwd 'pw' ",
+    ),
 )
 ONCE = tuple(
     start + filler

@@ -61,7 +61,7 @@ async def test_other_answers_are_as_the_server_sent_them(monkeypatch: pytest.Mon
 
 
 async def test_a_list_of_tools_whose_pages_never_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_MESSAGE_BYTES", MOST)
+    monkeypatch.setattr(connection, "MAX_LIST_BYTES", MOST)
     asked: list[str | None] = []
 
     class Endless:
@@ -75,3 +75,17 @@ async def test_a_list_of_tools_whose_pages_never_end_is_not_kept(monkeypatch: py
     with pytest.raises(RuntimeError, match=f"its list of tools is larger than {MOST} bytes"):
         await session.tools()
     assert len(asked) == 10
+
+
+async def test_a_list_of_too_many_tools_is_refused_before_they_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 tools without descriptions are few bytes, but each is compiled and announced."""
+
+    class Many:
+        async def list_tools(self, cursor: str | None) -> ListToolsResult:
+            tool = Tool(name="t", input_schema={"type": "object"})
+            return ListToolsResult(tools=[tool] * (connection.MAX_TOOLS // 2 + 1), next_cursor="more")
+
+    session = object.__new__(connection.MCPSession)
+    monkeypatch.setattr(session, "_client", Many(), raising=False)
+    with pytest.raises(RuntimeError, match="it lists more than 1000 tools"):
+        await session.tools()

@@ -31,7 +31,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from runtime_core.base.periodic import cancel_and_wait
-from runtime_core.calls.mcp.transport import MAX_MESSAGE_BYTES, NOT_SENT, streams_to
+from runtime_core.calls.mcp.transport import NOT_SENT, streams_to
 from runtime_core.declare.declaration import NAME, RetryPolicy, one_line
 from runtime_core.declare.manifest import Schema, value_check
 from runtime_core.declare.mcp_server import MCPServer
@@ -144,6 +144,10 @@ def may_repeat(declared: MCPServer, tool: str, annotations: ToolAnnotations | No
 logger = logging.getLogger(__name__)
 
 MAX_PAGES = 1_000
+MAX_TOOLS = 1_000
+"""The most tools that a server may list: to check and announce 100,000 takes longer than a lease."""
+MAX_LIST_BYTES = 4 * 1024 * 1024
+"""The most bytes of a server's list of tools. Most of them are schemas, and each is compiled."""
 LISTEN_AGAIN_SECONDS = 1.0
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 BACKOFF = RetryPolicy(base_seconds=0.5, factor=2.0, max_seconds=30.0, jitter=0.3)
@@ -261,9 +265,11 @@ class MCPSession:
         for _ in range(MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
             found += page.tools
+            if len(found) > MAX_TOOLS:
+                raise RuntimeError(f"it lists more than {MAX_TOOLS} tools")
             size += len(page.model_dump_json())
-            if size > MAX_MESSAGE_BYTES:
-                raise RuntimeError(f"its list of tools is larger than {MAX_MESSAGE_BYTES} bytes")
+            if size > MAX_LIST_BYTES:
+                raise RuntimeError(f"its list of tools is larger than {MAX_LIST_BYTES} bytes")
             cursor = page.next_cursor
             if cursor is None:
                 return found
