@@ -505,10 +505,8 @@ async def schedule_sizes(bus: EventBus) -> AsyncIterator[tuple[str, int]]:
     """Yield the id of each schedule and its bytes, in no order. One that changes meanwhile may come twice."""
     cursor = b"0"
     while True:
-        cursor, flat = cast(
-            tuple[bytes, list[bytes]],
-            await bus.transport.call("HSCAN", bus.keys.schedules, cursor, "COUNT", SIZES_BATCH),
-        )
+        page = await bus.transport.call("HSCAN", bus.keys.schedules, cursor, "COUNT", SIZES_BATCH)
+        cursor, flat = cast(tuple[bytes, list[bytes]], page)
         for schedule_id, stored in zip(flat[::2], flat[1::2], strict=True):
             yield schedule_id.decode(), len(stored)
         if cursor == b"0":
@@ -516,10 +514,7 @@ async def schedule_sizes(bus: EventBus) -> AsyncIterator[tuple[str, int]]:
 
 
 async def schedules_by_tenant(bus: EventBus, tenants: Set[str]) -> tuple[Counter[str], Counter[str]]:
-    """Return the number and the bytes of the schedules of each tenant. The rest is under an empty name.
-
-    The id of a tenant's schedule begins with its name and a dot.
-    """
+    """Return the number and the bytes of each tenant's schedules, whose ids begin with it; all others under ""."""
     counts, sizes = Counter[str](), Counter[str]()
     async for schedule_id, size in schedule_sizes(bus):
         tenant = schedule_id.partition(".")[0]
