@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from runtime_core.integrations.aworld.task import Task, TaskConfig, TaskStatus
     from runtime_core.integrations.aworld.topology import GraphBuildType, Loopable
     from runtime_core.runs.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-    from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation, PolicyDefinition
+    from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation
     from runtime_core.trajectory.items import (
         DefaultTrajectoryStrategy,
         FilteredTrajectoryStrategy,
@@ -120,7 +120,6 @@ __all__ = [
     "NodeGroup",
     "Observation",
     "Outputs",
-    "PolicyDefinition",
     "Priority",
     "Recorded",
     "RunNode",
@@ -193,7 +192,6 @@ _PLACES = {
     "NodeGroup": "runtime_core.integrations.aworld.nodes.store",
     "Observation": "runtime_core.runs.policy",
     "Outputs": "runtime_core.integrations.aworld.listeners",
-    "PolicyDefinition": "runtime_core.runs.policy",
     "Priority": "runtime_core.integrations.aworld.events.message",
     "Recorded": "runtime_core.integrations.aworld.events.message",
     "RunNode": "runtime_core.integrations.aworld.nodes.store",
