@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "client/task_view.py",
+        "calls_shown",
+        "        await _name_calls(bus, task, waits)\n",
+        "        pass\n",
+        "a task that waits for a tool says which one, and who has it",
+        "contracts:calls_shown",
+    ),
+    python(
         "runs/commit.py",
         "marks_gone",
         "            if await self._bus.record(self.delivery, step, value, kind, name) is None:\n",

@@ -16,8 +16,9 @@ import msgspec
 
 from runtime_core.base.text import duration
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import tenant_in
-from runtime_core.errors import InvalidInput
+from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.measures import Fields, served_by_handlers, unpacked
 from runtime_core.state_manager.stuck import hash_at
@@ -41,15 +42,16 @@ _PLACES = {
 }
 
 
-async def read_task(bus: EventBus, task: str, *, letters: bool = True) -> Row | None:
+async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bool = True) -> Row | None:
     """Return a description of the task; None if the broker does not know it.
 
-    `letters`: whether to look through all dead letters of the partition for those of the task.
+    `letters`: whether to look through all dead letters of the partition for those of the task. `calls`: whether to look
+    through the calls of tools that are under way.
 
     In addition to what `describe_task` returns, it has `max_steps`, `time_limit_at`, `waits_for`, `questions` and
     `dead_letters` (ids). Each item of `waits_for` has `run`, `step`, `kind`, and if known `name`, `due`, `attempt`,
-    `since` (of a question, a sleep or a wait for a slot), `errors`, `task_id` of an agent in another partition, and the
-    `limit` for whose slot it waits.
+    `since` (of a question, a sleep, a call under way or a wait for a slot), `errors`, `task_id` of an agent in another
+    partition, the `limit` for whose slot it waits, and of a call under way the `handler` that has it.
     """
     keys = bus.keys
     fields = await hash_at(bus, keys.task(task))
@@ -90,6 +92,8 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True) -> Row | 
                 if b"q:" + name[2:] in of_run:
                     question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
                     questions.append(question if due is None else {**question, "deadline": due})
+    if calls:
+        await _name_calls(bus, task, waits)
     wanted = [("agent", agent) for each in runs.values() if (agent := _lines(each)[1])]
     wanted += [(wait["kind"], wait["name"]) for wait in waits if wait["kind"] == "tool" and wait.get("name")]
     if lacking := [{"kind": kind, "name": name} for kind, name in dict.fromkeys(wanted) if served.lacks(kind, name)]:
@@ -137,6 +141,11 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         text += f", which runs as task {wait['task_id']}"
     if wait.get("attempt"):
         text += f", attempt {wait['attempt']}"
+    if "handler" in wait:
+        # `tool-handler@host.process.start.random`: a person looks for the host and the process.
+        host, process = [*str(wait["handler"]).rsplit(".", 3), ""][:2]
+        where = f"on {host}, process {process}" if host else "in the queue: no handler has taken it yet"
+        text += f", for {duration(now_ms - wait['since'])} {where}"
     if "due" in wait:
         left = wait["due"] - now_ms
         text += f", in {duration(left)}" if left > 0 else ", due now"
@@ -188,6 +197,42 @@ def _step_wait(
     if child in retries:
         return {**wait, **retries[child].fields()}
     return wait if due is None else {**wait, "due": due}
+
+
+_CALLS_READ = 300
+"""Calls of each stream that are read to find those of a task."""
+
+
+async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
+    """Add to the waits for tools which tool it is, who has the call, since when, and which attempt it is.
+
+    The journal has only the digest of an open call, so its entry is looked for: among those that handlers hold, then
+    among the first that nobody has read. Of a call behind them nothing is known.
+    """
+    open_calls = {
+        f"{wait['run']}/{wait['step']}": wait for wait in waits if wait["kind"] == "tool" and "name" not in wait
+    }
+    if not open_calls:
+        return
+    call, keys = bus.transport.call, bus.keys
+    streams = {b"tool", *cast(list[bytes], await call("HVALS", keys.tools))}
+    for stream in sorted(each.decode() for each in streams if each.partition(b":")[0] == b"tool"):
+        key = keys.stream(stream)
+        try:
+            held = cast(list[list[bytes]], await call("XPENDING", key, group_of(stream), "-", "+", _CALLS_READ))
+        except ServerError:
+            held = []  # nobody has served this stream yet
+        replies = [call("XRANGE", key, each[0], each[0]) for each in held]
+        entries = [(await reply, owner[1].decode()) for reply, owner in zip(replies, held, strict=True)]
+        after = f"({held[-1][0].decode()}" if held else "-"
+        entries.append((await call("XRANGE", key, after, "+", "COUNT", _CALLS_READ), ""))
+        for found, owner in entries:
+            for entry, flat in cast(list[tuple[bytes, list[bytes]]], found):
+                header = _lines(dict(zip(flat[::2], flat[1::2], strict=True)))
+                wait = open_calls.get(header[3]) if header[2] == task else None
+                if wait is not None:
+                    wait.update(name=header[4], handler=owner, since=int(entry.partition(b"-")[0]))
+                    wait.update({"attempt": int(header[6])} if header[6] not in ("", "1") else {})
 
 
 async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
@@ -517,7 +562,7 @@ async def open_questions(bus: EventBus, limit: int, tenant: str = "") -> list[Ro
             # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
             if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
                 continue
-            view = await read_task(bus, task)
+            view = await read_task(bus, task, letters=False, calls=False)
             if view is not None:
                 about = {"agent": view["agent"], "created": view["created"]}
                 found += [{**question, **about} for question in view.get("questions", ())]
