@@ -106,6 +106,34 @@ async def pauses(ctx: AgentContext, seconds: float) -> str:
     return str(ctx.attempt)
 
 
+def keep_lock(seconds: float) -> int:
+    """Compute in C, which keeps Python's global lock, for about so long."""
+    began = time.process_time()
+    sum(range(2_000_000))
+    return sum(range(int(2_000_000 * seconds / (time.process_time() - began))))
+
+
+@app.agent("keeps_lock")
+async def keeps_lock(ctx: AgentContext, seconds: float) -> int:
+    await ctx.step(str)
+    return keep_lock(seconds)
+
+
+@app.tool
+async def keeping_lock(seconds: float) -> int:
+    return keep_lock(seconds)
+
+
+@app.tool
+def keeping_lock_in_thread(seconds: float) -> int:
+    return keep_lock(seconds)
+
+
+@app.agent("calls_keeping", retry=ONCE)
+async def calls_keeping(ctx: AgentContext, tool: str) -> object:
+    return await ctx.tool(tool, seconds=3.0)
+
+
 @app.agent("emits", retry=ONCE)
 async def emits(ctx: AgentContext) -> None:
     """Emits large values without end."""

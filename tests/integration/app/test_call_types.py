@@ -60,6 +60,10 @@ async def charge(ctx: ToolContext, order: Order) -> Order:
     return order
 
 
+def plain(count: int, unit: str = "") -> str:
+    return unit * count
+
+
 class Clerk(Agent):
     @handles(Order)
     async def take(self, message: Order, ctx: AgentContext) -> None: ...
@@ -93,7 +97,10 @@ GOOD = """
     other = await ctx.agent("elsewhere", {"any": "JSON"})
     await ctx.agent(Clerk, Order("tea"))
     sent: str = await ctx.send(buy, Order("tea"))
-    print(answer, orders, counts, order, name, time, other, sent)
+    plain_json: str = await ctx.step(plain, 1, unit="kg")
+    plain_json = await ctx.step(plain, 1, name="weigh")
+    plain_json = await ctx.step(lambda: "JSON")
+    print(answer, orders, counts, order, name, time, other, sent, plain_json)
 """
 
 BAD = """
@@ -122,6 +129,10 @@ BAD = """
     (await ctx.agent(buy, Order("tea"))).price
     await ctx.agent(search, "tea")
     await ctx.send(buy, "tea")
+    await ctx.step(plain, "1")
+    await ctx.step(plain)
+    await ctx.step(plain, 1, other=3)
+    await ctx.step(greet)
 """
 
 

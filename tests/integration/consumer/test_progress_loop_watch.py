@@ -65,6 +65,25 @@ async def test_a_block_below_the_limit_keeps_its_deliveries(valkey: Server, name
         assert fleet.harmed == 0
 
 
+async def test_c_code_that_keeps_the_global_lock_is_named(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """Meanwhile no thread sends heartbeats, so each process that tries it is declared dead: once, not until Poison."""
+    fleet = Fleet(
+        valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=1.0, replicas=2
+    )  # fmt: skip
+    async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
+        for agent, given in (
+            ("keeps_lock", 3.0),
+            ("calls_keeping", "keeping_lock"),
+            ("calls_keeping", "keeping_lock_in_thread"),
+        ):
+            end = await (await client.submit(agent, given)).result(timeout=90)
+            assert end.error is not None, (agent, given, end)
+            assert end.error["type"] == "BlockedEventLoop", (agent, given, end.error)
+            assert "kept Python's global lock (GIL) for" in end.error["message"]
+            assert "runaway_app.py" in end.error["message"]
+            assert "in keep_lock" in end.error["message"]
+
+
 async def test_a_local_app_reports_and_ends_blocking_code(caplog: pytest.LogCaptureFixture) -> None:
     async with LocalApp(app, loop_block_seconds=2.0) as client:
         end = await (await client.submit("pauses", 30.0)).result(timeout=60)

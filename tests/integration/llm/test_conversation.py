@@ -242,7 +242,7 @@ async def test_instructions_may_be_a_function_whose_steps_are_journaled(desk: De
     seen: list[str] = []
 
     async def instructions(ctx: AgentContext) -> str:
-        weather = await ctx.step(lambda: seen.append("asked") or "rain")  # type: ignore[func-returns-value]
+        weather = await ctx.step(lambda: seen.append("asked") or "rain")  # type: ignore[call-overload, func-returns-value]
         return f"It is {ctx.now():%Y}, with {weather}."
 
     desk.add(instructions=instructions, tools=["search"])

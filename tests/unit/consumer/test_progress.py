@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import cast
 
@@ -18,10 +21,11 @@ import pytest
 
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.consumer import progress
-from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible
+from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible, silenced_by
 from runtime_core.consumer.settle import failed_from, failure_of
-from runtime_core.declare.tool import run_limited
+from runtime_core.declare.tool import AbandonedThreads, run_in_thread, run_limited
 from runtime_core.errors import BlockedEventLoop, LoopInterrupt
+from runtime_core.runs.scheduler import _guarded
 from runtime_core.telemetry.logs import HANDLED
 
 LIMIT = 0.4
@@ -160,6 +164,85 @@ def test_a_blocked_loop_is_an_attempt_that_failed() -> None:
     error = LoopInterrupt("held the loop").blocked()
     for failed in (failure_of(error), failed_from(error)):
         assert (failed.type, failed.message, failed.retryable) == ("BlockedEventLoop", "held the loop", True)
+
+
+def keep_lock(seconds: float) -> int:
+    began = time.process_time()
+    sum(range(2_000_000))
+    return sum(range(int(2_000_000 * seconds / (time.process_time() - began))))
+
+
+async def keeping_lock() -> object:
+    return str(keep_lock(4 * LIMIT))
+
+
+def delivery_of(task: str) -> Delivery:
+    delivery = Delivery(0, "agent", b"1-0")
+    delivery.task, delivery.run = task, "r"
+    return delivery
+
+
+async def test_c_code_that_keeps_the_global_lock_ends_its_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivery = delivery_of("keeps")
+    async with watched(monkeypatch):
+        HANDLED.set(delivery)
+        with pytest.raises(BlockedEventLoop, match=r"global lock .* in test_progress.py:\d+ in keep_lock") as caught:
+            await _guarded(keeping_lock())
+    assert not failure_of(caught.value).retryable
+    assert not failed_from(caught.value).retryable
+    assert "run r of task keeps kept Python's global lock" in caplog.text
+    assert "in keep_lock" in silenced_by(delivery, 2)
+    assert silenced_by(delivery, 2) == "", "once"
+
+
+def test_a_later_turn_of_a_run_that_has_kept_the_lock_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivery = delivery_of("goes on")
+    monkeypatch.setitem(progress._silenced, ("goes on", "r"), "kept the lock")
+    assert silenced_by(delivery, 1) == ""
+    assert silenced_by(delivery, 2) == "", "forgotten"
+
+
+async def test_an_innocent_delivery_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread may have moved on to another one before it handles the signal."""
+    guilty, innocent = delivery_of("guilty"), delivery_of("innocent")
+    async with watched(monkeypatch) as watch:
+        HANDLED.set(innocent)
+        watch._silencing = guilty, "kept the lock"
+        assert INTERRUPT_SIGNAL is not None
+
+        async def raises() -> None:
+            signal.raise_signal(INTERRUPT_SIGNAL)
+
+        await run_limited("innocent", 60, raises)
+
+
+async def test_a_plain_function_that_keeps_the_global_lock_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    delivery = delivery_of("thread")
+    with ThreadPoolExecutor(1) as threads:
+        async with watched(monkeypatch):
+            HANDLED.set(delivery)
+            keep = partial(keep_lock, 4 * LIMIT)
+            await run_in_thread("it", 60, keep, threads, AbandonedThreads(), lambda: None)
+    assert "run r of task thread kept Python's global lock" in caplog.text
+    assert "in keep_lock" in silenced_by(delivery, 2)
+
+
+async def test_a_paused_process_has_kept_no_lock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def paused() -> None:
+        ctypes.PyDLL(None).usleep(int(4 * LIMIT * 1e6))  # no thread runs, and nothing is computed
+
+    delivery = delivery_of("paused")
+    async with watched(monkeypatch):
+        HANDLED.set(delivery)
+        await _guarded(paused())
+    assert "global lock" not in caplog.text
+    assert silenced_by(delivery, 2) == ""
 
 
 FORKS = """

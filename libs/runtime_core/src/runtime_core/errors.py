@@ -143,6 +143,11 @@ class LimitExceeded(WeftError):
 class BlockedEventLoop(WeftError):
     """Code blocked the event loop of its process; message and traceback say where."""
 
+    def __init__(self, message: str, *, repeatable: bool = True) -> None:
+        super().__init__(message)
+        self.repeatable = repeatable
+        """False: it kept Python's global lock for a lease, which silences each process that tries it."""
+
 
 class LoopInterrupt(BaseException):
     """Raised inside code that blocks the event loop; `blocked` gives the error of its run or call.
@@ -150,8 +155,12 @@ class LoopInterrupt(BaseException):
     Not an Exception: a loop that catches exceptions and tries again would keep blocking the event loop.
     """
 
+    def __init__(self, message: str, *, repeatable: bool = True) -> None:
+        super().__init__(message)
+        self._repeatable = repeatable
+
     def blocked(self) -> BlockedEventLoop:
-        return BlockedEventLoop(str(self)).with_traceback(self.__traceback__)
+        return BlockedEventLoop(str(self), repeatable=self._repeatable).with_traceback(self.__traceback__)
 
 
 class Reserved(WeftError):

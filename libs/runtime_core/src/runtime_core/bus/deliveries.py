@@ -34,7 +34,7 @@ class Delivery:
 
     __slots__ = (
         "attempt", "context", "data", "deliveries", "entry", "errors", "key", "kind", "mark", "name", "partition",
-        "quarantined", "reopened", "run", "span", "step", "stream", "task", "trace", "turn", "waits",
+        "quarantined", "reopened", "run", "silenced", "span", "step", "stream", "task", "trace", "turn", "waits",
     )  # fmt: skip
 
     def __init__(self, partition: int, stream: str, entry: bytes, fields: list[bytes] | None = None) -> None:
@@ -56,6 +56,8 @@ class Delivery:
         self.quarantined = False
         self.reopened = False
         """Whether this owner found it among its pending entries."""
+        self.silenced = ""
+        """Why an earlier delivery of it has silenced this process for a lease; empty: it has not."""
         self.mark = ""
         """The mark of a call that may not be repeated and has started; empty: it is not marked."""
         self.waits = 0

@@ -27,7 +27,7 @@ from runtime_core.declare.tool import (
     is_allowed,
     not_allowed,
 )
-from runtime_core.errors import NotReady
+from runtime_core.errors import BlockedEventLoop, NotReady
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
@@ -142,6 +142,10 @@ class CallHandler:
             if not marked:
                 await self._end_unknown(delivery, started)
                 return "failed"
+        if delivery.silenced:
+            failed = failed_from(BlockedEventLoop(delivery.silenced, repeatable=False))
+            await self._calls.fail(delivery, tool.retry, failed, started, NOTHING_USED)
+            return "failed"
         context = ToolContext(
             task_id=delivery.task,
             run_id=delivery.run,

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from types import FrameType
@@ -16,7 +17,7 @@ from typing import Any
 
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.errors import LoopInterrupt
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, Handled
 
 logger = logging.getLogger(__name__)
 INTERRUPT_SIGNAL = getattr(signal, "SIGURG", None)
@@ -30,9 +31,26 @@ REMEDY = (
     "between"
 )
 """Fits agents and tools: an agent itself is always async."""
+LOCK_REMEDY = "give the C code that it calls less to do at once, or run it in a process of its own"
+COMPUTED_PART = 1 / 10
+"""A process that was late by itself, not paused or short of processors, has computed for this part of the time."""
+MAX_SILENCED = 1000
 STACK_FRAMES = 20
 IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
+_GUARDS = frozenset({"runtime_core.declare.tool", "runtime_core.runs.scheduler", "runtime_core.runs.step"})
+"""Modules with a function around the user's code whose local `handled` is its delivery."""
+_silenced: OrderedDict[tuple[str, str], str] = OrderedDict()
+"""The runs and calls, by task and id, that have kept the global lock for a lease in this process, and the error."""
+
+
+def silenced_by(handled: Handled, deliveries: int) -> str:
+    """Return why an earlier delivery of this entry has silenced this process for a lease; empty if none has.
+
+    Others have reclaimed it since, so it has silenced them, too. A first delivery is of another turn or attempt.
+    """
+    why = _silenced.pop((handled.task, handled.run), "") if _silenced else ""
+    return why if deliveries > 1 else ""
 
 
 BeatsBeside = Callable[[Callable[[], bool]], Coroutine[Any, Any, None]]  # Any: asyncio's protocol
@@ -112,9 +130,14 @@ class LoopWatch:
     third of the lease it logs which agent or tool blocks the loop, and where, and a heartbeat beside the loop keeps the
     process's deliveries. After `limit_seconds` that heartbeat ends, and the thread signals the main thread. There the
     signal handler interrupts the code that blocks the loop, even inside `time.sleep`, and raises `LoopInterrupt`.
+
+    C code that keeps Python's global lock stops this thread, too. It runs again when that code returns, and before the
+    code that called it continues, so it still finds the place. After a lease without a heartbeat, others have reclaimed
+    the delivery. Then that attempt ends, and another delivery of it to this process fails (`silenced_by`).
     """
 
     def __init__(self, lease_seconds: float, limit_seconds: float, *, interrupts: bool) -> None:
+        self._lease_seconds = lease_seconds
         self._report_seconds = min(REPORT_PART * lease_seconds, limit_seconds)
         self._limit_seconds = limit_seconds
         self._interrupts = interrupts
@@ -122,6 +145,8 @@ class LoopWatch:
         self._turns = 0
         self._held_seconds = 0.0
         """How long the loop has been blocked; 0 if it runs. The thread writes it, and the signal handler resets it."""
+        self._silencing: tuple[Handled, str] | None = None
+        """The delivery that has kept the global lock for a lease, and why; the signal handler resets it."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
@@ -158,11 +183,18 @@ class LoopWatch:
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        seen, looked_at, reported = -1, time.monotonic(), -1
+        seen, looked_at, computed, reported, silent = -1, time.monotonic(), time.process_time(), -1, 0.0
         while not self._over.wait(self._look_seconds):
-            now = time.monotonic()
+            now, before = time.monotonic(), computed
+            computed = time.process_time()
+            late = now - looked_at
+            if late >= self._report_seconds and computed - before >= COMPUTED_PART * late:
+                silent += late
+                self._report_lock(silent)
+            elif late < 2 * self._look_seconds:
+                silent = 0.0  # other threads run, and send heartbeats
             # A paused process blocks nothing: a long gap between two checks counts as one interval.
-            gap, looked_at = min(now - looked_at, 2 * self._look_seconds), now
+            gap, looked_at = min(late, 2 * self._look_seconds), now
             if self._turns != seen:
                 seen, self._held_seconds = self._turns, 0.0
                 continue
@@ -173,7 +205,38 @@ class LoopWatch:
                 if self._beats is not None:
                     threading.Thread(target=self._beat, args=(seen,), name="heartbeat beside", daemon=True).start()
             if self._held_seconds >= self._limit_seconds and self._interrupts:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(INTERRUPT_SIGNAL or 0))
+                self._signal()
+
+    def _signal(self) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(INTERRUPT_SIGNAL or 0))
+
+    def _report_lock(self, seconds: float) -> None:
+        """Report that no thread ran for so long, and which code kept the global lock.
+
+        Signals before it logs: meanwhile the main thread may continue.
+        """
+        main, frames = threading.main_thread().ident or 0, sys._current_frames()
+        in_loop = main in frames and interruptible(frames[main])
+        if in_loop:
+            frames = {main: frames[main]}
+        # Otherwise a plain function in a thread has kept the lock. Which of several cannot be told.
+        users = [frame for frame in frames.values() if interruptible(frame)]
+        blamed = [(handled, frame) for frame in users if (handled := _handled_in(frame)) is not None]
+        for handled, frame in blamed:
+            place, _ = place_in_code(frame)
+            why = (
+                f"kept Python's global lock (GIL) for {seconds:.1f} s in {place or _place_of(frame)}, so no thread "
+                f"of the process ran, nor its heartbeat: {LOCK_REMEDY}"
+            )
+            if seconds >= self._lease_seconds and len(blamed) == 1 and self._interrupts:
+                _silenced[handled.task, handled.run] = why
+                if len(_silenced) > MAX_SILENCED:
+                    _silenced.popitem(last=False)
+                if in_loop:
+                    self._silencing = handled, why
+                    self._signal()
+            one_of = "" if len(blamed) == 1 else f" (or one of {len(blamed) - 1} others)"
+            logger.warning("run %s of task %s%s %s\n%s", handled.run, handled.task, one_of, why, _text(frame))
 
     def _report(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -210,11 +273,17 @@ class LoopWatch:
     # -- in the loop's thread ----------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        held = self._held_seconds
+        held, silencing, self._silencing = self._held_seconds, self._silencing, None
         # A debugger may block the loop for as long as it likes.
-        if held < self._limit_seconds or frame is None or sys.gettrace() is not None or not interruptible(frame):
+        if frame is None or sys.gettrace() is not None or not interruptible(frame):
             return
-        if HANDLED.get() is None:
+        handled = HANDLED.get()
+        # By now the thread may run another delivery.
+        if silencing is not None and handled is not None and _same(handled, silencing[0]):
+            raise LoopInterrupt(silencing[1], repeatable=False)
+        if held < self._limit_seconds:
+            return
+        if handled is None:
             return  # code of the program itself, which no delivery answers for
         self._held_seconds = 0.0
         place, _ = place_in_code(frame)
@@ -241,6 +310,23 @@ def interruptible(frame: FrameType | None) -> bool:
         users = users or top not in sys.stdlib_module_names
         frame = frame.f_back
     return False
+
+
+def _same(one: Handled, other: Handled) -> bool:
+    return (one.task, one.run) == (other.task, other.run)
+
+
+def _handled_in(frame: FrameType | None) -> Handled | None:
+    """Return the delivery whose code is in this stack."""
+    while frame is not None:
+        code, module = frame.f_code.co_name, frame.f_globals.get("__name__")
+        if module == IN_FLIGHT and code == "_handle":
+            handled: Handled = frame.f_locals["delivery"]
+            return handled
+        if module in _GUARDS and "handled" in frame.f_code.co_varnames:
+            return frame.f_locals.get("handled")
+        frame = frame.f_back
+    return None
 
 
 def _place_of(frame: FrameType) -> str:

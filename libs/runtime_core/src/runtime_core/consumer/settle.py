@@ -26,6 +26,7 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.declare.declaration import MAX_DELAY_SECONDS, Limit, RetryPolicy
 from runtime_core.errors import (
     AgentError,
+    BlockedEventLoop,
     ConfigurationError,
     Denied,
     Divergence,
@@ -80,6 +81,7 @@ def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
     if isinstance(error, StepError):
         name = kept(error.type, LONGEST_TYPE) or kind
         return Failed(name, kept(error.message, LONGEST_MESSAGE), retryable=False)
+    repeatable = repeatable and not (isinstance(error, BlockedEventLoop) and not error.repeatable)
     # The end of a traceback names the error.
     trace = kept("".join(traceback.format_exception(error)), LONGEST_TRACEBACK, end=True)
     return Failed(kind, message, trace, retryable=repeatable, defect=isinstance(error, DEFECTS))
@@ -126,7 +128,13 @@ def failure_of(error: BaseException) -> Failed:
                 "Divergence", error_text(text_of_error(error)), error_text(error.trace, keep_end=True),
                 retryable=False, parked=True, divergence=error,
             )  # fmt: skip
-        case InvalidInput() | LimitExceeded() | ConfigurationError() | JobCancelled():
+        case (
+            InvalidInput()
+            | LimitExceeded()
+            | ConfigurationError()
+            | JobCancelled()
+            | BlockedEventLoop(repeatable=False)
+        ):
             return Failed(class_name(error), error_text(text_of_error(error)), traceback_of(error), retryable=False)
     # WeftError itself means wrong use of the context, which the same code would repeat.
     return Failed(

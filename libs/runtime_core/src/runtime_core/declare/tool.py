@@ -19,6 +19,7 @@ from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
 from runtime_core.errors import LoopInterrupt
+from runtime_core.telemetry.logs import HANDLED
 from runtime_core.wire.step import NOTHING_USED, Usage, total_usage
 
 PROGRESS_AT_ONCE = 16
@@ -236,6 +237,7 @@ async def _await(work: Future[object]) -> object:
 
 
 def _guarded(what: str, function: Callable[[], object]) -> object:
+    handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:
         return function()
     except StopIteration as error:  # a future cannot hold StopIteration: the call would never end

@@ -359,7 +359,10 @@ class AgentContext:
         return receive(run, branch, name, timeout_ms=limit, default=other)
 
     def sleep(self, delay: float | timedelta) -> RequestStep[None]:
-        """Wait for seconds or days without occupying a process. A negative delay counts as 0."""
+        """Wait for seconds or days without occupying a process.
+
+        A delay below 0 counts as 0, as in asyncio: in `due - ctx.now()`, the time may have passed.
+        """
         run, branch = self._here("ctx.sleep")
         return sleep(run, branch, milliseconds(delay, "delay of ctx.sleep"))
 
@@ -373,7 +376,13 @@ class AgentContext:
 
     # ---- local steps and output --------------------------------------------------------------------------
 
-    def step(self, fn: Callable[..., object], /, *args: object, name: str | None = None, **kwargs: object) -> LocalStep:
+    @overload
+    def step(self, fn: Callable[..., object], /, *args: object, name: str | None, **kwargs: object) -> LocalStep: ...
+
+    @overload
+    def step(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> LocalStep: ...
+
+    def step(self, fn: Callable[..., object], /, *args: Any, name: Any = None, **kwargs: Any) -> LocalStep:
         """Run `fn` once, async or (in a thread) sync, and record its result as JSON.
 
         An error of `fn` is recorded and raised as LocalStepError, except Retry and Reject. If an argument has no JSON,

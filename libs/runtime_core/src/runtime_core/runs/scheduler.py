@@ -14,6 +14,7 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.settle import failure_of
 from runtime_core.errors import LoopInterrupt, WeftError
 from runtime_core.runs.journal import StepOfRun
+from runtime_core.telemetry.logs import HANDLED
 
 if TYPE_CHECKING:
     from runtime_core.consumer.effects import StepRequest
@@ -436,6 +437,7 @@ class Flow:
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results of all types
+    handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:
         return await coroutine
     except LoopInterrupt as interrupt:

@@ -18,10 +18,27 @@ from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult, finished_steps
 from runtime_core.consumer.heartbeat import EndedPart
-from runtime_core.consumer.settle import error_text, give_up, hand_back, hand_on, reason_of, schedule_retry, take_slots
+from runtime_core.consumer.settle import (
+    error_text,
+    failure_of,
+    give_up,
+    hand_back,
+    hand_on,
+    reason_of,
+    schedule_retry,
+    take_slots,
+)
 from runtime_core.engines.local import EngineCompute
 from runtime_core.engines.results import Results
-from runtime_core.errors import InvalidInput, JournalLost, JournalMoved, LimitExceeded, OutputChanged, TurnTaken
+from runtime_core.errors import (
+    BlockedEventLoop,
+    InvalidInput,
+    JournalLost,
+    JournalMoved,
+    LimitExceeded,
+    OutputChanged,
+    TurnTaken,
+)
 from runtime_core.runs.commit import (
     HandedBack,
     TurnGone,
@@ -185,6 +202,9 @@ class TurnHandler:
         """Run one turn until it ends or waits, and commit its effects. Return its outcome, one of `TURN_OUTCOMES`."""
         if delivery.run.count("/") >= NESTED_LIMIT:
             return await self._fail(delivery, definition, _too_deep(delivery.name), warm)
+        if delivery.silenced:
+            silenced = BlockedEventLoop(delivery.silenced, repeatable=False)
+            return await self._fail(delivery, definition, failure_of(silenced), warm)
         while True:
             try:
                 self._running[delivery] = warm.run
