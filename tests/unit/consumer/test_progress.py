@@ -199,7 +199,7 @@ async def test_c_code_that_keeps_the_global_lock_ends_its_attempt(
 
 def test_a_later_turn_of_a_run_that_has_kept_the_lock_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     delivery = delivery_of("goes on")
-    monkeypatch.setitem(progress._silenced, ("goes on", "r"), "kept the lock")
+    monkeypatch.setitem(progress.SILENCED, ("goes on", "r"), "kept the lock")
     assert silenced_by(delivery, 1) == ""
     assert silenced_by(delivery, 2) == "", "forgotten"
 

@@ -143,8 +143,7 @@ class CallHandler:
                 await self._end_unknown(delivery, started)
                 return "failed"
         if delivery.silenced:
-            failed = failed_from(BlockedEventLoop(delivery.silenced, repeatable=False))
-            await self._calls.fail(delivery, tool.retry, failed, started, NOTHING_USED)
+            await self._end_silenced(delivery, tool, started)
             return "failed"
         context = ToolContext(
             task_id=delivery.task,
@@ -184,6 +183,10 @@ class CallHandler:
 
     def stop_task(self, task: str) -> None:
         """Does nothing: the consumer cancels running calls."""
+
+    async def _end_silenced(self, delivery: Delivery, tool: CallableTool, now: float) -> None:
+        silenced = failed_from(BlockedEventLoop(delivery.silenced, repeatable=False))
+        await self._calls.fail(delivery, tool.retry, silenced, now, NOTHING_USED)
 
     async def _end_unknown(self, delivery: Delivery, now: float) -> None:
         error = StepError(

@@ -217,6 +217,7 @@ class Client:
         """
         if options is not NO_OPTIONS:
             check_options(options)
+        _check_timeout(timeout)
         new = new_submission(
             agent if isinstance(agent, str) else agent_name(agent, "data.agent"),
             input,
@@ -325,6 +326,7 @@ class Client:
         from runtime_core.client.fork import plan_fork
 
         check_options(options)
+        _check_timeout(timeout)
         bus = (await self.task(origin)).bus
         plan = await plan_fork(bus, self._namespace, origin, at=at, input=input, store=store)
         new = plan.submission(
@@ -500,6 +502,14 @@ class Client:
         transport = await connect(url)
         self._transports.append(transport)
         return transport
+
+
+def _check_timeout(timeout: object) -> None:
+    """Raise InvalidInput unless it is None or a number of seconds of 0 or more."""
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+    ):  # fmt: skip
+        raise InvalidInput("timeout", f"{timeout!r} is not a number of seconds of 0 or more, or None for no limit")
 
 
 def _traces() -> bool:

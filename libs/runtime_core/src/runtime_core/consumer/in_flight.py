@@ -15,7 +15,7 @@ from typing import Protocol
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import EndedPart, EndedTasks
-from runtime_core.consumer.progress import ProgressWatch, silenced_by
+from runtime_core.consumer.progress import SILENCED, ProgressWatch, silenced_by
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
@@ -131,7 +131,8 @@ class InFlight:
         outcome = "handled"
         HANDLED.set(delivery)  # in this task's own context, so nothing restores it
         ended, entry_ms = self.ended, int(delivery.entry.partition(b"-")[0])
-        delivery.silenced = silenced_by(delivery, delivery.deliveries)
+        if SILENCED:
+            delivery.silenced = silenced_by(delivery, delivery.deliveries)
         try:
             # Its task has ended early, or may have ended before this process kept track. A repeated call may be a copy:
             # a server that has lost its last writes promotes it again, or still lists it as pending, and its result may

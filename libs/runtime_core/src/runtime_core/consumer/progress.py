@@ -40,7 +40,7 @@ IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
 _GUARDS = frozenset({"runtime_core.declare.tool", "runtime_core.runs.scheduler", "runtime_core.runs.step"})
 """Modules with a function around the user's code whose local `handled` is its delivery."""
-_silenced: OrderedDict[tuple[str, str], str] = OrderedDict()
+SILENCED: OrderedDict[tuple[str, str], str] = OrderedDict()
 """The runs and calls, by task and id, that have kept the global lock for a lease in this process, and the error."""
 
 
@@ -49,7 +49,7 @@ def silenced_by(handled: Handled, deliveries: int) -> str:
 
     Others have reclaimed it since, so it has silenced them, too. A first delivery is of another turn or attempt.
     """
-    why = _silenced.pop((handled.task, handled.run), "") if _silenced else ""
+    why = SILENCED.pop((handled.task, handled.run), "")
     return why if deliveries > 1 else ""
 
 
@@ -229,9 +229,9 @@ class LoopWatch:
                 f"of the process ran, nor its heartbeat: {LOCK_REMEDY}"
             )
             if seconds >= self._lease_seconds and len(blamed) == 1 and self._interrupts:
-                _silenced[handled.task, handled.run] = why
-                if len(_silenced) > MAX_SILENCED:
-                    _silenced.popitem(last=False)
+                SILENCED[handled.task, handled.run] = why
+                if len(SILENCED) > MAX_SILENCED:
+                    SILENCED.popitem(last=False)
                 if in_loop:
                     self._silencing = handled, why
                     self._signal()

@@ -6,7 +6,7 @@ For each kind: first what it requests from the commit, with its part of it, then
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import EllipsisType, TracebackType
@@ -84,7 +84,8 @@ def read_result(reader: Reader, kind: str, name: str, payload: bytes) -> Any:  #
         raise InvalidResult(
             error.field,
             f"{error.message}; it does not fit the return type of {kind} {name!r}: "
-            "return a type that can be read from its own JSON, or call it by name to get the JSON",
+            "return a type that can be read from its own JSON, or call it by name to get the JSON. If the type has "
+            "changed since the call, roll back, or accept both types, and redrive the task's dead letter",
         ) from None
 
 
@@ -436,5 +437,20 @@ def milliseconds(delay: float | timedelta, field: str, least: int = 0) -> int:
 def checked_text(value: object, field: str) -> str:
     """Return the value if it is a string. Raises InvalidInput(field)."""
     if not isinstance(value, str):
-        raise InvalidInput(field, f"{codec.quoted(value)} is not a string: pass other values as data=")
+        hint = ": pass other values as data=" if field.startswith("prompt") else ""
+        raise InvalidInput(field, f"{codec.quoted(value)} is not a string{hint}")
     return value
+
+
+def check_awaitable(what: str, parts: Sequence[object]) -> None:
+    """Raise InvalidInput for a part that is neither a step nor a coroutine."""
+    for part in parts:
+        if not hasattr(part, "__await__"):
+            raise InvalidInput(f"part of {what}", f"{part!r} is no step or coroutine: pass ctx.tool(…) or work()")
+
+
+def checked_conf(conf: object) -> object:
+    """Return the settings of tools. Raises InvalidInput unless they are an object."""
+    if not isinstance(conf, Mapping):
+        raise InvalidInput("conf of ctx.set_tools_conf", f"{conf!r} is not an object by tool name")
+    return conf

@@ -28,6 +28,8 @@ from runtime_core.runs.calls import (
     SpendStep,
     call,
     call_agent,
+    check_awaitable,
+    checked_conf,
     checked_default,
     checked_patch,
     checked_text,
@@ -209,7 +211,7 @@ class AgentContext:
 
         A tool reads its own as `ToolContext.conf`. Call it with the same settings in each replay.
         """
-        self._here("ctx.set_tools_conf")[0].carry("tools_conf", conf)
+        self._here("ctx.set_tools_conf")[0].carry("tools_conf", checked_conf(conf))
 
     # ---- calls -------------------------------------------------------------------------------------------
 
@@ -359,12 +361,8 @@ class AgentContext:
         return receive(run, branch, name, timeout_ms=limit, default=other)
 
     def sleep(self, delay: float | timedelta) -> RequestStep[None]:
-        """Wait for seconds or days without occupying a process.
-
-        A delay below 0 counts as 0, as in asyncio: in `due - ctx.now()`, the time may have passed.
-        """
-        run, branch = self._here("ctx.sleep")
-        return sleep(run, branch, milliseconds(delay, "delay of ctx.sleep"))
+        """Wait for seconds or days, without a process. A delay below 0 counts as 0, as in asyncio."""
+        return sleep(*self._here("ctx.sleep"), milliseconds(delay, "delay of ctx.sleep"))
 
     def released(self) -> Released:
         """Give up the run's key inside `async with ctx.released():`, so that the key's next events are handled.
@@ -389,13 +387,12 @@ class AgentContext:
         such as a client, `fn` still gets it, and the digest ignores the arguments.
         """
         run, branch = self._here("ctx.step")
-        label = name or label_of(fn)
+        label = checked_text(name or label_of(fn), "name of ctx.step")
         try:
             data = encode({"args": args, **kwargs}, "arguments")
         except InvalidInput:
             data = b""
-        body = partial(call_function, fn, args, kwargs)
-        return LocalStep(run, branch, "step", label, body, data)
+        return LocalStep(run, branch, "step", label, partial(call_function, fn, args, kwargs), data)
 
     def model(
         self,
@@ -486,7 +483,7 @@ class AgentContext:
     def note(self, name: str, value: object) -> Note:
         """Add a row of kind `message` with this name to the task's trajectory."""
         run, branch = self._here("ctx.note")
-        return Note(run, branch, name, encode(value, "value of ctx.note"))
+        return Note(run, branch, checked_text(name, "name of ctx.note"), encode(value, "value of ctx.note"))
 
     def spend(self, *, model: str = "", **amounts: float) -> SpendStep:
         """Report usage, as in `await ctx.spend(tokens=812, requests=1, cost=0.004, model="…")`.
@@ -580,6 +577,7 @@ class AgentContext:
     def _here(self, what: str, *parts: object) -> tuple[Execution, Branch]:
         run = self._run
         try:
+            check_awaitable(what, parts)
             return run, run.flow.branch_here(what)
         except BaseException:
             for part in parts:

@@ -50,7 +50,8 @@ def checked_key(field: str, key: object) -> str:
         raise InvalidInput(field, f"{key!r} is not text")
     if len(key) > MAX_NAME_CHARACTERS or has_control(key) or not _is_utf8(key):
         raise InvalidInput(
-            field, f"{key!r} is not a key: use at most {MAX_NAME_CHARACTERS} characters without control characters"
+            field,
+            f"{key[:60]!r} is not a key: use at most {MAX_NAME_CHARACTERS} characters without control characters",
         )
     return key
 

@@ -198,6 +198,11 @@ def as_call(kind: str, name: str, key: str, data: bytes) -> str:
         return "ctx.released()" if kind == "release" else "the end of ctx.released()"
     if kind == "timer":
         return f"{method}({request / 1000:g})" if isinstance(request, int) else f"{method}()"
+    if kind == "human":
+        # The record has the question as its event.
+        if isinstance(request, dict) and {"request_id", "prompt"} <= request.keys():
+            name, request = request["prompt"], request.get("data")
+        data = b"" if request is None else data
     if kind not in ("emit", "usage"):
         given.append(quoted(name, ARGUMENT_CHARACTERS))
     if kind in ("tool", "ray", "spark", "engine", "step", "usage") and isinstance(request, dict):
