@@ -30,14 +30,6 @@ MUTANTS: tuple[Mutant, ...] = (
         CONSOLE,
     ),
     python(
-        "trajectory/store.py",
-        "few_ends_first",
-        "wanted += [tables.STEPS.c.task.in_(chosen)] if few else of_ends",
-        "wanted += of_ends",
-        "an export of one agent's steps does not read all steps",
-        "integration/trajectory:store",
-    ),
-    python(
         "trajectory/database.py",
         "indexes_of_older_tables",
         "                        await connection.execute(CreateIndex(index, if_not_exists=True))\n",
