@@ -554,14 +554,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "consumer/progress.py",
-        "lock_computed",
-        " and computed - before >= COMPUTED_PART * late:",
-        ":",
-        "a process that was paused has kept no lock",
-        "unit/consumer:progress",
-    ),
-    python(
-        "consumer/progress.py",
         "lock_innocent",
         " and _same(handled, silencing[0]):",
         ":",
