@@ -9,6 +9,7 @@ CONSOLE = "integration/gateway:console"
 TOKENS = "integration/gateway:tokens"
 EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
+PLANS = "integration/trajectory:store_plans"
 LOGIN = "integration/gateway:console_login"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -28,6 +29,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False]\n        return sorted",
         "the overview has what is stuck, however many tasks came after it",
         CONSOLE,
+    ),
+    python(
+        "trajectory/store.py",
+        "few_ends_first",
+        "            tasks = few\n",
+        "            wanted += of_ends\n",
+        "an export of one agent's steps does not read all steps",
+        PLANS,
+    ),
+    python(
+        "trajectory/store.py",
+        "few_only",
+        "return found if len(found) <= _TASKS_FOUND_FIRST else None",
+        "return found",
+        "an export of many tasks' steps has all of them",
+        "integration/trajectory:store",
+    ),
+    python(
+        "trajectory/store.py",
+        "usage_by_end",
+        'wanted.append(_begins_with(ends.task.concat(""), prefix))',
+        "wanted.append(_begins_with(ends.task, prefix))",
+        "a tenant's usage of a day does not read its steps of all days",
+        PLANS,
     ),
     python(
         "trajectory/database.py",

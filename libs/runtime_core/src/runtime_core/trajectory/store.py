@@ -267,7 +267,7 @@ class TrajectoryStore:
         if prefix:
             wanted.append(_begins_with(tables.STEPS.c.task, prefix))
         if status is not None:
-            wanted.append(ends.status == status)
+            of_ends.append(ends.status == status)
         if agent is not None:
             of_ends.append(ends.agent == agent)
         if session is not None:
@@ -276,11 +276,14 @@ class TrajectoryStore:
             if since.tzinfo is None:
                 raise InvalidInput("since", "has no time zone: add one, as in 2026-11-01T00:00:00+00:00")
             of_ends.append(ends.ended >= since.timestamp() * 1_000)
-        if of_ends:
-            chosen = select(ends.task).where(ends.namespace == namespace, *of_ends)
-            # If they are few, their own indexes find them; a join in the order of the steps would read all steps.
-            few = await self._has_at_most(chosen, _TASKS_FOUND_FIRST)
-            wanted += [tables.STEPS.c.task.in_(chosen)] if few else of_ends
+        few: list[str] | None = None
+        if of_ends and tasks is None:
+            # If they are few, read their steps by name; a join in the order of the steps would read all steps.
+            few = await self._few(select(ends.task).where(ends.namespace == namespace, *of_ends))
+        if few is None:
+            wanted += of_ends
+        else:
+            tasks = few
         if tasks is None:
             async for stored in self._pages(namespace, wanted):
                 yield stored
@@ -291,10 +294,12 @@ class TrajectoryStore:
             async for stored in self._pages(namespace, [named, *wanted]):
                 yield stored
 
-    async def _has_at_most(self, query: Select[tuple[str]], most: int) -> bool:
-        with translated("the tasks were not counted"):
+    async def _few(self, query: Select[str]) -> list[str] | None:
+        """Return the ids of tasks, or None if they are more than may be read one after the other."""
+        with translated("the tasks were not read"):
             async with self._engine.connect() as connection:
-                return len((await connection.execute(query.limit(most + 1))).all()) <= most
+                found = list((await connection.execute(query.limit(_TASKS_FOUND_FIRST + 1))).scalars())
+        return found if len(found) <= _TASKS_FOUND_FIRST else None
 
     async def call_of(self, namespace: str, task: str, run: str, step: str) -> str:
         """Return a step as the call that made it, as in `ctx.tool("search")`; empty if it is not recorded."""
@@ -352,7 +357,8 @@ class TrajectoryStore:
         wanted = [ends.namespace == namespace, ends.ended >= since.timestamp() * 1_000]
         wanted += [ends.ended < until.timestamp() * 1_000, steps.usage.is_not(None)]
         if prefix:
-            wanted.append(_begins_with(ends.task, prefix))
+            # Not by the key: SQLite would read all steps of the prefix, and sort them again for each page.
+            wanted.append(_begins_with(ends.task.concat(""), prefix))
         query = (
             select(
                 ends.ended, ends.task, ends.agent, steps.place, steps.attempt, steps.kind, steps.name, steps.usage,
