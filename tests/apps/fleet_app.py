@@ -6,6 +6,8 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from datetime import date
+from typing import Literal
 
 from runtime_core.app.app import App
 from runtime_core.declare.declaration import Agent, RetryPolicy
@@ -135,6 +137,21 @@ async def agent_dies(ctx: AgentContext, path: str) -> None:
 @app.agent("asks")
 async def asks(ctx: AgentContext, prompt: str) -> object:
     return {"answer": await ctx.human(prompt, data={"n": 1})}
+
+
+@dataclass
+class Visit:
+    """When somebody comes."""
+
+    day: date
+    seats: Literal[1, 2]
+    note: str | None = None
+
+
+@app.agent("books")
+async def books(ctx: AgentContext, prompt: str) -> list[object]:
+    visit = await ctx.human(prompt, type=Visit)
+    return [type(visit.day).__name__, visit.seats, visit.note]
 
 
 @app.agent("naps")

@@ -168,7 +168,7 @@ async def test_an_invalid_verdict_is_refused_and_the_question_stays_open(
     await asked(broker, bus, question("1", shown=VERDICT, timeout_ms=DEADLINE_MS))
     before = await broker.snapshot()
     answer = await bus.signal("t", "r:1", value)
-    assert answer[0] == "invalid"
+    assert (answer[0], answer[2]) == ("invalid", "value")
     assert problem in answer[1]
     assert await broker.snapshot() == before
     assert await bus.signal("t", "r:1", b"true") == ["ok"]
@@ -267,3 +267,40 @@ async def test_a_question_of_an_older_release_is_answered_by_its_place(broker: B
     await asked(broker, bus, question("1", shown=b'{"task_id":"t","request_id":"r:1","prompt":"well?"}'))
     assert await bus.signal("t", "r:1-00ff", b"1") == ["no_request"]
     assert await bus.signal("t", "r:1", b"1") == ["ok"]
+
+
+# -- answers of a type ---------------------------------------------------------------------------------------------
+
+TYPED = (
+    b'{"schema":{"type":"object","properties":{"day":{"type":"string","format":"date"},"seats":{"type":"integer"}},'
+    b'"required":["day"]},"task_id":"t","request_id":"r:1","prompt":"when?"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "problem"),
+    [
+        (b'{"day":"2030-01-04","seats":"two"}', "value.seats", "is not of type"),
+        (b'{"day":"tomorrow"}', "value.day", 'is not a "date"'),
+        (b"{}", "value", '"day" is a required property'),
+        (b"null", "value", "is not of type"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
+    broker: Broker, bus: EventBus, value: bytes, field: str, problem: str
+) -> None:
+    await asked(broker, bus, question("1", shown=TYPED, timeout_ms=DEADLINE_MS))
+    before = await broker.snapshot()
+    kind, message, part = await bus.signal("t", "r:1", value, "shop\ne1")
+    assert (kind, part) == ("invalid", field)
+    assert problem in message
+    assert await broker.snapshot() == before
+    assert await bus.signal("t", "r:1", b'{"day":"2030-01-04"}', "shop\ne1") == ["ok"]
+    assert await bus.signal("t", "r:1", b'{"day":"2030-01-04"}', "shop\ne1") == ["ok"], "sent again"
+    assert await results(broker) == {"1": 'K{"day":"2030-01-04"}'}
+
+
+async def test_only_the_question_itself_has_the_schema(broker: Broker, bus: EventBus) -> None:
+    """Data that looks the same somewhere inside is none, and needs no second call."""
+    await asked(broker, bus, question("1", shown=b'{"prompt":"?","data":{"schema":{"type":"integer"}}}'))
+    assert await bus.call("signal", "t", "r:1", b'"anything"', "", "") == [b"ok"]

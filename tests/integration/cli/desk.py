@@ -118,7 +118,7 @@ async def rejecting(ctx: AgentContext, text: str) -> str:
 
 @app.agent("publisher")
 async def publisher(ctx: AgentContext, text: str) -> object:
-    return await ctx.human("Publish it?", data={"text": text})
+    return await ctx.human("Publish it?", data={"text": text}, type=bool)
 
 
 @app.hook("before_tool_call")

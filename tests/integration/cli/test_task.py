@@ -144,7 +144,8 @@ def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft
     first, second = weft("task", "questions", "--json").json
     one, two = first["request_id"], second["request_id"]
     assert f"  weft task signal open-1 {one} true\n  weft task signal open-1 {one} false\n" in listed
-    assert f'open-2 (asker): Publish it?\n  {{"text":"draft"}}\n  weft task signal open-2 {two} VALUE\n' in listed
+    assert 'open-2 (asker): Publish it?\n  {"text":"draft"}\n  the answer has the schema ' in listed
+    assert f'{{"type":"boolean"}}\n  weft task signal open-2 {two} VALUE\n' in listed
     assert (first["task_id"], first["agent"], first["expects"]) == ("open-1", "approver", "verdict")
     assert (one[:4], two[:6]) == ("r:1-", "r/1:1-")
     assert [one["task_id"] for one in weft("task", "questions", "--limit", "1", "--json").json] == ["open-1"]
@@ -153,6 +154,8 @@ def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft
     wrong = weft("task", "signal", "open-1", one, "perhaps")
     assert wrong.status == 1
     assert wrong.err.startswith("weft task signal: value: is no verdict: send true, false or ")
+    misfit = weft("task", "signal", "open-2", two, "perhaps").err
+    assert misfit.startswith('weft task signal: value: "perhaps" is not of type "boolean"')
     edit = '{"verdict": "edit", "value": "final"}'
     assert weft("task", "signal", "open-1", one, edit).status == 0
     guessed = weft("task", "signal", "open-2", "r/1:1", "true")
@@ -186,13 +189,13 @@ def test_a_question_in_a_nested_run_is_shown_and_answered(weft: Weft) -> None:
     wrong = weft("task", "signal", "ask-1", "r:9", "true")
     assert wrong.status == 1
     assert "no open question 'r:9'" in wrong.err
-    assert weft("task", "signal", "ask-1", asked, '{"yes": 1}', "--json").json == {
+    assert weft("task", "signal", "ask-1", asked, "true", "--json").json == {
         "task_id": "ask-1",
         "request_id": asked,
-        "value": {"yes": 1},
+        "value": True,
     }
     view = shown_with(weft, "ask-1", lambda view: view["status"] == "completed")
-    assert view["output"] == {"yes": 1}
+    assert view["output"] is True
     assert weft("task", "signal", "ask-1", asked, "false").err.startswith("weft task signal: ")
 
 

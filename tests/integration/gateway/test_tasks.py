@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fleet import until
+from tests.fleet import plain_redis, until
+from tests.integration.gateway.consoles import page, send
 from tests.integration.gateway.gateways import SECONDS, ended, gateway_fleet, http, problem
 from tests.servers.process import Server
 
@@ -123,6 +125,44 @@ async def test_a_task_is_cancelled_and_a_question_is_answered_once(
         # The cancel of an unknown task does not stop a later one of this id.
         later = await client.post("/v1/tasks", json={"agent": "echo", "input": 1, "task_id": "unknown"})
         assert later.status_code == 202
+
+
+async def test_an_answer_has_the_type_of_its_question(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """The API, the wire and the form of the console refuse another one by its field."""
+    async with (
+        gateway_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        plain_redis(valkey.port) as redis,
+    ):
+        asked: dict[str, dict[str, Any]] = {}
+        for task in ("by-api", "by-form"):
+            await client.post("/v1/tasks", json={"agent": "books", "input": "When?", "task_id": task})
+
+        async def are_asked() -> bool:
+            asked.update({each["task_id"]: each for each in (await client.get("/v1/questions")).json()["questions"]})
+            return len(asked) == 2
+
+        await until(are_asked, SECONDS, "the questions")
+        assert asked["by-api"]["schema"]["required"] == ["day", "seats"]
+        answer = {"request_id": asked["by-api"]["request_id"], "value": {"day": "2030-01-04", "seats": 3}}
+        wrong = await client.post("/v1/tasks/by-api/answers", json=answer)
+        assert problem(wrong) == (422, "field", "value.seats")
+        data = json.dumps({**answer, "task_id": "by-api"})
+        sent = ("type", "weft.task.signal", "replyto", f"of-{namespace}", "data", data)
+        await redis.execute_command("XADD", f"{namespace}:tasks", "*", *sent)
+        [[_, [[_, fields]]]] = await redis.execute_command("XREAD", "BLOCK", 20_000, "STREAMS", f"of-{namespace}", "0")
+        assert json.loads(fields[b"data"])["field"] == "data.value.seats"
+        answer["value"] = {"day": "2030-01-04", "seats": 2}
+        assert (await client.post("/v1/tasks/by-api/answers", json=answer)).status_code == 200
+        assert (await ended(client, "by-api"))["output"] == ["date", 2, None]
+
+        form = await page(client, "/people")
+        assert [each["name"] for each in form.all("select")] == ["choice.seats"]
+        filled = {"request_id": asked["by-form"]["request_id"], "choice.seats": "1", "text?.note": "late"}
+        refused = await send(client, "/tasks/by-form/answer", form, {**filled, "text.day": "soon"})
+        assert (refused.status_code, "value.day" in refused.text) == (422, True), refused.text
+        assert (await send(client, "/tasks/by-form/answer", form, {**filled, "text.day": "2030-01-04"})).is_redirect
+        assert (await ended(client, "by-form"))["output"] == ["date", 1, "late"]
 
 
 async def test_a_message_reaches_a_task_once_and_questions_are_listed(

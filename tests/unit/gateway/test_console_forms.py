@@ -38,6 +38,32 @@ def test_a_form_has_a_field_for_each_member() -> None:
     assert found["size"].options[0] == ("", "-"), "it may be left out"
 
 
+def test_fields_follow_definitions_and_may_be_left_empty() -> None:
+    """A class, an enumeration or a value that may be null has the field of its own type."""
+    schema = {
+        "$ref": "#/$defs/Trip",
+        "$defs": {
+            "Class": {"enum": ["first", "second"], "type": "string"},
+            "Trip": {
+                "type": "object",
+                "required": ["class", "back"],
+                "properties": {
+                    "class": {"$ref": "#/$defs/Class"},
+                    "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "description": "Any."},
+                    "other": {"anyOf": [{"$ref": "#/$defs/Class"}, {"type": "null"}], "default": None},
+                    "back": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "cycle": {"$ref": "#/$defs/Unknown"},
+                },
+            },
+        },
+    }
+    found = {field.label: field for field in fields_of(schema, "Answer")}
+    names = ["choice.class", "text?.note", "choice?.other", "json.back", "json?.cycle"]
+    assert [field.name for field in found.values()] == names
+    assert (found["note"].hint, found["note"].value) == ("Any.", "")
+    assert found["class"].options == (('"first"', "first"), ('"second"', "second"))
+
+
 @pytest.mark.parametrize(
     ("schema", "name"),
     [

@@ -358,6 +358,8 @@ def _print_question(question: Row, now_ms: int) -> None:
     print(f"{question['task_id']} ({plain(question['agent'])}): {plain(str(question['prompt']))}")
     if question.get("data") is not None:
         print(f"  {preview(question['data'], 300)}")
+    if "schema" in question:
+        print(f"  the answer has the schema {preview(question['schema'], 600)}")
     if "deadline" in question:
         left = duration(max(0, question["deadline"] - now_ms))
         otherwise = f"the answer is {preview(question['default'])}" if "default" in question else "it fails"

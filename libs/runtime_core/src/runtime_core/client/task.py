@@ -377,7 +377,7 @@ class TaskHandle:
         return answer[1] if answer[0] == "ended" else answer[0]
 
     async def signal(self, request_id: str, value: Any) -> None:  # Any: JSON
-        """Answer a question. Raises InvalidInput if it is not open."""
+        """Answer a question. Raises InvalidInput if it is not open, or expects another value, as in `value.topic`."""
         if not isinstance(request_id, str):
             raise InvalidInput("request_id", f"{request_id!r} is not text; see `weft task show`")
         bus, data = self._partition.bus, codec.encode(value)
@@ -426,7 +426,8 @@ def check_answered(answer: Sequence[str], task_id: str, request_id: str) -> None
         "ended": ("task_id", f"task {task_id!r} has ended ({answer[-1]})"),
         "answered": ("request_id", f"{request_id!r} was already answered, or its deadline has passed"),
         "no_request": ("request_id", f"the task has no open question {request_id!r}; see `weft task show {task_id}`"),
-        "invalid": ("value", answer[-1]),
     }
+    if answer[0] == "invalid":
+        raise InvalidInput(answer[2], answer[1])
     if answer[0] in problems:
         raise InvalidInput(*problems[answer[0]])

@@ -215,8 +215,10 @@ ValueCheck = Callable[[object, str], None]
 """Raises InvalidInput for a value, with its field and the path of the wrong part, as in `data.input.topic`."""
 
 
-def value_check(schema: Schema) -> ValueCheck:
+def value_check(schema: Schema, *, formats: bool = False) -> ValueCheck:
     """Compile a schema of Draft 2020-12, or of the draft that it names. Raises InvalidInput with the wrong part.
+
+    With `formats`, a text must have the format that the schema names, as in `date`.
 
     The time of a check is linear in the size of the value, since values come from models and publishers: patterns with
     lookaround or backreferences, which cannot be linear, may take a bounded number of steps.
@@ -231,7 +233,8 @@ def value_check(schema: Schema) -> ValueCheck:
     reason: Exception
     for patterns in (RegexOptions(), FancyRegexOptions(backtrack_limit=BACKTRACK_MAX)):
         try:
-            return partial(_check_value, kind(schema, pattern_options=patterns, retriever=_refuse_to_fetch))
+            validator = kind(schema, validate_formats=formats, pattern_options=patterns, retriever=_refuse_to_fetch)
+            return partial(_check_value, validator)
         except ValidationError as error:
             reason = InvalidInput(_place("", error.instance_path), short_line(error.message))
         except ValueError as error:  # nested too deeply

@@ -192,7 +192,7 @@ class Access:
         try:
             await handle.signal(request_id, value)
         except InvalidInput as error:
-            if error.field == "value":
+            if error.field.partition(".")[0] == "value":
                 raise
             raise Problem(CONFLICT, error.message, error.field) from None
 

@@ -483,6 +483,7 @@ def _question_schema() -> Json:
                 "description": "The answer is true, false, or an object with `verdict` (`approve`, `deny`, `edit`), "
                 "`value` and `reason`.",
             },
+            "schema": {"type": "object", "description": "The JSON schema of the answer; without it, any JSON."},
             "agent": {"type": "string", "description": "In a list: the agent of the task."},
             "created": {"type": "number", "description": "In a list: when the task was created (epoch ms)."},
             "deadline": {"description": "When the default becomes the answer, or the question fails."},

@@ -16,7 +16,7 @@ from runtime_core.consumer.effects import JournaledStep, StepRequest
 from runtime_core.declare.schema import encode
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, InvalidResult, LimitExceeded
 from runtime_core.runs.context_values import Conflict
-from runtime_core.runs.effects import Approval, Call, Publish, Question, Receive, Send, Spend, Timer
+from runtime_core.runs.effects import AnswerType, Approval, Call, Publish, Question, Receive, Send, Spend, Timer
 from runtime_core.runs.journal import from_json, packed_now
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.shared_context import Context
@@ -189,21 +189,34 @@ def sleep(run: Execution, branch: Branch, after_ms: int) -> RequestStep[None]:
     return step
 
 
-def question(
-    run: Execution,
-    branch: Branch,
-    prompt: str,
-    *,
-    data: bytes,
-    timeout_ms: int | None,
-    default: bytes | None,
-) -> RequestStep[Any]:  # Any: the answer is whatever JSON the human's client sends
-    """Return a question to a human or another program."""
-    # Used as the key, so that questions with other terms have another digest.
-    terms = f"{timeout_ms} {default!r}"
-    step: RequestStep[Any] = RequestStep(run, branch, "human", prompt, terms, data)
-    step.request = Question(step.id, step.digest, prompt, data, timeout_ms=timeout_ms, default=default)
-    return step
+class QuestionStep(RequestStep[Any]):  # Any: of the question's type, or whatever JSON was sent
+    """A question to a human or another program."""
+
+    __slots__ = ("expected",)
+
+    def __init__(
+        self,
+        run: Execution,
+        branch: Branch,
+        prompt: str,
+        *,
+        data: bytes,
+        timeout_ms: int | None,
+        default: bytes | None,
+        expected: AnswerType | None = None,
+        as_json: bool = False,
+    ) -> None:
+        """`as_json`: the result is the answer's JSON, also if it has a type."""
+        # The terms are the key, so that questions with other terms have another digest. The type is none of them.
+        super().__init__(run, branch, "human", prompt, f"{timeout_ms} {default!r}", data)
+        self.expected = None if as_json else expected
+        self.request = Question(
+            self.id, self.digest, prompt, data, timeout_ms=timeout_ms, default=default,
+            schema=b"" if expected is None else expected.schema,
+        )  # fmt: skip
+
+    def read(self, payload: bytes) -> Any:  # Any: see the class
+        return from_json(payload) if self.expected is None else self.expected.read(payload)
 
 
 def receive(

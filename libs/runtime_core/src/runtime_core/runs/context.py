@@ -22,6 +22,7 @@ from runtime_core.runs.calls import (
     Emit,
     Note,
     PublishStep,
+    QuestionStep,
     RequestStep,
     SendStep,
     Session,
@@ -35,10 +36,10 @@ from runtime_core.runs.calls import (
     checked_text,
     milliseconds,
     patched,
-    question,
     receive,
     sleep,
 )
+from runtime_core.runs.effects import answer_type
 from runtime_core.runs.engine_calls import Engine
 from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import ModelStep
@@ -273,9 +274,7 @@ class AgentContext:
         self, agent: str | CallTarget | type[Agent], input: object = ..., /, *, key: str = ...
     ) -> RequestStep[Any]: ...
 
-    def agent(
-        self, agent: object, input: object = None, /, *, key: str = ""
-    ) -> RequestStep[Any]:  # Any: the agent's own result
+    def agent(self, agent: object, input: object = None, /, *, key: str = "") -> RequestStep[Any]:  # Any: its result
         """Call an agent, given its function, class or name, and wait for its answer.
 
         The answer of a function has its return type; other answers are JSON. `key` names the instance; empty: a new one
@@ -297,53 +296,54 @@ class AgentContext:
             self._run.functions.engines.check(name)
         return Engine(self._run, name)
 
+    @overload
     def human(
-        self,
-        prompt: str,
-        *,
-        data: object = None,
-        timeout: float | timedelta | None = None,
+        self, prompt: str, *, type: type[R], data: object = ..., timeout: float | timedelta | None = ...,
         default: object = ...,
-    ) -> Awaitable[Any]:  # Any: the answer is whatever JSON was sent
+    ) -> Awaitable[R]: ...  # fmt: skip
+
+    @overload
+    def human(
+        self, prompt: str, *, type: object = ..., data: object = ..., timeout: float | timedelta | None = ...,
+        default: object = ...,
+    ) -> Awaitable[Any]: ...  # fmt: skip
+
+    def human(
+        self, prompt: str, *, type: object = None, data: object = None, timeout: float | timedelta | None = None,
+        default: object = ...,
+    ) -> Awaitable[Any]:  # fmt: skip  # Any: of the type, or whatever JSON was sent
         """Ask a human, or another program that answers with `weft.task.signal`.
 
-        After `timeout` (seconds above 0 or timedelta; None: no limit) the answer is `default`; without a default,
-        HumanTimeout is raised.
+        With a `type`, an answer that does not fit its JSON schema is refused, and the result has the type. After
+        `timeout` (seconds or timedelta; None: no limit) it is `default`; without one, HumanTimeout is raised.
         """
         run, branch = self._here("ctx.human")
         prompt = checked_text(prompt, "prompt of ctx.human")
         shown = encode(data, "data of ctx.human")
         answer = None if isinstance(default, EllipsisType) else encode(default, "default of ctx.human")
+        expected = None if type is None else answer_type(type, answer)
         limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.human", least=1)
         if run.hooks is not None:
-            guarded = run.hooks.human(branch, prompt, shown, limit, answer)
+            guarded = run.hooks.human(branch, prompt, shown, limit, answer, expected)
             if guarded is not None:
                 return guarded
-        return question(run, branch, prompt, data=shown, timeout_ms=limit, default=answer)
+        return QuestionStep(run, branch, prompt, data=shown, timeout_ms=limit, default=answer, expected=expected)
 
     def approve(
-        self,
-        what: str,
-        *,
-        data: object = None,
-        timeout: float | timedelta | None = None,
-        default: object = ...,
+        self, what: str, *, data: object = None, timeout: float | timedelta | None = None, default: object = ...
     ) -> Awaitable[Approval]:
         """Let a human approve, deny or edit `data`; the run waits on the broker for the verdict.
 
-        After `timeout` (seconds above 0 or timedelta; None: no limit) the answer is `default`, True to approve or
-        False to deny; without a default, HumanTimeout is raised. The broker refuses any other answer, and the question
-        stays open.
+        After `timeout` (as for `human`) the answer is `default`, True to approve or False to deny; without a default,
+        HumanTimeout is raised. The broker refuses any other answer, and the question stays open.
         """
         run, branch = self._here("ctx.approve")
         what = checked_text(what, "prompt of ctx.approve")
         shown = encode(data, "data of ctx.approve")
         answer = checked_default(default, "default of ctx.approve")
         limit = None if timeout is None else milliseconds(timeout, "timeout of ctx.approve", least=1)
-        if run.hooks is not None:
-            guarded = run.hooks.approve(branch, what, shown, limit, answer)
-            if guarded is not None:
-                return guarded
+        if run.hooks is not None and (guarded := run.hooks.approve(branch, what, shown, limit, answer)) is not None:
+            return guarded
         return ApprovalQuestion(run, branch, what, data=shown, timeout_ms=limit, default=answer)
 
     def receive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Sequence
@@ -12,8 +13,13 @@ import msgspec
 
 from runtime_core.bus.topics import published, sent
 from runtime_core.consumer.effects import WAKE
+from runtime_core.declare.declaration import place_of
+from runtime_core.declare.manifest import value_check
+from runtime_core.declare.schema import Value
+from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.runs.shared_context import with_member, with_snapshot, without_snapshot
 from runtime_core.telemetry.trace_context import restated
+from runtime_core.wire import codec
 from runtime_core.wire.envelope import rfc3339
 from runtime_core.wire.ids import fingerprint, instance_address, partition_of, task_of_message
 
@@ -80,6 +86,47 @@ class Timer:
         return ("t", self.step, self.digest, self.wait, self.after_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerType:
+    """The type of a question's answer. It is part of the code: the journal has the answer as JSON."""
+
+    value: Value
+    schema: bytes
+    """Its JSON schema, which the question shows."""
+
+    def read(self, payload: bytes) -> Any:  # Any: of the type that the code has given
+        """Return the answer. Raises InvalidInput: no schema has the rules of a validator in Python."""
+        return self.value.decode(payload, "answer")
+
+
+def answer_type(hint: object, default: bytes | None) -> AnswerType:
+    """Return the type of an answer.
+
+    Raises ConfigurationError if JSON cannot represent it, and InvalidInput if the answer at the deadline does not fit.
+    """
+    try:
+        found = _known_answer_type(hint)
+    except TypeError:  # a type without a hash
+        found = _answer_type(hint)
+    if default is not None:
+        found.value.decode(default, "default of ctx.human")
+    return found
+
+
+def _answer_type(hint: object) -> AnswerType:
+    place = place_of(None, 4)  # the line that asks
+    value = Value("type of ctx.human", hint, place)
+    schema = value.schema()
+    try:
+        value_check(schema, formats=True)
+    except InvalidInput as error:
+        raise ConfigurationError(f"type of ctx.human ({place}): its schema is not valid, {error.message}") from None
+    return AnswerType(value, codec.encode(schema))
+
+
+_known_answer_type = functools.lru_cache(maxsize=256)(_answer_type)
+
+
 @dataclass(slots=True)
 class Question:
     """A step that a human or another program answers with `weft.task.signal`."""
@@ -95,10 +142,14 @@ class Question:
     """The answer (JSON) at the deadline; None: the deadline is an error."""
     expects: str = ""
     """`verdict`: the broker accepts only a verdict. Empty: it accepts any JSON."""
+    schema: bytes = b""
+    """JSON schema of the answer. Empty: any JSON, or a verdict."""
 
     def part(self, turn: CommittedTurn) -> Sequence[Argument]:
-        # `expects` comes first: `signal.lua` looks for it there.
+        # `expects` and `schema` come first: `signal.lua` looks for them there.
         request: dict[str, object] = {"expects": self.expects} if self.expects else {}
+        if self.schema:
+            request["schema"] = msgspec.Raw(self.schema)
         request |= {
             "task_id": turn.delivery.task,
             # With random digits, so that nobody can guess it. The broker keeps the committed one.

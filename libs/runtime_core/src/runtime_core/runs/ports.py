@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime_core.declare.tool import Tool
     from runtime_core.engines.function import EngineFunction
     from runtime_core.engines.local import EngineCompute, OwnEngines
-    from runtime_core.runs.effects import Approval, Call
+    from runtime_core.runs.effects import AnswerType, Approval, Call
     from runtime_core.runs.output import Piece
     from runtime_core.runs.scheduler import Branch
 
@@ -241,7 +241,14 @@ class RunHooks(Protocol):
     def emit(self, branch: Branch, data: bytes, name: str, /) -> Awaitable[None] | None: ...
 
     def human(
-        self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None, /
+        self,
+        branch: Branch,
+        prompt: str,
+        data: bytes,
+        timeout_ms: int | None,
+        default: bytes | None,
+        expected: AnswerType | None,
+        /,
     ) -> Awaitable[Any] | None: ...
 
     def approve(

@@ -437,7 +437,7 @@ class Admitter:
             case "no_request":
                 raise InvalidInput("data.request_id", f"the task has no open question {wanted.request_id!r}")
             case "invalid":
-                raise InvalidInput("data.value", answer[1])
+                raise InvalidInput(f"data.{answer[2]}", answer[1])
 
     async def _publish(self, entry: bytes, message: commands.Publication) -> None:
         if not tracing():

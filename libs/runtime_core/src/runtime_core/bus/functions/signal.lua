@@ -2,10 +2,13 @@
 -- KEYS 1 base · ARGV 1 task · 2 request id (run ':' step '-' its random end) · 3 value (JSON) 
 --      4 traceparent of the span that delivers it or ''
 --      5 source and id of the answer's event, one line each, or ''
+--      6 `fits` if the caller has checked the value against the question's schema, or nothing
 -- RETURNS {'ok'} · {'ok', 'before'} if this very event has already answered it
 --         · {'invalid', the problem} with the answer: the question stays open · {'unknown'} task · {'ended', status}
+--         · {'schema', the question}: check the value, then call again with `fits`
 --         · {'answered'} · {'no_request'}
 local EXPECTS_VERDICT = '{"expects":"verdict",'
+local HAS_SCHEMA = '{"schema":{'
 local VERDICTS = {approve = true, deny = true, edit = true}
 local VERDICT_FIELDS = {verdict = true, value = true, reason = true}
 
@@ -64,6 +67,8 @@ local function signal(keys, args)
   if string.sub(v[2], 14, 13 + #EXPECTS_VERDICT) == EXPECTS_VERDICT then
     local wrong = no_verdict(args[3])
     if wrong then return {'invalid', wrong} end
+  elseif string.sub(v[2], 14, 13 + #HAS_SCHEMA) == HAS_SCHEMA and args[6] ~= 'fits' then
+    return {'schema', data_of(v[2])}
   end
   check_waiting(base, task, run)
   check_record(base, task, redis.call('HGET', base .. 'task:' .. task, TASK.flags))

@@ -48,7 +48,7 @@ class Field:
 
 def fields_of(schema: Mapping[str, Any] | None, label: str = "Input") -> list[Field]:  # Any: JSON
     """Return the fields of a form for a JSON schema: one for each member of an object, else a single one."""
-    schema = schema or {}
+    schema = _resolved(schema or {}, schema or {})
     members = schema.get("properties")
     if schema.get("type") != "object" or not isinstance(members, dict) or not 0 < len(members) <= FIELDS_MAX:
         kind, options = _kind(schema)
@@ -58,7 +58,9 @@ def fields_of(schema: Mapping[str, Any] | None, label: str = "Input") -> list[Fi
     required = schema.get("required", ())
     found = []
     for name, member in members.items():
-        member = member if isinstance(member, dict) else {}
+        member = _resolved(member, schema) if isinstance(member, dict) else {}
+        if name not in required:
+            member = _without_null(member, schema)
         kind, options = _kind(member)
         default = member.get("default")
         found.append(
@@ -70,6 +72,19 @@ def fields_of(schema: Mapping[str, Any] | None, label: str = "Input") -> list[Fi
             )
         )  # fmt: skip
     return found
+
+
+def _resolved(member: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
+    """Return a part of a schema, with what it refers to among the definitions of the whole."""
+    name = str(member.get("$ref", "")).removeprefix("#/$defs/")
+    found = schema.get("$defs", {}).get(name) if name else None
+    return {**found, **member} if found else member
+
+
+def _without_null(member: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
+    """Return the only alternative to null, if there is one: a field may be left empty."""
+    others = [each for each in member.get("anyOf", ()) if each != {"type": "null"}]
+    return {**member, **_resolved(others[0], schema)} if len(others) == 1 else member
 
 
 def _kind(schema: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:  # Any: JSON
@@ -196,7 +211,7 @@ class Actions:
             if verdict == "edit" and isinstance(value, dict):
                 value = {**value, "value": codec.typed(visit.field("value"), words=True)}
         else:
-            value = codec.typed(visit.field("value"), words=True)
+            value = codec.typed(visit.field("value"), words=True) if "value" in visit.form else value_of(visit.form)
         await self._access.answer(visit.caller, task_id, visit.field("request_id"), value)
         return see(visit.field("back") or f"{HOME}/tasks/{task_id}", "answered")
 

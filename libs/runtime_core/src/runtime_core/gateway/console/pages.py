@@ -12,6 +12,7 @@ from runtime_core.client.task_view import Row, TaskFilter, describe_wait, read_t
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console import views
+from runtime_core.gateway.console.actions import fields_of
 from runtime_core.gateway.console.site import HEADERS, HOME, Page, Site, Visit
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_task
@@ -107,6 +108,7 @@ class Pages:
             split_sum=sum(each[1] for each in split) or 1,
             links=self._links(view["task_id"], context),
             tab=query.get("tab", "timeline") if query.get("tab") in ("output", "events", "data") else "timeline",
+            fields_of=fields_of,
             waits=[(wait, describe_wait(wait, now)) for wait in view.get("waits_for", ())],
             snippets=views.snippets(view, url, keyed=not self._site.opened),
             tokens=tokens,
@@ -165,7 +167,7 @@ class Pages:
 
     async def people(self, visit: Visit) -> Response:
         rows = await self._access.questions(visit.caller, QUESTIONS_MAX)
-        return self._site.render(visit, "people.html", rows=rows, now=views.now_ms())
+        return self._site.render(visit, "people.html", rows=rows, fields_of=fields_of, now=views.now_ms())
 
 
 def _query(given: Mapping[str, str], **changed: str) -> str:

@@ -195,7 +195,7 @@ async def ask(event: StreamEvent) -> None:
         try:
             await event.answer(_value(line.strip(), event, verdict))
         except InvalidInput as error:
-            if error.field != "value":
+            if error.field.partition(".")[0] != "value":
                 return  # answered elsewhere, or over
             prompt = f"{error}\n> "
         else:

@@ -21,7 +21,7 @@ from runtime_core.declare.manifest import AFTER_FAILED_TASK, HookPoint, agent_of
 from runtime_core.declare.schema import Schema, encode
 from runtime_core.errors import Denied, InvalidInput, ToolError, WeftError
 from runtime_core.runs.branches import Compound
-from runtime_core.runs.calls import ApprovalQuestion, Emit, approval_of, call, question, read_result
+from runtime_core.runs.calls import ApprovalQuestion, Emit, QuestionStep, approval_of, call, read_result
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.effects import Approval
@@ -35,6 +35,7 @@ from runtime_core.wire.ids import ROOT_RUN
 if TYPE_CHECKING:
     from runtime_core.declare.schema import Reader
     from runtime_core.runs.context import AgentContext
+    from runtime_core.runs.effects import AnswerType
     from runtime_core.runs.hooks.declared import HookTable
     from runtime_core.runs.run import Run
     from runtime_core.runs.scheduler import Branch
@@ -203,18 +204,29 @@ class RunHooks:
         await Emit(run, run.flow.branch_here("ctx.emit"), encode(value, "value of ctx.emit"), name)
 
     def human(
-        self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None
-    ) -> Compound[Any] | None:  # Any: the human's JSON
+        self,
+        branch: Branch,
+        prompt: str,
+        data: bytes,
+        timeout_ms: int | None,
+        default: bytes | None,
+        expected: AnswerType | None,
+    ) -> Compound[Any] | None:  # Any: of the question's type, or the human's JSON
         if not any(map(self._pipeline.selection.at, _AROUND_HUMAN)):
             return None
-        return Compound(self._run, branch, "human", self._human(prompt, data, timeout_ms, default))
+        return Compound(self._run, branch, "human", self._human(prompt, data, timeout_ms, default, expected))
 
-    async def _human(self, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None) -> object:
+    async def _human(
+        self, prompt: str, data: bytes, timeout_ms: int | None, default: bytes | None, expected: AnswerType | None
+    ) -> object:
         run = self._run
         prompt, data = await self._shown(prompt, data)
         here = run.flow.branch_here("ctx.human")
-        answer = await question(run, here, prompt, data=data, timeout_ms=timeout_ms, default=default)
-        return await self._fire(HookPoint.HUMAN_ANSWERED, prompt, answer, input=from_json(data))
+        step = QuestionStep(
+            run, here, prompt, data=data, timeout_ms=timeout_ms, default=default, expected=expected, as_json=True
+        )
+        answer = await self._fire(HookPoint.HUMAN_ANSWERED, prompt, await step, input=from_json(data))
+        return answer if expected is None else expected.read(encode(answer, "answer"))
 
     def approve(
         self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None
