@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -127,8 +129,110 @@ async def test_a_kill_of_a_replica_loses_no_event(valkey: Server, namespace: str
         assert pieces == [f"piece {n}" for n in range(PIECES)]
 
 
-async def _until_replaced(fleet: Fleet, before: str) -> None:
+REPLICAS = ("gateway-1", "gateway-2")
+READERS = 30
+
+
+@dataclass
+class Front:
+    """Front ends that submit tasks and read their streams, at one replica until it stops, then at the other one."""
+
+    fleet: Fleet
+    client: httpx2.AsyncClient
+    reading: Counter[str] = field(default_factory=Counter)
+    """Open streams by replica."""
+    cuts: Counter[str] = field(default_factory=Counter)
+    """Streams that a replica ended before their task did."""
+    tasks: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    async def work(self, reader: int) -> None:
+        at = reader % 2
+        while not self.stopped:
+            at, task = await self._submit(at, f"{reader}-{len(self.tasks)}")
+            self.tasks.append(task)
+            at = await self._read(at, task)
+
+    async def _submit(self, at: int, key: str) -> tuple[int, str]:
+        body = {"agent": "murmurs", "input": {"pieces": 5, "seconds": 0.5}}
+        while True:
+            try:
+                url = f"{url_of(self.fleet, REPLICAS[at])}/v1/tasks"
+                answer = await self.client.post(url, json=body, headers={"Idempotency-Key": key})
+            except httpx2.TransportError:
+                at = 1 - at
+                continue
+            if answer.status_code == 202:
+                return at, str(answer.json()["task_id"])
+            assert answer.status_code == 503, answer.text
+            at = 1 - at
+
+    async def _read(self, at: int, task: str) -> int:
+        found: list[Event] = []
+        while not found or found[-1].type != "weft.task.completed":
+            name = REPLICAS[at]
+            headers = {"Last-Event-ID": found[-1].id} if found else {}
+            self.reading[name] += 1
+            try:
+                url = f"{url_of(self.fleet, name)}/v1/tasks/{task}/events"
+                async with self.client.stream("GET", url, headers=headers) as response:
+                    assert response.status_code in (200, 503)
+                    async for event in events(response):
+                        found.append(event)  # noqa: PERF401  # a cut stream keeps what it has sent
+            except httpx2.TransportError:
+                pass
+            self.reading[name] -= 1
+            if not found or found[-1].type != "weft.task.completed":
+                self.cuts[name] += 1
+                at = 1 - at
+        assert [e.data["text"] for e in found if e.type == "weft.output.delta"] == [f"piece {n}" for n in range(5)]
+        assert len({event.id for event in found}) == len(found)
+        return at
+
+
+async def test_replicas_that_are_replaced_in_turn_lose_and_double_nothing(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    limits = httpx2.Limits(max_connections=4 * READERS)
+    async with (
+        gateway_fleet(valkey, namespace, tmp_path, gateways=2) as fleet,
+        httpx2.AsyncClient(timeout=SECONDS, trust_env=False, limits=limits) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        front = Front(fleet, client)
+        working = [group.create_task(front.work(reader)) for reader in range(READERS)]
+        for name in REPLICAS:
+
+            async def has_readers(name: str = name) -> bool:
+                return front.reading[name] >= READERS // 3
+
+            await until(has_readers, SECONDS, f"readers at {name}")
+            before, submitted = url_of(fleet, name), len(front.tasks)
+            fleet.terminate(name)
+            await _until_replaced(fleet, before, name)
+            assert front.cuts[name], "no stream was open"
+
+            async def goes_on(submitted: int = submitted) -> bool:
+                return len(front.tasks) > submitted + READERS // 2
+
+            await until(goes_on, SECONDS, "submits while a replica is replaced")
+        front.stopped = True
+        await asyncio.gather(*working)
+        assert len(set(front.tasks)) == len(front.tasks)
+        found: list[str] = []
+        cursor = ""
+        while True:
+            query = {"agent": "murmurs", "limit": "200", **({"cursor": cursor} if cursor else {})}
+            page = (await client.get(f"{url_of(fleet)}/v1/tasks", params=query)).json()
+            found += [row["task_id"] for row in page["tasks"]]
+            cursor = page.get("next_cursor") or ""
+            if not cursor:
+                break
+        assert sorted(found) == sorted(front.tasks), "a submit that was repeated made two tasks, or none"
+
+
+async def _until_replaced(fleet: Fleet, before: str, name: str = "gateway-1") -> None:
     async def is_replaced() -> bool:
-        return url_of(fleet) != before and fleet.members["gateway-1"].ready()
+        return url_of(fleet, name) != before and fleet.members[name].ready()
 
     await until(is_replaced, SECONDS, "the next gateway")
