@@ -342,9 +342,9 @@ class Connector:
             self._servers = [(node.host, int(node.port)) for node in manager.nodes_cache.values()]
             return found.host, int(found.port)
         except (RedisError, RedisClusterException, LookupError) as error:
-            raise ConnectionRefusedError(
-                f"no server of the Cluster knows where slot {self._slot} is: {error}"
-            ) from error
+            wanted = "has slots yet" if self._slot is None else f"knows where slot {self._slot} is"
+            reason = "" if isinstance(error, LookupError) else f": {error}"
+            raise ConnectionRefusedError(f"no server of the Cluster {wanted}{reason}") from error
         finally:
             await manager.aclose()
             await manager.aclose("startup_nodes")

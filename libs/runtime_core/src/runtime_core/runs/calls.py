@@ -459,7 +459,9 @@ def check_awaitable(what: str, parts: Sequence[object]) -> None:
     """Raise InvalidInput for a part that is neither a step nor a coroutine."""
     for part in parts:
         if not hasattr(part, "__await__"):
-            raise InvalidInput(f"part of {what}", f"{part!r} is no step or coroutine: pass ctx.tool(…) or work()")
+            raise InvalidInput(
+                f"part of {what}", f"{part!r} is neither a step nor a coroutine: pass ctx.tool(…) or work()"
+            )
 
 
 def checked_conf(conf: object) -> object:
