@@ -515,9 +515,17 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "consumer/progress.py",
         "own_code",
-        "        if top in _OURS:\n            return users\n",
-        "        if top in _OURS:\n            return True\n",
+        "            return users and not name.startswith(_BELOW)\n",
+        "            return True\n",
         "Weft's own code is not interrupted",
+        "unit/consumer:progress",
+    ),
+    python(
+        "consumer/progress.py",
+        "own_libraries",
+        "            return users and not name.startswith(_BELOW)\n",
+        "            return users\n",
+        "a library that Weft uses itself is not interrupted",
         "unit/consumer:progress",
     ),
     python(

@@ -38,6 +38,8 @@ MAX_SILENCED = 1000
 STACK_FRAMES = 20
 IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
+_BELOW = tuple(f"runtime_core.{name}." for name in ("base", "bus", "consumer", "telemetry", "wire"))
+"""Modules that call no code of users."""
 _GUARDS = frozenset({"runtime_core.declare.tool", "runtime_core.runs.scheduler", "runtime_core.runs.step"})
 """Modules with a function around the user's code whose local `handled` is its delivery."""
 SILENCED: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -145,8 +147,8 @@ class LoopWatch:
         self._turns = 0
         self._held_seconds = 0.0
         """How long the loop has been blocked; 0 if it runs. The thread writes it, and the signal handler resets it."""
-        self._silencing: tuple[Handled, str] | None = None
-        """The delivery that has kept the global lock for a lease, and why; the signal handler resets it."""
+        self._silencing: tuple[Handled, float, FrameType] | None = None
+        """What has kept the global lock for a lease: the delivery, the seconds and the frame. The handler resets it."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
@@ -213,7 +215,7 @@ class LoopWatch:
     def _report_lock(self, seconds: float) -> None:
         """Report that no thread ran for so long, and which code kept the global lock.
 
-        Signals before it logs: meanwhile the main thread may continue.
+        Signals before anything else: meanwhile the main thread may continue.
         """
         main, frames = threading.main_thread().ident or 0, sys._current_frames()
         in_loop = main in frames and interruptible(frames[main])
@@ -222,19 +224,17 @@ class LoopWatch:
         # Otherwise a plain function in a thread has kept the lock. Which of several cannot be told.
         users = [frame for frame in frames.values() if interruptible(frame)]
         blamed = [(handled, frame) for frame in users if (handled := _handled_in(frame)) is not None]
+        ends = seconds >= self._lease_seconds and len(blamed) == 1 and self._interrupts
+        if ends and in_loop:
+            handled, frame = blamed[0]
+            self._silencing = handled, seconds, frame
+            self._signal()
         for handled, frame in blamed:
-            place, _ = place_in_code(frame)
-            why = (
-                f"kept Python's global lock (GIL) for {seconds:.1f} s in {place or _place_of(frame)}, so no thread "
-                f"of the process ran, nor its heartbeat: {LOCK_REMEDY}"
-            )
-            if seconds >= self._lease_seconds and len(blamed) == 1 and self._interrupts:
+            why = _kept_lock(seconds, frame)
+            if ends:
                 SILENCED[handled.task, handled.run] = why
                 if len(SILENCED) > MAX_SILENCED:
                     SILENCED.popitem(last=False)
-                if in_loop:
-                    self._silencing = handled, why
-                    self._signal()
             one_of = "" if len(blamed) == 1 else f" (or one of {len(blamed) - 1} others)"
             logger.warning("run %s of task %s%s %s\n%s", handled.run, handled.task, one_of, why, _text(frame))
 
@@ -280,7 +280,7 @@ class LoopWatch:
         handled = HANDLED.get()
         # By now the thread may run another delivery.
         if silencing is not None and handled is not None and _same(handled, silencing[0]):
-            raise LoopInterrupt(silencing[1], repeatable=False)
+            raise LoopInterrupt(_kept_lock(*silencing[1:]), repeatable=False)
         if held < self._limit_seconds:
             return
         if handled is None:
@@ -296,15 +296,16 @@ class LoopWatch:
 def interruptible(frame: FrameType | None) -> bool:
     """Whether an exception may be raised in this frame: in the user's code, or in a library that it called.
 
-    Not in Weft or asyncio, which it could leave in an inconsistent state, and not in an import. There the code
-    continues, and the next signal may find it elsewhere.
+    Not in Weft or asyncio, which it could leave in an inconsistent state, nor in a library that they use themselves,
+    as for the redaction of a log line, and not in an import. There the code continues, and the next signal may find it
+    elsewhere.
     """
     users = False
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         top = name.partition(".")[0]
         if top in _OURS:
-            return users
+            return users and not name.startswith(_BELOW)
         if top == "importlib":
             return False
         users = users or top not in sys.stdlib_module_names
@@ -327,6 +328,14 @@ def _handled_in(frame: FrameType | None) -> Handled | None:
             return frame.f_locals.get("handled")
         frame = frame.f_back
     return None
+
+
+def _kept_lock(seconds: float, frame: FrameType) -> str:
+    place, _ = place_in_code(frame)
+    return (
+        f"kept Python's global lock (GIL) for {seconds:.1f} s in {place or _place_of(frame)}, so no thread of the "
+        f"process ran, nor its heartbeat: {LOCK_REMEDY}"
+    )
 
 
 def _place_of(frame: FrameType) -> str:

@@ -82,7 +82,7 @@ async def test_messages_are_consumed_one_by_one_and_in_order_until_done(make: Ma
         with pytest.raises(TimeoutError):
             await bus.consume(taken, timeout=0.05)
         await bus.done(taken)
-    with pytest.raises(InvalidInput, match="is open"):
+    with pytest.raises(InvalidInput, match="is not an open message"):
         await bus.done(taken)
 
 
