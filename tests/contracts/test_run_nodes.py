@@ -611,6 +611,22 @@ async def test_a_wait_that_checks_before_its_wake_up_sees_the_end_of_the_run(
     assert getattr(await wait, "status", None) == "FAILED"
 
 
+async def test_a_status_that_comes_right_after_another_wake_up_counts(client: Buses, bus: EventBus) -> None:
+    """The wait has not gone on yet, and the stream does not repeat the status."""
+    waits, looks = StateWaits(bus, client.open_reader, look_seconds=NEVER), asyncio.Queue[str]()
+
+    async def look(reported: str) -> str | None:
+        looks.put_nowait(reported)
+        return reported or None
+
+    wait = asyncio.create_task(waits.until("run/t/r/1", look))
+    assert await looks.get() == ""
+    waits._wake_all()
+    waits._wake("run/t/r/1", "cancelled")
+    assert await asyncio.wait_for(wait, WAIT) == "cancelled"
+    await waits.close()
+
+
 async def test_a_task_that_nobody_waits_for_notifies_nobody(broker: Broker, bus: EventBus) -> None:
     """The ends of all other tasks add nothing to the stream."""
     await broker.submit(bus, "t")

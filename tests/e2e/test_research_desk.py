@@ -351,7 +351,10 @@ def test_a_signal_ends_it_and_all_that_it_started(docs: Path, data_dir: Path, nu
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == status
-    assert errors == "stopped; the task continues at the next start\n"
+    # On a busy machine the agents may start so late that the desk says that its task waits for them.
+    *waits, last = errors.splitlines()
+    assert last == "stopped; the task continues at the next start"
+    assert all("no agent-handler has published its agents yet" in line for line in waits), errors
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent's death")

@@ -125,6 +125,7 @@ async def test_the_metrics_of_services_match_the_events(own_server: OwnServer, n
                 total(found, names.TASKS_ENDED) == 11
                 and total(found, names.TASKS_ADMITTED) == 12
                 and total(found, names.TASKS_OPEN) == 1
+                and total(found, names.AGENT_TURNS, agent="asks", outcome="suspended") >= 1
                 and total(found, names.DEAD_LETTERS_KEPT) == 1
                 and total(found, names.STREAM_LAG) == 0
                 and total(found, names.RECORDED_ENTRIES) >= 11

@@ -417,4 +417,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a step of an engine that no gateway serves ends in one process too",
         "unit/engines:runtime_engine_waiting_conf",
     ),
+    python(
+        "integrations/aworld/nodes/state_manager.py",
+        "status_after_wake_up",
+        "            wait.status = status or wait.status\n",
+        "            wait.status = wait.status if wait.woken.done() else status\n",
+        "a status that comes right after another wake-up counts",
+        "contracts:run_nodes",
+    ),
 )

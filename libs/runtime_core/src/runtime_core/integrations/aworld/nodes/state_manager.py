@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
@@ -38,6 +39,13 @@ Found = TypeVar("Found")
 Look = Callable[[str], Awaitable[Found | None]]
 
 
+@dataclass(slots=True, eq=False)
+class _Wait:
+    woken: asyncio.Future[None]
+    status: str = ""
+    """The status from the stream, which may come after another reason to wake, before the wait goes on."""
+
+
 class StateWaits:
     """Waits for runs, nodes and groups of one partition. The partition's stream of states wakes them, without polling.
 
@@ -58,7 +66,7 @@ class StateWaits:
         self._bus = bus
         self._open_reader = open_reader
         self._look_seconds = look_seconds
-        self._waiting: dict[str, list[asyncio.Future[str]]] = {}
+        self._waiting: dict[str, list[_Wait]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._cursor = ""
         """The position in the stream; empty if it has to be read first."""
@@ -68,35 +76,36 @@ class StateWaits:
         reported = ""
         while True:
             # Register before the look, so that a change in between wakes this wait.
-            woken = self._expect(name)
+            wait = self._expect(name)
             try:
                 found = await look(reported)
                 if found is not None:
                     return found
-                reported = await woken
+                await wait.woken
+                reported = wait.status
             finally:
-                self._forget(name, woken)
+                self._forget(name, wait)
 
     async def close(self) -> None:
         """Stop reading, and cancel all waits."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait((self._reading,))
-        for futures in self._waiting.values():
-            for future in futures:
-                future.cancel()
+        for waits in self._waiting.values():
+            for wait in waits:
+                wait.woken.cancel()
 
-    def _expect(self, name: str) -> asyncio.Future[str]:
-        woken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(name, []).append(woken)
+    def _expect(self, name: str) -> _Wait:
+        wait = _Wait(asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(name, []).append(wait)
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read(), name="states")
-        return woken
+        return wait
 
-    def _forget(self, name: str, woken: asyncio.Future[str]) -> None:
-        futures = self._waiting[name]
-        futures.remove(woken)
-        if not futures:
+    def _forget(self, name: str, wait: _Wait) -> None:
+        waits = self._waiting[name]
+        waits.remove(wait)
+        if not waits:
             del self._waiting[name]
 
     async def _read(self) -> None:
@@ -115,9 +124,9 @@ class StateWaits:
                         "XREAD", "COUNT", 1000, "BLOCK", BLOCK_MS, "STREAMS", self._bus.keys.states, self._cursor
                     )
                 except BusLost as lost:
-                    for woken in [woken for futures in self._waiting.values() for woken in futures]:
-                        if not woken.done():
-                            woken.set_exception(lost)
+                    for wait in [wait for waits in self._waiting.values() for wait in waits]:
+                        if not wait.woken.done():
+                            wait.woken.set_exception(lost)
                     return
                 except BusError:
                     # Entries may be lost: continue at the end of the stream, and wake all waits.
@@ -150,9 +159,10 @@ class StateWaits:
             self._set(name, "")
 
     def _set(self, name: str, status: str) -> None:
-        for woken in self._waiting.get(name, ()):
-            if not woken.done():
-                woken.set_result(status)
+        for wait in self._waiting.get(name, ()):
+            wait.status = status or wait.status
+            if not wait.woken.done():
+                wait.woken.set_result(None)
 
 
 LIMIT = 1000
