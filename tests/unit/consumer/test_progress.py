@@ -41,7 +41,8 @@ async def watched(monkeypatch: pytest.MonkeyPatch, *, interrupts: bool = True) -
         yield watch
     finally:
         watch.stop()
-        watch._thread.join()  # it may still be about to log
+        if watch._thread.is_alive():
+            watch._thread.join()  # it may still be about to log
 
 
 async def spin() -> object:
