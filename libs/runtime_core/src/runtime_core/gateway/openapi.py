@@ -361,7 +361,7 @@ def _events() -> Json:
         "| event | data |\n|---|---|\n"
         "| `weft.task.accepted` | `task_id` |\n"
         "| `weft.output.delta` | `run_id`, `attempt`, `seq`, and `text` or `value`; `progress` marks a report of a "
-        "tool, `restart` that the attempt begins anew |\n"
+        "tool, `restart` that the run's output starts over |\n"
         "| `weft.human.requested` | a Question; answer it with `answerQuestion` |\n"
         "| `weft.step.recorded` | a step: `run_id`, `step`, `kind`, `name`, `status` |\n"
         "| `weft.task.completed`, `weft.task.failed`, `weft.task.cancelled` | the end: `status`, `output` or `error`, "
