@@ -149,6 +149,21 @@ async def test_output_that_began_anew_has_no_second_row(broker: Broker, bus: Eve
     assert await rows_of_output(broker) == []
 
 
+async def test_output_that_begins_anew_behind_its_newest_pieces_has_no_row(broker: Broker, bus: EventBus) -> None:
+    """The turn has emitted more than the rows say, then begins anew and does not get as far."""
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await emit_pieces(bus, turn, b'"a"', b'"b"')
+    assert await suspend(bus, turn, ask("3"), record=b"[]")
+    assert await answer(bus, await broker.take(bus, "tool"))
+    turn = await broker.take(bus)
+    await emit_pieces(bus, turn, b'"c"', first=3, step="4")
+    assert await bus.restart_output(turn, 2)
+    await emit_pieces(bus, turn, b'"d"', attempt=2)
+    await bus.cancel("t", "no more")
+    assert await rows_of_output(broker) == []
+
+
 async def test_more_output_than_before_has_a_row_of_its_own_step(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Iterable
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +19,19 @@ SAME_TIME = 1e-9
 
 Timer = tuple[float, int, asyncio.TimerHandle]
 """When it is due, its number among all timers, and what it calls."""
+
+
+class _Handle(asyncio.Handle):
+    """A handle without asyncio's questions for its debug mode: a history makes hundreds of them."""
+
+    def __init__(self, callback: Any, args: tuple[Any, ...], loop: SimLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -58,7 +71,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]  # any callback and arguments
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
