@@ -30,7 +30,8 @@ POSTS = (
     ("/tasks/t/cancel", OPERATE),
     ("/tasks/t/answer", ANSWER),
     ("/tasks/t/send", ANSWER),
-    ("/tasks/t/fork", SUBMIT),
+    ("/tasks/t/fork", OPERATE),
+    ("/tasks/t/replay", OPERATE),
     ("/tasks/t/redrive", OPERATE),
     ("/dead/1-0/redrive", OPERATE),
     ("/dead/1-0/drop", OPERATE),
@@ -169,6 +170,7 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
                 ("answer", {"request_id": question, "verdict": "approve"}),
                 ("send", {"name": "x", "value": "1"}),
                 ("fork", {}),
+                ("replay", {}),
                 ("redrive", {"letter": letter}),
             )
             for path, fields in forms:

@@ -187,7 +187,11 @@ async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
         await page.click("text=Continue with this result")
         await expect(page.locator(".notice")).to_have_text("The fork has started.")
         await expect(page.locator("#title .status")).to_have_text("completed")
+        # The code follows the record of a task that failed.
         page = await console.open("/tasks/explains-analyst")
+        await page.click("button:has-text('Replay')")
+        await expect(page.locator(".notice")).to_contain_text("The code follows the record")
+        await page.click(".crumbs a:has-text('explains-analyst')")
         await page.click("summary:has-text('Redrive')")
         await page.click("text=Edit its data first")
         await page.fill("textarea[name=data]", '{"symbol": "OTHER"}')

@@ -18,6 +18,7 @@ from tests.conftest import OwnServer
 from tests.fleet import until
 from tests.integration.gateway.gateways import SECONDS, ended, gateway_fleet, http, problem
 from tests.servers.process import HOST
+from tests.service_forks import SOURCES
 
 pytestmark = pytest.mark.timeout(300)
 WRONG_CALL: dict[str, object] = {"agent": "use", "input": {"tool": "slow", "arguments": {"seconds": "soon"}}}
@@ -185,6 +186,62 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         assert (usage.status_code, usage.json()["complete"]) == (200, True)
         for params in ({"by": "x"}, {"by": "day,day"}, {"since": "yesterday"}):
             assert problem(await client.get("/v1/usage", params=params))[:2] == (400, "parameter")
+
+
+DESK = """
+from weft import AgentContext, App
+app = App("desk")
+@app.tool
+async def search(query: str) -> list[str]:
+    return [query]
+@app.agent("writer")
+async def writer(ctx: AgentContext, topic: str) -> object:
+    return await ctx.tool("search", query=topic)
+@app.agent("asks")
+async def asks(ctx: AgentContext, prompt: str) -> object:
+    return await ctx.human(prompt)
+@app.agent("fails")
+async def fails(ctx: AgentContext, topic: str) -> None:
+    await ctx.step(bool, topic)
+    raise ValueError(await ctx.tool("search", query=topic))
+"""
+
+
+async def test_changed_code_is_replayed(own_server: OwnServer, tmp_path: Path) -> None:
+    """The handlers run the code as it was; a replay reads it as it is now."""
+    module = tmp_path / "replayed_desk.py"
+    module.write_text(DESK)
+    environ = {"WEFT_APP": "replayed_desk:app", "PYTHONPATH": f"{tmp_path}:{SOURCES}", "PYTHONDONTWRITEBYTECODE": "1"}
+    async with gateway(own_server, tmp_path, **environ) as client:
+        for agent, task in (("writer", "order"), ("fails", "failed")):
+            await run(client, {"agent": agent, "input": "streams"}, task_id=task)
+
+            async def recorded(task: str = task) -> bool:
+                tree = await client.get(f"/v1/tasks/{task}/trajectory")
+                return tree.status_code == 200 and tree.json()["complete"]
+
+            await until(recorded, SECONDS, "the trajectory")
+        same = {"task_id": "order", "follows": True, "runs": 1, "difference": None, "further": [], "skipped": {}}
+        assert (await client.post("/v1/tasks/order/replay", json={})).json() == same
+        assert (await client.post("/v1/tasks/failed/replay", json={})).json() == {**same, "task_id": "failed"}
+        module.write_text(DESK.replace("query=topic)", "query=topic.upper())"))
+        changed = (await client.post("/v1/tasks/order/replay", json={})).json()
+        assert (changed["follows"], changed["difference"]) == (
+            False,
+            {
+                "agent": "writer", "run": "r", "step": "1", "recorded": 'ctx.tool("search", query="streams")',
+                "now": 'ctx.tool("search", query="STREAMS")', "line": "replayed_desk.py:9 in writer",
+            },
+        )  # fmt: skip
+        module.write_text("app = 1 / 0")
+        broken = await client.post("/v1/tasks/order/replay", json={})
+        assert problem(broken) == (502, "replay", "")
+        assert "ZeroDivisionError" in broken.json()["detail"]
+        await client.post("/v1/tasks", json={"agent": "asks", "input": "Go?", "task_id": "open"})
+        early = await client.post("/v1/tasks/open/replay", json={})
+        assert early.status_code in (404, 409)  # its first step is recorded at any moment
+        assert problem(await client.post("/v1/tasks/nothing/replay", json={}))[:2] == (404, "no-trajectory")
+        assert problem(await client.post("/v1/tasks/order/replay", json={"at": "1"})) == (422, "field", "at")
 
 
 async def test_a_list_finds_texts_in_inputs_and_errors(own_server: OwnServer, tmp_path: Path) -> None:

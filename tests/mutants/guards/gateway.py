@@ -9,6 +9,7 @@ CONSOLE = "integration/gateway:console"
 TOKENS = "integration/gateway:tokens"
 EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
+REPLAYS = "unit/gateway:replays"
 PLANS = "integration/trajectory:store_plans"
 LOGIN = "integration/gateway:console_login"
 
@@ -445,5 +446,61 @@ MUTANTS: tuple[Mutant, ...] = (
         "named",
         "no page repeats tasks of the page before",
         "contracts:fairness",
+    ),
+    python(
+        "gateway/access.py",
+        "replay_tenant",
+        "caller.tenant and caller.tenant in self._tenants",
+        "False",
+        "a tenant cannot take all replays of a replica",
+        REPLAYS,
+    ),
+    python(
+        "gateway/access.py",
+        "replay_count",
+        "len(self._tenants) >= REPLAYS_AT_ONCE",
+        "False",
+        "few replays run at once",
+        REPLAYS,
+    ),
+    python(
+        "gateway/access.py",
+        "replay_group",
+        "os.killpg(process.pid, signal.SIGKILL)",
+        "process.kill()",
+        "a replay leaves no process behind",
+        REPLAYS,
+    ),
+    python(
+        "gateway/access.py",
+        "replay_redaction",
+        "redactor().text(str(value)) for name",
+        "value for name",
+        "a replay shows no secret of the code",
+        REPLAYS,
+    ),
+    python(
+        "gateway/access.py",
+        "replay_environment",
+        ", env=environ, start_new_session",
+        ", start_new_session",
+        "code that is replayed does not reach the broker as the gateway does",
+        REPLAYS,
+    ),
+    python(
+        "app/loading.py",
+        "replay_memory",
+        "        resource.setrlimit(resource.RLIMIT_DATA, (REPLAY_MAX_BYTES, REPLAY_MAX_BYTES))\n",
+        "",
+        "the memory of a replay is bounded",
+        REPLAYS,
+    ),
+    python(
+        "app/loading.py",
+        "replay_output",
+        "        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the app prints is no part of the result\n",
+        "",
+        "an app that prints can be replayed",
+        REPLAYS,
     ),
 )

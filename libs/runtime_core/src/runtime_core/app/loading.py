@@ -1,9 +1,14 @@
-"""Loads and checks an app by a reference such as `package.module:app`."""
+"""Loads an app by a reference such as `package.module:app`, and checks it, or its code against a recorded task."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import resource
 import sys
 from typing import cast
+
+import msgspec
 
 from runtime_core.app.app import App, DeclaresRunner
 from runtime_core.declare.loading import load_object
@@ -26,8 +31,36 @@ def load_app(reference: str) -> App:
     return found
 
 
-if __name__ == "__main__":  # `weft up` asks a separate process, since importing an app runs its code
+REPLAY_MAX_BYTES = 1024**3
+"""Memory of a process that replays a task."""
+
+
+def replay(reference: str) -> None:
+    """Check the app's code against the recorded task on standard input, and write the result to standard output.
+
+    Both are JSON: a `TaskTrajectory`, and a `Check` or `{"error": …}` if the app cannot be loaded. The gateway runs
+    this in a process of its own.
+    """
+    from runtime_core.client.replay import Check, check_task
+    from runtime_core.trajectory.reading import TaskTrajectory
+
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as result:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the app prints is no part of the result
+        resource.setrlimit(resource.RLIMIT_DATA, (REPLAY_MAX_BYTES, REPLAY_MAX_BYTES))
+        recorded = msgspec.json.decode(sys.stdin.buffer.read(), type=TaskTrajectory)
+        found = Check()
+        try:
+            asyncio.run(check_task(recorded, load_app(reference), found))
+            result.write(msgspec.json.encode(found))
+        except ConfigurationError as error:
+            result.write(msgspec.json.encode({"error": str(error)}))
+
+
+if __name__ == "__main__":  # other services ask a separate process, since importing an app runs its code
     try:
-        load_app(sys.argv[1])
+        if sys.argv[2:] == ["--replay"]:
+            replay(sys.argv[1])
+        else:
+            load_app(sys.argv[1])
     except ConfigurationError as error:
         sys.exit(str(error))

@@ -506,12 +506,9 @@ async def check(
     async for trajectory in _ended_tasks(source, namespace, after, agent):
         if limit is not None and found.tasks >= limit:
             break
-        found.tasks += 1
         if trajectory.steps and any(step.fork is not None for step in trajectory.steps):
             trajectory = await source.task(namespace, trajectory.task) or trajectory  # with the steps that it inherited
-        difference = await _first_difference(trajectory, app, found)
-        if difference is not None:
-            found.differences.append(difference)
+        await check_task(trajectory, app, found)
         if progress is not None:
             progress(found.tasks)
     return found
@@ -531,7 +528,9 @@ async def _ended_tasks(
         yield TaskTrajectory(namespace, task, end, steps)
 
 
-async def _first_difference(trajectory: TaskTrajectory, app: DeclaredApp, found: Check) -> Difference | None:
+async def check_task(trajectory: TaskTrajectory, app: DeclaredApp, found: Check) -> None:
+    """Check the code of an app against one task, up to the first difference, and add the result to `found`."""
+    found.tasks += 1
     for recorded in runs_of(trajectory).values():
         if not recorded.agent or recorded.agent.startswith(END_AGENTS):
             continue
@@ -553,9 +552,9 @@ async def _first_difference(trajectory: TaskTrajectory, app: DeclaredApp, found:
             continue
         difference = Difference(trajectory.task, recorded.agent, recorded.id, *what)
         if run.unrecorded is None or any(_is_left(step, run) for step in recorded.steps.values()):
-            return difference
+            found.differences.append(difference)
+            return
         found.further.append(difference)
-    return None
 
 
 def _difference(run: ReplayRun, replayed: RunReplay | None) -> tuple[str, str, str, str] | None:

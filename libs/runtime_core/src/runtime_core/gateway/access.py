@@ -10,7 +10,10 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
+import os
 import secrets
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
@@ -20,6 +23,9 @@ from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Literal, cast
 
+import msgspec
+
+from runtime_core.base.lifeline import tied
 from runtime_core.client.client import Client
 from runtime_core.client.doctor import Finding, Installation, findings
 from runtime_core.client.task import TaskHandle
@@ -28,11 +34,14 @@ from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.gateway.keys import Caller
 from runtime_core.gateway.requests import (
     CONFLICT,
+    NO_APP,
     NO_LETTER,
     NO_SCHEDULE,
     NO_STORE,
     NO_TRAJECTORY,
+    OVERLOADED,
     PARAMETER,
+    REPLAY,
     Problem,
     no_task,
 )
@@ -40,6 +49,7 @@ from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
+from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission, SubmitOptions, submission_of
@@ -65,6 +75,79 @@ USAGE_ROWS_MAX = 200_000
 UsageBy = Literal["agent", "model", "tenant", "day"]
 
 
+REPLAYS_AT_ONCE = 2
+"""Replays that a replica runs at once, one for each tenant: each may take a gigabyte."""
+REPLAY_SECONDS = 30.0
+"""How long the process of a replay may take, with the import of the app."""
+REPLAY_RESULT_MAX_BYTES = 1024 * 1024
+
+
+class Replays:
+    """Runs recorded tasks through the code of the app, each in a process of its own, which this one outlives."""
+
+    def __init__(self, app: str, seconds: float = REPLAY_SECONDS) -> None:
+        """`app` is `package.module:app`; empty: none is set."""
+        self._app = app
+        self._seconds = seconds
+        self._tenants: list[str] = []
+        """Those of the replays that run."""
+
+    async def check(self, caller: Caller, recorded: TaskTrajectory) -> Row:
+        """Return whether the code follows the record, and where it first does not. Raises Problem."""
+        if not self._app:
+            raise Problem(NO_APP, "set WEFT_APP of the gateway to the app that the handlers run, as in desk:app")
+        if len(self._tenants) >= REPLAYS_AT_ONCE or (caller.tenant and caller.tenant in self._tenants):
+            raise Problem(OVERLOADED, "other replays are running", "", REPLAY_SECONDS)
+        self._tenants.append(caller.tenant)
+        try:
+            found = cast(Row, msgspec.json.decode(await self._run(msgspec.json.encode(recorded))))
+        finally:
+            self._tenants.remove(caller.tenant)
+        if "error" in found:
+            raise Problem(REPLAY, redactor().text(str(found["error"])))
+        differences, runs = [_shown(each) for each in found["differences"]], found["runs"]
+        return {
+            "task_id": recorded.task, "follows": not differences if runs else None, "runs": runs,
+            "difference": differences[0] if differences else None,
+            "further": [_shown(each) for each in found["further"]], "skipped": found["skipped"],
+        }  # fmt: skip
+
+    async def _run(self, record: bytes) -> bytes:
+        """Return what the process writes. Raises Problem if it writes nothing, or too much, or takes too long."""
+        # -P: the user's folder must not shadow our modules. The loader adds it for the app itself.
+        command = [sys.executable, "-P", "-m", "runtime_core.app.loading", self._app, "--replay"]
+        pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        environ = {name: os.environ[name] for name in os.environ if name[:5] != "WEFT_" or name[:9] == "WEFT_APP_"}
+        process = await asyncio.create_subprocess_exec(
+            *tied(command, signal.SIGKILL), stdin=pipe, stdout=pipe, stderr=nothing, env=environ, start_new_session=True
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(self._seconds):
+                with contextlib.suppress(ConnectionError):  # it has died
+                    process.stdin.write(record)
+                    await process.stdin.drain()
+                process.stdin.close()
+                await process.stdout.readexactly(REPLAY_RESULT_MAX_BYTES)
+            raise Problem(REPLAY, f"the differences take more than {REPLAY_RESULT_MAX_BYTES} bytes")
+        except asyncio.IncompleteReadError as error:
+            if not error.partial:
+                raise Problem(REPLAY, f"its process ended with status {await process.wait()}") from None
+            return error.partial
+        except TimeoutError:
+            raise Problem(REPLAY, f"it did not end within {self._seconds:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that the code has started
+            await process.wait()
+
+
+def _shown(difference: Row) -> Row:
+    """Return a difference without the task's id, and without secrets that the code has and the record does not."""
+    return {name: redactor().text(str(value)) for name, value in difference.items() if name != "task"}
+
+
 class Access:
     """Reads and changes what a caller reaches."""
 
@@ -76,10 +159,11 @@ class Access:
         trajectory_url: str = "",
         installation: Installation | None = None,
         schedule_bounds: ScheduleBounds = ScheduleBounds(),  # noqa: B008 - it is frozen
+        app: str = "",
     ) -> None:
         """`blobs` is the URL of the namespace's blobs, if it has any; `trajectory_url` that of the recorder's store.
 
-        `installation` is what `checks` looks at.
+        `installation` is what `checks` looks at; `app` names the code of replays.
         """
         self.client = client
         self._blobs = blobs
@@ -91,6 +175,7 @@ class Access:
         self._checking = asyncio.Lock()
         self._checked: tuple[float, list[Finding]] = (float("-inf"), [])
         self._bounds = schedule_bounds
+        self._replays = Replays(app)
         self._setting = asyncio.Lock()
         """Two schedules of one tenant are counted one after the other."""
 
@@ -388,6 +473,15 @@ class Access:
         if found is None:
             raise Problem(NO_TRAJECTORY, f"no steps of task {bound!r} are recorded yet", "task_id")
         return found
+
+    async def replay(self, caller: Caller, task_id: str) -> Row:
+        """Run a recorded task through the code of the app. Raises Problem unless all of it is recorded."""
+        recorded = await self.trajectory(caller, task_id)
+        if recorded.end is None:
+            raise Problem(CONFLICT, "it has not ended; its input is recorded with its end", "task_id")
+        if not recorded.complete:
+            raise Problem(NO_TRAJECTORY, f"only {len(recorded.steps)} of {recorded.end.steps} steps are recorded")
+        return await self._replays.check(caller, recorded)
 
     async def steps(self, caller: Caller, filters: Filters) -> AsyncIterator[ExportedStep]:
         """Yield the recorded steps of tasks, in the form of exports."""

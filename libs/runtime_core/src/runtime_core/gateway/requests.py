@@ -66,10 +66,13 @@ RATE = Kind("rate", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
 STREAMS = Kind("streams", HTTPStatus.TOO_MANY_REQUESTS, "Too many open streams")
 OVERLOADED = Kind("overloaded", HTTPStatus.SERVICE_UNAVAILABLE, "Weft cannot take the request now")
 NO_STORE = Kind("no-store", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no trajectory store")
+NO_APP = Kind("no-app", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no app")
+REPLAY = Kind("replay", HTTPStatus.BAD_GATEWAY, "The code of the app could not be run")
 DEFECT = Kind("defect", HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed")
 KINDS = (
     BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, NO_LETTER, NO_SCHEDULE, NO_TRAJECTORY, METHOD, SYNTAX, HEAD, SLOW,
-    CONFLICT, TOO_LARGE, MEDIA, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, STREAMS, OVERLOADED, NO_STORE, DEFECT,
+    CONFLICT, TOO_LARGE, MEDIA, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, STREAMS, OVERLOADED, NO_STORE, NO_APP,
+    REPLAY, DEFECT,
 )  # fmt: skip
 
 

@@ -29,12 +29,14 @@ from runtime_core.gateway.openapi import (
 )
 from runtime_core.gateway.requests import (
     CONFLICT,
+    NO_APP,
     NO_LETTER,
     NO_SCHEDULE,
     NO_STORE,
     NO_TASK,
     NO_TRAJECTORY,
     PARAMETER,
+    REPLAY,
     STREAMS,
     Kind,
     Limits,
@@ -89,6 +91,10 @@ class TrajectoryRoutes:
             event_id=event_id,
         )
         return json_reply({"task_id": task.task_id}, 202, Location=f"/v1/tasks/{task.task_id}")
+
+    async def replay(self, request: Request, caller: Caller) -> Response:
+        await read_object(request, self._limits, ())
+        return json_reply(await self._access.replay(caller, request.path_params["task_id"]))
 
     async def show(self, request: Request, caller: Caller) -> Response:
         from runtime_core.trajectory.tree import to_tree
@@ -314,6 +320,7 @@ def paths() -> Json:
     task = "/v1/tasks/{task_id}"
     return {
         f"{task}/forks": {"post": _fork()},
+        f"{task}/replay": {"post": _replay()},
         f"{task}/trajectory": {"get": _show_trajectory()},
         f"{task}/difference": {"get": _difference()},
         "/v1/steps": {"get": _export()},
@@ -375,6 +382,53 @@ def _fork() -> Json:
         "description": "A new task starts with the results that the task had before step `at`, and runs the later "
         "steps. Without `at` it runs all steps.",
         "requestBody": body_of(object_of(members), {"at": "2", "input": {"hits": 3}}),
+    }  # fmt: skip
+
+
+def _replay() -> Json:
+    text = {"type": "string"}
+    members = {
+        "agent": text,
+        "run": {**text, "description": "The run of that agent, as in the trajectory."},
+        "step": {**text, "description": "Empty if the run as a whole differs."},
+        "recorded": {**text, "description": "What the task did, in words."},
+        "now": {**text, "description": "What the code does now."},
+        "line": {**text, "description": "The line of the code; empty if it is not known."},
+    }
+    difference = object_of(members, *members)
+    found = {
+        "agent": "writer", "run": "r", "step": "2", "recorded": 'ctx.tool("search", query="streams")',
+        "now": 'ctx.tool("search", query="Redis Streams")', "line": "desk.py:12 in writer",
+    }  # fmt: skip
+    schema = {
+        "task_id": TASK_ID,
+        "follows": {
+            "type": ["boolean", "null"],
+            "description": "Whether the code requests the recorded steps; null if no run could be compared.",
+        },
+        "runs": {"type": "integer", "description": "The runs that were compared."},
+        "difference": {"anyOf": [difference, {"type": "null"}], "description": "The first difference."},
+        "further": {
+            "type": "array",
+            "items": difference,
+            "description": "Steps that the code adds after the last one of an ended run: running tasks can take them.",
+        },
+        "skipped": {
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "How many runs were not compared, by reason.",
+        },
+    }
+    example = {"task_id": "order-7", "follows": False, "runs": 1, "difference": found, "further": [], "skipped": {}}
+    return {
+        **_operation(
+            "replayTask", "Run the code of the app on an ended task", [task_id()],
+            {"200": json_of("Whether it follows the record.", object_of(schema, *schema), example)},
+            *WITH_BODY, PARAMETER, NO_TASK, NO_TRAJECTORY, CONFLICT, NO_STORE, NO_APP, REPLAY,
+        ),
+        "description": "The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
+        "in a process of its own, for at most 30 seconds; a replica runs two replays at once, and one for a tenant.",
+        "requestBody": body_of(object_of({}), {}),
     }  # fmt: skip
 
 

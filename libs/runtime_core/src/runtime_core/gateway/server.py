@@ -107,6 +107,7 @@ def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Op
         Operation("GET", "/v1/questions", tasks.questions, READ),
         Operation("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
         Operation("POST", "/v1/tasks/{task_id}/forks", records.fork, OPERATE),
+        Operation("POST", "/v1/tasks/{task_id}/replay", records.replay, OPERATE),
         Operation("GET", "/v1/tasks/{task_id}/trajectory", records.show, READ),
         Operation("GET", "/v1/tasks/{task_id}/difference", records.difference, READ),
         Operation("GET", "/v1/steps", records.export, READ),
@@ -329,6 +330,7 @@ class Gateway:
             blobs=settings.blob_url or "",
             trajectory_url=settings.trajectory_url,
             schedule_bounds=ScheduleBounds(settings.tenant_schedules_max, settings.tenant_schedules_max_bytes),
+            app=settings.app or "",
         )
         keys = ApiKeys(self._client.buses[0]) if has_keys else None
         streams = StreamRoutes(self._access, limits, self._stopping)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Contents, text_of_json, without_nul
-from runtime_core.wire.step import ENCODER, INCOMPLETE, Step, StepError, TaskEnd, place
+from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepError, TaskEnd, place
 from runtime_core.wire.step import STEPS as STEPS_DECODER
 
 FORMAT = 3
@@ -369,8 +369,8 @@ def step_of(row: Row[Any], contents: Contents) -> Step:
         step=row.step,
         attempt=row.attempt,
         key=row.key,
-        input=msgspec.Raw(_restore(contents, row.input, row.input_refs)),
-        output=msgspec.Raw(_restore(contents, row.output, row.output_refs)),
+        input=_restore(contents, row.input, row.input_refs),
+        output=_restore(contents, row.output, row.output_refs),
         error=_ERROR.decode(row.error) if row.error else None,
         errors=_ERRORS.decode(row.errors) if row.errors else [],
         usage=_USAGE.decode(row.usage) if row.usage else {},
@@ -380,10 +380,10 @@ def step_of(row: Row[Any], contents: Contents) -> Step:
     )
 
 
-def _restore(contents: Contents, text: str | None, references: str | None) -> bytes:
+def _restore(contents: Contents, text: str | None, references: str | None) -> msgspec.Raw:
     if references:
-        return contents.restore(text, REFERENCES.decode(references))
-    return text.encode() if text else b""
+        return msgspec.Raw(contents.restore(text, REFERENCES.decode(references)))
+    return msgspec.Raw(text.encode()) if text else NOTHING
 
 
 # Any: a sequence cannot express the types of its columns.

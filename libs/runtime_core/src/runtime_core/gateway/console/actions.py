@@ -147,7 +147,7 @@ class Actions:
             Page("POST", f"{task}/cancel", self.cancel, OPERATE),
             Page("POST", f"{task}/answer", self.answer, ANSWER),
             Page("POST", f"{task}/send", self.send, ANSWER),
-            Page("POST", f"{task}/fork", self.fork, SUBMIT),
+            Page("POST", f"{task}/fork", self.fork, OPERATE),
             Page("POST", f"{task}/redrive", self.redrive, OPERATE),
         ]
 

@@ -48,6 +48,7 @@ class Pages:
             Page("GET", f"{HOME}/tasks", self.tasks, READ),
             Page("GET", f"{HOME}/tasks/{{task_id}}", self.task, READ),
             Page("GET", f"{HOME}/tasks/{{task_id}}/events", self.events, READ),
+            Page("POST", f"{HOME}/tasks/{{task_id}}/replay", self.replay, OPERATE),
             Page("GET", f"{HOME}/people", self.people, READ),
         ]
 
@@ -164,6 +165,11 @@ class Pages:
     async def events(self, visit: Visit) -> Response:
         """Stream the events of a task, as the API does."""
         return await self._streams.events(visit.request, visit.caller)
+
+    async def replay(self, visit: Visit) -> Response:
+        """Run the code of the app on the task, and show the result. Nothing changes."""
+        found = await self._access.replay(visit.caller, visit.request.path_params["task_id"])
+        return self._site.render(visit, "replay.html", found=found)
 
     async def people(self, visit: Visit) -> Response:
         rows = await self._access.questions(visit.caller, QUESTIONS_MAX)
