@@ -151,6 +151,7 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         assert origin["status"] == "completed"
         tree = await found(client, "/v1/tasks/origin/trajectory")
         assert (tree["task"], tree["agent"]) == ("origin", "journey")
+        assert tree["runs"][0]["committed"] >= int(tree["runs"][0]["ended"])
         key = {"Idempotency-Key": "again"}
         body = {"at": "2", "input": "changed"}
         forks = [await client.post("/v1/tasks/origin/forks", json=body, headers=key) for _ in range(2)]

@@ -54,7 +54,7 @@ async def test_every_field_reads_back_unchanged(store: TrajectoryStore) -> None:
     await store.write("weft", 0, 1, [entry("1-0", "t", first, ends=ended)])
     found = await store.task("weft", "t")
     assert found is not None
-    assert found.steps == [first]
+    assert found.steps == [msgspec.structs.replace(first, committed=1.0)], "the time is that of the entry"
     assert bytes(found.steps[0].input) == bytes(first.input)
     assert found.end == ended
 
@@ -113,7 +113,7 @@ async def test_a_write_that_fails_leaves_neither_rows_nor_cursor(store: Trajecto
     await database.execute("DROP TRIGGER crash" + ("" if database.path else " ON weft_tasks"))
     await store.write("weft", 0, 5, batch)
     assert await store.cursor("weft", 0) == "2-0"
-    assert await steps_of(store, "t") == [step()]
+    assert await steps_of(store, "t") == [step(committed=2.0)]
 
 
 async def test_a_lower_epoch_is_fenced_and_writes_nothing(store: TrajectoryStore) -> None:
@@ -273,7 +273,7 @@ async def test_a_task_id_that_no_index_can_hold_stops_nothing(store: TrajectoryS
     (kept,) = await store.unreadable("weft")
     assert "shorter" in kept.reason
     assert task.startswith(kept.task)
-    assert await steps_of(store, "good") == [step()]
+    assert await steps_of(store, "good") == [step(committed=1.0)]
 
 
 async def test_tasks_are_listed_from_the_latest_end_on_in_pages(store: TrajectoryStore) -> None:

@@ -265,7 +265,7 @@ async def test_a_store_of_the_release_before_is_brought_up_to_date_in_place(data
         assert [ended.task for ended in await store.tasks("weft", session="s")] == ["t"]
         await store.write("weft", 0, 7, [entry("6-0", "new", turn(1, [message(1)]))])
         assert await store.task("weft", "new") is not None
-        assert await database.number("SELECT max(version) FROM weft_format") == 3
+        assert await database.number("SELECT max(version) FROM weft_format") == 4
         indexes = "sqlite_master WHERE type = 'index' AND name" if database.path else "pg_indexes WHERE indexname"
         assert await database.number(f"SELECT count(*) FROM {indexes} = 'weft_tasks_by_session'") == 1
     finally:

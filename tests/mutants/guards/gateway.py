@@ -503,4 +503,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "an app that prints can be replayed",
         REPLAYS,
     ),
+    python(
+        "trajectory/tables.py",
+        "committed",
+        "                committed,\n",
+        "                None,\n",
+        "the record says when the broker had a step",
+        "integration/trajectory:store",
+    ),
 )

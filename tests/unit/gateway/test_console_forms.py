@@ -123,8 +123,23 @@ def test_a_bar_shows_the_queue_the_call_and_the_last_commit() -> None:
     ]  # fmt: skip
     assert tool.in_queue == 10
     assert views.time_split(run, line.rows) == [
-        ("in the queue", 10, "queue"), ("tools", 20, "tool"), ("own code and commits", 56, "code"),
+        ("in the queue", 10, "queue"), ("tools", 20, "tool"), ("own code and its turns", 56, "code"),
     ]  # fmt: skip
+
+
+def test_a_bar_shows_the_commit_of_each_call_and_run() -> None:
+    """The broker's time of the record's entry follows the code's own end."""
+    call = node("r", "1", "tool", NOW + 30, NOW + 50, committed=NOW + 53)
+    local = node("r", "2", "step", NOW + 60, NOW + 61, committed=NOW + 80)
+    child = node("r/3", "", "agent", NOW + 62, NOW + 70, committed=NOW + 74)
+    run = node("r", "", "agent", NOW, NOW + 90, committed=NOW + 92, children=[call, local, child])
+    line = views.timeline(VIEW, {"runs": [run]})
+    commits = [[(bar.start - NOW, bar.end - NOW) for bar in row.bars if bar.kind == "commit"] for row in line.rows]
+    assert commits[1:] == [[(50, 53)], [], [(70, 74)]]
+    assert commits[0][-1] == (90, 92)
+    assert ("commits", 7, "commit") in views.time_split(line.rows[0], line.rows)
+    behind = node("r", "1", "tool", NOW + 30, NOW + 50, committed=NOW + 49)  # the broker's clock is behind
+    assert [bar.kind for bar in views.timeline(VIEW, {"runs": [behind]}).rows[0].bars] == ["tool"]
 
 
 def test_between_attempts_ends_where_the_last_one_was_queued() -> None:

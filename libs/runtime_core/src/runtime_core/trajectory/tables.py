@@ -26,7 +26,7 @@ from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Con
 from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepError, TaskEnd, place
 from runtime_core.wire.step import STEPS as STEPS_DECODER
 
-FORMAT = 3
+FORMAT = 4
 """Version of the tables. Increment it for a change that an older release cannot read or write."""
 METADATA = MetaData()
 FORMATS = Table("weft_format", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -39,6 +39,8 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
     ),
     # Attributes of model calls by OpenTelemetry's conventions.
     3: ("ALTER TABLE weft_steps ADD COLUMN attributes TEXT",),
+    # When the broker committed a step. Older rows stay unchanged.
+    4: ("ALTER TABLE weft_steps ADD COLUMN committed DOUBLE PRECISION",),
 }
 """Format → statements that migrate from the previous one. New tables are created before."""
 TASK_MAX = 500
@@ -85,6 +87,8 @@ STEPS = Table(
     Column("output_refs", Text),
     # JSON object, or null.
     Column("attributes", Text),
+    # Epoch milliseconds by the broker's clock, or null.
+    Column("committed", Double),
     # In SQLite this is a rowid table with a unique index: rows are appended, and only the small index is updated at
     # random places.
     PrimaryKeyConstraint("namespace", "task", "place", "attempt"),
@@ -244,7 +248,7 @@ def rows_of(namespace: str, partition: int, entries: Sequence[RecordEntry]) -> B
             if entry.end is not None:
                 rows.tasks.append(_end_row(namespace, task, entry.end))
             if entry.steps:
-                _add_steps(rows, namespace, task, entry.steps)
+                _add_steps(rows, namespace, task, entry)
         except (msgspec.MsgspecError, ValueError, RecursionError, InvalidInput) as error:
             reason = without_nul(str(error))
             rows.unreadable.append((namespace, partition, entry.entry_id, task[:TASK_MAX], reason, entry.steps))
@@ -278,8 +282,9 @@ def _check_task(task: str) -> None:
         raise InvalidInput("task", f"the task id is longer than {TASK_MAX} bytes; submit with a shorter one")
 
 
-def _add_steps(rows: BatchRows, namespace: str, task: str, steps: bytes) -> None:
-    encode = ENCODER.encode
+def _add_steps(rows: BatchRows, namespace: str, task: str, entry: RecordEntry) -> None:
+    encode, steps = ENCODER.encode, entry.steps
+    committed = float(entry.entry_id.partition("-")[0])
     made: list[tuple[Value, ...]] = []
     heads: dict[bytes, None] = {}
     decoded = STEPS_DECODER.decode(steps)
@@ -314,6 +319,7 @@ def _add_steps(rows: BatchRows, namespace: str, task: str, steps: bytes) -> None
                 given_refs,
                 returned_refs,
                 encode(step.attributes).decode() if step.attributes else None,
+                committed,
             )
         )
     if b"\\u0000" in steps:
@@ -377,6 +383,7 @@ def step_of(row: Row[Any], contents: Contents) -> Step:
         cause=row.cause,
         owner=row.owner,
         attributes=attributes,
+        committed=row.committed or 0.0,
     )
 
 

@@ -67,6 +67,7 @@ class NodeDict(TypedDict):
     attempts: int
     started: float
     ended: float
+    committed: float
     input: object
     output: object
     error: ErrorDict | None
@@ -391,6 +392,7 @@ def _node_dict(node: _Node) -> NodeDict:
         "attempts": _attempts_of(step, errors) if recorded else 0,
         "started": step.started,
         "ended": step.ended,
+        "committed": step.committed,
         "input": decoded(step.input),
         "output": decoded(step.output),
         "error": _error_dict(step.error) if step.error else None,

@@ -87,6 +87,9 @@ class Step(msgspec.Struct, omit_defaults=True):
     """The process that executed it."""
     fork: Fork | None = None
     """The origin, on a row that a forked task writes when it begins."""
+    committed: float = 0.0
+    """When the broker had it, in epoch milliseconds by the broker's clock: the store takes it from the id of the
+    record's entry. 0: not known."""
 
 
 DIGEST = "weft.digest"

@@ -42,7 +42,9 @@ LEAST_MS = 0.05
 """A shorter time is shown as none."""
 SEGMENTS_MAX = 100
 """Parts of other steps that a run's bar shows."""
-_PARTS = ("queue", "tool", "model", "engine", "wait", "retry")
+_PARTS = ("queue", "tool", "model", "engine", "wait", "retry", "commit")
+_COMMITTED = ("agent", "tool", "engine")
+"""Bars that end when the code does; its commit follows. Other steps are committed with their run's turn."""
 _ENTRY = re.compile(r"(\d{13})-\d+")
 _WAITING = ("human", "timer", "receive", "acquire")
 _WORK = {"model": "model", "tool": "tool", "engine": "engine", "ray": "engine", "spark": "engine", "agent": "agent"}
@@ -263,10 +265,11 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     for row in rows:
         _draw(row)
     if root.path == "r":
-        # The broker writes the task's end, so what follows the code's own end is the last commit.
         if 0 < created < root.started:
             root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
-        if view.get("ended") and root.node.get("recorded") and end > root.ended:
+        # The broker writes the task's end, so what follows the code's own end is the last commit.
+        known = any(bar.kind == "commit" for bar in root.bars)
+        if view.get("ended") and root.node.get("recorded") and end > root.ended and not known:
             root.bars.append(Bar("commit", root.ended, end, f"committed in {span(end - root.ended)}"))
     _split_runs(rows)
     start = min([created, *(row.started for row in rows if row.started)])
@@ -346,6 +349,9 @@ def _draw(row: StepRow) -> None:
         kind = "retry" if row.wait.get("attempt") else kind
     label = f"{row.word} {row.name}, {span(row.ended - start)}"
     row.bars.append(Bar(kind, start, max(row.ended, start), label))
+    committed = row.node.get("committed") or 0.0
+    if kind in _COMMITTED and committed > row.ended:
+        row.bars.append(Bar("commit", row.ended, committed, f"committed in {span(committed - row.ended)}"))
     row.bars += [
         Bar("failed", error["at"], error["at"], f"attempt {number} failed") for number, error in enumerate(errors, 1)
     ]
@@ -377,6 +383,7 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
         ("model", "model"),
         ("tools", "tool"),
         ("engines", "engine"),
+        ("commits", "commit"),
         ("agents", "agent"),
         ("other steps", "step"),
         ("waiting", "wait"),
@@ -385,7 +392,9 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
         own = [
             (bar.start, bar.end)
             for each in below
-            for bar in (each.bars if each.kind != "agent" else [bar for bar in each.bars if bar.kind == "agent"])
+            for bar in (
+                each.bars if each.kind != "agent" else [bar for bar in each.bars if bar.kind in ("agent", "commit")]
+            )
             if bar.kind == kind
         ]
         length = _length([*taken, *own]) - _length(taken)
@@ -394,7 +403,7 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
             found.append((word, length, kind))
     rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
     if below and rest >= LEAST_MS:
-        found.append(("own code and commits", rest, "code"))
+        found.append(("own code and its turns", rest, "code"))
     return found
 
 
