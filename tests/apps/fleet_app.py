@@ -87,6 +87,11 @@ async def echo(ctx: AgentContext, value: object) -> object:
     return value
 
 
+@app.agent("spends")
+async def spends(ctx: AgentContext, tokens: float) -> None:
+    await ctx.spend(tokens=tokens)
+
+
 @app.agent("strict")
 async def strict(ctx: AgentContext, number: int) -> int:
     return number

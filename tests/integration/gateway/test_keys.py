@@ -112,7 +112,7 @@ class Victim:
         self.letter = ""
 
     async def begin(self) -> None:
-        """Start a task that asks, one that has failed for good, and a schedule."""
+        """Start a task that asks, one that has failed for good, one that has spent something, and a schedule."""
         client, key = self._client, self.key
         body = {"agent": "asks", "input": SECRET, "task_id": "order"}
         assert (await client.post("/v1/tasks", json=body, headers=key)).json() == {"task_id": "acme.order"}
@@ -120,11 +120,13 @@ class Victim:
         failed = {"agent": "use", "input": wrong, "task_id": "failed", "session_id": "s"}
         await client.post("/v1/tasks", json=failed, headers=key)
         assert (await ended(client, "failed", **key))["status"] == "failed"
+        await client.post("/v1/tasks", json={"agent": "spends", "input": 7, "task_id": "paid"}, headers=key)
         every_day = {"agent": "echo", "input": SECRET, "every_seconds": 86_400}
         set_ = await client.put("/v1/schedules/daily", json=every_day, headers=key)
         assert set_.json()["schedule_id"] == "acme.daily"
         await until(self._is_asked, SECONDS, "the question")
         await until(self._is_recorded, SECONDS, "the trajectory")
+        await until(self._has_usage, SECONDS, "the usage")
         page = await client.get("/v1/dead-letters", params={"task_id": "failed", "name": "slow"}, headers=key)
         (letter,) = page.json()["dead_letters"]
         self.letter = letter["letter_id"]
@@ -141,6 +143,9 @@ class Victim:
 
     async def _is_recorded(self) -> bool:
         return (await self._client.get("/v1/tasks/failed/trajectory", headers=self.key)).status_code == 200
+
+    async def _has_usage(self) -> bool:
+        return bool((await self._client.get("/v1/usage", headers=self.key)).json()["rows"])
 
     def body(self, path: str) -> dict[str, object]:
         """Return a body that would do harm."""
@@ -169,7 +174,7 @@ class Victim:
             [each["request_id"] for each in order["questions"]] == [self.question]
             and daily["input"] == SECRET
             and letter.json()["data"] == {"seconds": SECRET}
-            and {row["task_id"] for row in tasks} == {"acme.order", "acme.failed"}
+            and {row["task_id"] for row in tasks} == {"acme.order", "acme.failed", "acme.paid"}
         )
 
 
