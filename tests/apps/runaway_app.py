@@ -119,6 +119,11 @@ async def keeps_lock(ctx: AgentContext, seconds: float) -> int:
     return keep_lock(seconds)
 
 
+@app.agent("keeps_lock_in_step", retry=ONCE)
+async def keeps_lock_in_step(ctx: AgentContext, seconds: float) -> int:
+    return await ctx.step(keep_lock, seconds)
+
+
 @app.tool
 async def keeping_lock(seconds: float) -> int:
     return keep_lock(seconds)

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 DECLARED = """
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import assert_type
 
 from weft import Agent, AgentContext, App, Client, SubmitOptions, ToolContext, handles
 
@@ -64,6 +66,14 @@ def plain(count: int, unit: str = "") -> str:
     return unit * count
 
 
+def weigh(order: Order) -> Order:
+    return order
+
+
+async def pack(count: int) -> int:
+    return count
+
+
 class Clerk(Agent):
     @handles(Order)
     async def take(self, message: Order, ctx: AgentContext) -> None: ...
@@ -100,7 +110,19 @@ GOOD = """
     plain_json: str = await ctx.step(plain, 1, unit="kg")
     plain_json = await ctx.step(plain, 1, name="weigh")
     plain_json = await ctx.step(lambda: "JSON")
-    print(answer, orders, counts, order, name, time, other, sent, plain_json)
+    read: dict[str, str] = await ctx.step(weigh, Order("tea"))
+    assert_type(await ctx.step(plain, 1), str)
+    assert_type(await ctx.step(plain, 1, name="weigh"), str)
+    assert_type(await ctx.step(pack, 1), int)
+    assert_type(await ctx.step(pack, 1, name="pack"), int)
+    assert_type(await ctx.background(ctx.agent(offer)), Order)
+    assert_type(await ctx.wait_for(pack(1), timeout=3), int)
+    await client.schedule("s", greet, "Ann", every=60)
+    await client.schedule("s", now, cron="0 9 * * *")
+    await client.schedule("s", offer, delay=3, key="a")
+    await client.schedule("s", "elsewhere", {"any": "JSON"}, every=timedelta(days=1))
+    await client.schedule("s", Clerk, Order("tea"), every=60)
+    print(answer, orders, counts, order, name, time, other, sent, plain_json, read)
 """
 
 BAD = """
@@ -133,6 +155,14 @@ BAD = """
     await ctx.step(plain)
     await ctx.step(plain, 1, other=3)
     await ctx.step(greet)
+    (await ctx.step(plain, 1)).price
+    (await ctx.step(pack, 1, name="pack")).price
+    (await ctx.background(ctx.agent(offer))).price
+    await client.schedule("s", greet, 5, every=60)
+    await client.schedule("s", greet, every=60)
+    await client.schedule("s", now, "an input", every=60)
+    await client.schedule("s", len, "Ann", every=60)
+    await client.schedule("s", greet, "Ann", every="daily")
 """
 
 

@@ -73,6 +73,7 @@ async def test_c_code_that_keeps_the_global_lock_is_named(valkey: Server, namesp
     async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
         for agent, given in (
             ("keeps_lock", 3.0),
+            ("keeps_lock_in_step", 3.0),
             ("calls_keeping", "keeping_lock"),
             ("calls_keeping", "keeping_lock_in_thread"),
         ):

@@ -54,7 +54,7 @@ async def test_a_time_in_the_past_comes_at_once() -> None:
         with pytest.raises(InvalidInput, match="no time zone"):
             await client.schedule("naive", "tick", at=datetime(2030, 1, 1))  # the mistake that is meant
         with pytest.raises(InvalidInput, match=r'^at: "tomorrow" is not a time'):
-            await client.schedule("wordy", "tick", at="tomorrow")  # type: ignore[arg-type]  # what a user may give
+            await client.schedule("wordy", "tick", at="tomorrow")  # type: ignore[call-overload]  # what a user may give
         with pytest.raises(InvalidInput, match=r"^task_id: 3 is not text"):
             await client.task(3)  # type: ignore[arg-type]  # as above
 

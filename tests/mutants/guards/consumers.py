@@ -584,4 +584,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "a later turn of a run that has once kept the lock is not refused",
         "unit/consumer:progress",
     ),
+    python(
+        "runs/step.py",
+        "lock_in_step",
+        "functools.partial(contextvars.copy_context().run, _unstoppable, call)",
+        "functools.partial(_unstoppable, functools.partial(contextvars.copy_context().run, call))",
+        "a plain function of a step that keeps the global lock is named",
+        "unit/consumer:progress",
+    ),
+    python(
+        "engines/local.py",
+        "lock_in_engine",
+        "    handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame\n",
+        "",
+        "a plain function of an engine that keeps the global lock is named",
+        "unit/consumer:progress",
+    ),
 )

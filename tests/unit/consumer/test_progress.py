@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,8 +24,10 @@ from runtime_core.consumer import progress
 from runtime_core.consumer.progress import INTERRUPT_SIGNAL, LoopWatch, interruptible, silenced_by
 from runtime_core.consumer.settle import failed_from, failure_of
 from runtime_core.declare.tool import AbandonedThreads, run_in_thread, run_limited
+from runtime_core.engines.local import LocalEngine
 from runtime_core.errors import BlockedEventLoop, LoopInterrupt
 from runtime_core.runs.scheduler import _guarded
+from runtime_core.runs.step import call_function
 from runtime_core.telemetry.logs import HANDLED
 
 LIMIT = 0.4
@@ -226,16 +228,31 @@ async def test_an_innocent_delivery_is_not_interrupted(monkeypatch: pytest.Monke
         await run_limited("innocent", 60, raises)
 
 
-async def test_a_plain_function_that_keeps_the_global_lock_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    delivery = delivery_of("thread")
+async def in_tool(function: Callable[[], object]) -> None:
     with ThreadPoolExecutor(1) as threads:
-        async with watched(monkeypatch):
-            HANDLED.set(delivery)
-            keep = partial(keep_lock, 4 * LIMIT)
-            await run_in_thread("it", 60, keep, threads, AbandonedThreads(), lambda: None)
-    assert "run r of task thread kept Python's global lock" in caplog.text
+        await run_in_thread("it", 60, function, threads, AbandonedThreads(), lambda: None)
+
+
+async def in_step(function: Callable[[], object]) -> None:
+    await call_function(function, (), {})
+
+
+async def in_engine(function: Callable[[], object]) -> None:
+    async with LocalEngine() as engine:
+        await engine.execute([function])
+
+
+@pytest.mark.parametrize("place", [in_tool, in_step, in_engine])
+async def test_a_plain_function_that_keeps_the_global_lock_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: Callable[[Callable[[], object]], Coroutine[object, object, None]],
+) -> None:
+    delivery = delivery_of(place.__name__)
+    async with watched(monkeypatch):
+        HANDLED.set(delivery)
+        await place(partial(keep_lock, 4 * LIMIT))
+    assert f"run r of task {place.__name__} kept Python's global lock" in caplog.text
     assert "in keep_lock" in silenced_by(delivery, 2)
 
 

@@ -428,10 +428,31 @@ class Client:
 
     # -- schedules ---------------------------------------------------------------------------------------------
 
+    @overload
+    async def schedule(
+        self, schedule_id: str, agent: Callable[[AgentContext, Input], Coroutine[Any, Any, object]], input: Input, *,
+        every: float | timedelta | None = ..., cron: str | None = ..., at: datetime | float | None = ...,
+        delay: float | timedelta | None = ..., timezone: str = ..., overlap: Overlap = ..., catch_up: bool = ...,
+        key: str = ..., session_id: str = ..., options: SubmitOptions = ...,
+    ) -> Schedule: ...  # fmt: skip
+    @overload
+    async def schedule(
+        self, schedule_id: str, agent: Callable[[AgentContext], Coroutine[Any, Any, object]], *,
+        every: float | timedelta | None = ..., cron: str | None = ..., at: datetime | float | None = ...,
+        delay: float | timedelta | None = ..., timezone: str = ..., overlap: Overlap = ..., catch_up: bool = ...,
+        key: str = ..., session_id: str = ..., options: SubmitOptions = ...,
+    ) -> Schedule: ...  # fmt: skip
+    @overload
+    async def schedule(
+        self, schedule_id: str, agent: str | type[Agent], input: object = ..., *,
+        every: float | timedelta | None = ..., cron: str | None = ..., at: datetime | float | None = ...,
+        delay: float | timedelta | None = ..., timezone: str = ..., overlap: Overlap = ..., catch_up: bool = ...,
+        key: str = ..., session_id: str = ..., options: SubmitOptions = ...,
+    ) -> Schedule: ...  # fmt: skip
     async def schedule(
         self,
         schedule_id: str,
-        agent: str | Callable[..., object],
+        agent: object,
         input: Any = None,  # Any: JSON
         *,
         every: float | timedelta | None = None,

@@ -40,7 +40,7 @@ IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
 _BELOW = tuple(f"runtime_core.{name}." for name in ("base", "bus", "consumer", "telemetry", "wire"))
 """Modules that call no code of users."""
-_GUARDS = frozenset({"runtime_core.declare.tool", "runtime_core.runs.scheduler", "runtime_core.runs.step"})
+_GUARDS = frozenset(f"runtime_core.{name}" for name in ("declare.tool", "engines.local", "runs.scheduler", "runs.step"))
 """Modules with a function around the user's code whose local `handled` is its delivery."""
 SILENCED: OrderedDict[tuple[str, str], str] = OrderedDict()
 """The runs and calls, by task and id, that have kept the global lock for a lease in this process, and the error."""

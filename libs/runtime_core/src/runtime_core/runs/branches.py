@@ -191,7 +191,7 @@ def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see 
     return awaited()
 
 
-class Job(OwnFlowOnly):
+class Job(OwnFlowOnly, Generic[T]):
     """Work in the background. `await job` returns its result or raises its error.
 
     The job at place k numbers its steps `k.1`, `k.2`, … If the function ends first, the run waits for the job (`join`;
@@ -200,9 +200,7 @@ class Job(OwnFlowOnly):
 
     __slots__ = ("_branch", "_task", "_wait", "at_end", "cancelled", "given", "id", "run", "seen")
 
-    def __init__(
-        self, run: Execution, branch: Branch, part: Awaitable[Any], at_end: AtEnd
-    ) -> None:  # Any: its own result
+    def __init__(self, run: Execution, branch: Branch, part: Awaitable[T], at_end: AtEnd) -> None:
         self.run = run
         self.at_end = at_end
         self.cancelled = False
@@ -247,7 +245,7 @@ class Job(OwnFlowOnly):
             return None
         return self._task.exception()
 
-    def __await__(self) -> Generator[Any, None, Any]:  # Any: the result of what was given
+    def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
         run = self.run
         branch = run.flow.branch_here(self)
         self.seen = True
@@ -259,7 +257,8 @@ class Job(OwnFlowOnly):
             raise JobCancelled(f"the job {self.id} was cancelled")
         branch.joined(self._branch)
         self.merge(branch)
-        return self._task.result()
+        result: T = self._task.result()
+        return result
 
     def merge(self, branch: Branch) -> None:
         """Merge the job's context into that of a branch. A repeat changes nothing."""
@@ -299,7 +298,7 @@ class Cancellation:
 
     __slots__ = ("_branch", "_job", "_place", "_task", "_wait")
 
-    def __init__(self, job: Job, place: Branch) -> None:
+    def __init__(self, job: Job[Any], place: Branch) -> None:
         self._job = job
         self._place = place
         self._wait = Wait()

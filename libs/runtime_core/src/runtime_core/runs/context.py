@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.execution import Execution
     from runtime_core.runs.ports import Functions, Reserve
     from runtime_core.runs.shared_context import Context
-    from runtime_core.runs.step import HasStep
+    from runtime_core.runs.step import HasStep, MaybeAsync, Plain, Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -218,29 +218,21 @@ class AgentContext:
 
     @overload
     def tool(
-        self,
-        tool: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **arguments: P.kwargs,
-    ) -> Awaitable[R]: ...
-
+        self, tool: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]], /,
+        *args: P.args, **arguments: P.kwargs,
+    ) -> Awaitable[R]: ...  # fmt: skip
     @overload
     def tool(
         self, tool: Callable[Concatenate[ToolContext, P], R], /, *args: P.args, **arguments: P.kwargs
     ) -> Awaitable[R]: ...
-
     @overload
     def tool(
         self, tool: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **arguments: P.kwargs
     ) -> Awaitable[R]: ...
-
     @overload
     def tool(self, tool: Callable[P, R], /, *args: P.args, **arguments: P.kwargs) -> Awaitable[R]: ...
-
     @overload
     def tool(self, tool: str | CallTarget | HasStep, /, **arguments: object) -> Awaitable[Any]: ...
-
     def tool(self, tool: object, /, *args: object, **arguments: object) -> Awaitable[Any]:  # Any: the tool's own result
         """Call a tool, given its function or name.
 
@@ -263,17 +255,14 @@ class AgentContext:
     def agent(
         self, agent: Callable[[AgentContext, Input], Coroutine[Any, Any, R]], input: Input, /, *, key: str = ...
     ) -> RequestStep[R]: ...
-
     @overload
     def agent(
         self, agent: Callable[[AgentContext], Coroutine[Any, Any, R]], /, *, key: str = ...
     ) -> RequestStep[R]: ...
-
     @overload
     def agent(
         self, agent: str | CallTarget | type[Agent], input: object = ..., /, *, key: str = ...
     ) -> RequestStep[Any]: ...
-
     def agent(self, agent: object, input: object = None, /, *, key: str = "") -> RequestStep[Any]:  # Any: its result
         """Call an agent, given its function, class or name, and wait for its answer.
 
@@ -301,13 +290,11 @@ class AgentContext:
         self, prompt: str, *, type: type[R], data: object = ..., timeout: float | timedelta | None = ...,
         default: object = ...,
     ) -> Awaitable[R]: ...  # fmt: skip
-
     @overload
     def human(
         self, prompt: str, *, type: object = ..., data: object = ..., timeout: float | timedelta | None = ...,
         default: object = ...,
     ) -> Awaitable[Any]: ...  # fmt: skip
-
     def human(
         self, prompt: str, *, type: object = None, data: object = None, timeout: float | timedelta | None = None,
         default: object = ...,
@@ -375,12 +362,16 @@ class AgentContext:
     # ---- local steps and output --------------------------------------------------------------------------
 
     @overload
-    def step(self, fn: Callable[..., object], /, *args: object, name: str | None, **kwargs: object) -> LocalStep: ...
-
+    def step(  # type: ignore[overload-overlap]  # a `fn` with an argument `name`, which is the step's name
+        self, fn: Callable[..., MaybeAsync[Plain]], /, *args: object, name: str | None, **kwargs: object
+    ) -> Step[Plain]: ...
     @overload
-    def step(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> LocalStep: ...
-
-    def step(self, fn: Callable[..., object], /, *args: Any, name: Any = None, **kwargs: Any) -> LocalStep:
+    def step(self, fn: Callable[..., object], /, *args: object, name: str | None, **kwargs: object) -> Step[Any]: ...
+    @overload
+    def step(self, fn: Callable[P, MaybeAsync[Plain]], /, *args: P.args, **kwargs: P.kwargs) -> Step[Plain]: ...
+    @overload
+    def step(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> Step[Any]: ...
+    def step(self, fn: Callable[..., object], /, *args: Any, name: Any = None, **kwargs: Any) -> Step[Any]:
         """Run `fn` once, async or (in a thread) sync, and record its result as JSON.
 
         An error of `fn` is recorded and raised as LocalStepError, except Retry and Reject. If an argument has no JSON,
@@ -395,15 +386,9 @@ class AgentContext:
         return LocalStep(run, branch, "step", label, partial(call_function, fn, args, kwargs), data)
 
     def model(
-        self,
-        name: str,
-        request: object,
-        function: Callable[..., object],
-        /,
-        *,
-        identity: object = None,
+        self, name: str, request: object, function: Callable[..., object], /, *, identity: object = None,
         reserve: Reserve | None = None,
-    ) -> Awaitable[Any]:  # Any: the model's own JSON
+    ) -> Awaitable[Any]:  # fmt: skip  # Any: the model's own JSON
         """Call a model once with `function(request)` or `function(request, call)`, sync or async. Record its JSON.
 
         `call` is a ModelCall: it has the attempt, streams pieces of the answer, and takes usage reports. `identity`
@@ -453,13 +438,10 @@ class AgentContext:
     def send(
         self, agent: Callable[[AgentContext, Input], Coroutine[Any, Any, object]], input: Input, /, *, key: str = ...
     ) -> SendStep: ...
-
     @overload
     def send(self, agent: Callable[[AgentContext], Coroutine[Any, Any, object]], /, *, key: str = ...) -> SendStep: ...
-
     @overload
     def send(self, agent: str | CallTarget | type[Agent], input: object = ..., /, *, key: str = ...) -> SendStep: ...
-
     def send(self, agent: object, input: object = None, /, *, key: str = "") -> SendStep:
         """Send a message to an agent without waiting for an answer. This turn's commit sends it.
 
@@ -524,7 +506,7 @@ class AgentContext:
         run, branch = self._here("ctx.gather", *parts)
         return Gather(run, branch, parts, return_exceptions)
 
-    def background(self, part: Awaitable[Any], /, *, at_end: AtEnd = "join") -> Job:  # Any: the part's own result
+    def background(self, part: Awaitable[R], /, *, at_end: AtEnd = "join") -> Job[R]:
         """Start a step, or a coroutine that takes steps, in the background. Later, `await job` returns its result.
 
         If this function ends first, the run waits for the job, and fails if the job fails and nobody has awaited it.

@@ -7,9 +7,9 @@ import contextvars
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from runtime_core.base.text import text_of_error
 from runtime_core.consumer.effects import COMPLETED, FAILED
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from runtime_core.runs.scheduler import Branch
 
 T = TypeVar("T")
+Plain = TypeVar("Plain", bool, int, float, str, list[Any], dict[str, Any])  # Any: JSON values
+"""Types that a result still has when it was written as JSON and read again."""
+MaybeAsync: TypeAlias = "Coroutine[Any, Any, Plain] | Plain"
 _ERRORS: dict[str, type[StepError]] = {
     "tool": ToolError,
     "agent": AgentError,
@@ -308,8 +311,9 @@ async def call_function(
     ):
         # cast: checked above
         return await cast(Callable[..., Awaitable[object]], function)(*arguments, **named)
-    in_context = functools.partial(contextvars.copy_context().run, function, *arguments, **named)
-    result = await asyncio.get_running_loop().run_in_executor(None, _unstoppable, in_context)
+    call = functools.partial(function, *arguments, **named)
+    in_context = functools.partial(contextvars.copy_context().run, _unstoppable, call)
+    result = await asyncio.get_running_loop().run_in_executor(None, in_context)
     # A lambda may return a coroutine; it runs here, on the loop.
     return await result if inspect.isawaitable(result) else result
 
