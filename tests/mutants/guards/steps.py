@@ -873,4 +873,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "an app without a version writes none",
         "contracts:patches",
     ),
+    python(
+        "runs/execution.py",
+        "moved_places",
+        "            if later := self.journal.same_later(place.prefix, place.count, step.digest):",
+        '            if later := "":',
+        "finished work is not done again because an emit before it was removed",
+        "unit/runs:run_replay",
+    ),
+    python(
+        "runs/execution.py",
+        "moved_branches",
+        '                raise self._diverged(later, f"{call} at place {step.id}, after fewer emits or other calls than before")\n'
+        "            place = None if place.beside else place.parent\n",
+        '                raise self._diverged(later, f"{call} at place {step.id}, after fewer emits or other calls than before")\n'
+        "            place = None\n",
+        "finished work of a coroutine of a gather is not done again because an emit before it was removed",
+        "unit/runs:run_replay",
+    ),
 )

@@ -304,7 +304,11 @@ async def test_steps_that_the_code_asks_no_more_are_fine() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.tool("a")
 
-    world = World(journal={"2": pack("0badf00d", COMPLETED, 1, b"null")}, pending={"3": "0badf00d"})
+    world = World(cold=True)
+    await world.turn(Program(code))
+    world.answer_one()
+    world.run, world.pending["3"] = None, "0badf00d"
+    world.journal["2"] = pack("0badf00d", COMPLETED, 1, b"null")
     assert isinstance(await world.play(code), Completed)
 
 

@@ -378,3 +378,83 @@ async def test_the_function_of_a_step_sees_the_attempt_that_runs_it() -> None:
     result = await world.play(Program(in_a_step))
     assert isinstance(result, Completed), result
     assert json.loads(result.output) == 7
+
+
+async def inside(ctx: AgentContext) -> object:
+    return await ctx.tool("inside")
+
+
+async def pays_after(ctx: AgentContext, emits: int) -> object:
+    for number in range(emits):
+        await ctx.emit(number)
+    paid = await ctx.tool("pay")
+    await ctx.step(body, "alone")
+    await ctx.gather(ctx.tool("mail"), ctx.step(body, "gathered"))
+    await ctx.gather(inside(ctx))
+    return [paid, await ctx.human("Go?")]
+
+
+@pytest.mark.parametrize("later", ["pay", "alone", "gathered", "inside", "Go?"])
+@pytest.mark.parametrize("emits", [0, 1, 3, 8])
+async def test_finished_work_is_not_done_again_after_another_number_of_emits(emits: int, later: str) -> None:
+    """An emit takes a place in the program, and the journal does not hold it: a later number may be free."""
+
+    async def before(ctx: AgentContext, input: Any) -> object:
+        return await pays_after(ctx, 2)
+
+    async def after(ctx: AgentContext, input: Any) -> object:
+        """As the former code, from another step on."""
+        for number in range(emits):
+            await ctx.emit(number)
+        match later:
+            case "pay":
+                await ctx.tool("pay")
+            case "alone":
+                await ctx.step(body, "alone")
+            case "gathered":
+                await ctx.gather(ctx.step(body, "gathered"), ctx.tool("mail"))
+            case "inside":
+                await ctx.gather(inside(ctx))
+            case _:
+                await ctx.human("Go?")
+        return None
+
+    bodies.clear()
+    world = World(cold=True)
+    turns = 0
+    while "human" not in [kind for _, kind, _, _ in world.asked]:
+        await world.turn(Program(before))
+        turns += 1
+        assert turns < 10
+        if world.run is not None:
+            await world.run.aclose()
+            world.run = None
+        while world.waits and not world.awake() and "human" not in [kind for _, kind, _, _ in world.asked]:
+            world.answer_one()
+    asked, done = list(world.asked), list(bodies)
+    assert done == ["alone", "gathered"]
+    result = await world.turn(Program(after))
+    assert isinstance(result, Failed), result
+    assert result.type == "Divergence"
+    assert (world.asked, bodies) == (asked, done)
+
+
+async def test_a_step_that_is_awaited_after_later_ones_is_new_and_no_divergence() -> None:
+    async def out_of_order(ctx: AgentContext, input: Any) -> object:
+        first, second = ctx.tool("first"), ctx.tool("second")
+        beside = ctx.background(late(first))
+        await second
+        await ctx.send("note", "sent with the turn, after a step that is journaled at once")
+        await ctx.step(body, "third")
+        await ctx.tool("fourth")
+        return await beside
+
+    async def late(step: Any) -> object:
+        await asyncio.sleep(0)
+        return await step
+
+    world = World(cold=True)
+    assert isinstance(await world.play(out_of_order), Completed)
+    for crash_at in range(1, world.writes + 1):
+        crashed = World(cold=True, crash_at=crash_at, crash_before=True)
+        assert isinstance(await crashed.play(out_of_order), Completed)

@@ -98,11 +98,11 @@ class Gather(OwnFlowOnly):
         run = self.run
         match part:
             case RequestStep():
-                if run.find(part) is None:
+                if run.sought(part, branch) is None:
                     part.carry(branch)
                     wait.missing[part.id] = part
             case LocalStep():
-                if run.find(part) is None:
+                if run.sought(part, branch) is None:
                     self._tasks[place] = run.flow.help(part.perform(), None, wait), None
             case Outgoing():
                 part.perform(branch)

@@ -47,7 +47,7 @@ class RequestStep(Step[T]):
     def __await__(self) -> Generator[Any, None, T]:  # Any: what asyncio's futures yield to their task
         run = self.run
         branch = run.flow.branch_here(self)
-        value = run.find(self)
+        value = run.sought(self, branch)
         if value is None:
             if self.kind == "agent":
                 self.carry(branch)

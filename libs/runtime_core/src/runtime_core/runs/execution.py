@@ -222,7 +222,7 @@ class Execution:
         later = ""
         place: Branch | None = branch
         while not later and place is not None:  # what follows the end of a branch are the next steps of its parent
-            later = self.journal.next_digest(place.prefix, place.count)
+            later = self.journal.digest(self.journal.next_step(place.prefix, place.count))
             place = place.parent
         attempt = attempt_in_digest(later) if later else max(self.attempt, branch.attempt_read)
         branch.attempt_read = self.attempts_read[f"{branch.prefix}{branch.count}"] = attempt
@@ -242,7 +242,7 @@ class Execution:
         """Return whether an earlier execution has passed this place: the journal holds a step that follows it."""
         place: Branch | None = branch
         while place is not None:
-            if self.journal.next_digest(place.prefix, place.count):
+            if self.journal.next_step(place.prefix, place.count):
                 return True
             place = None if place.beside else place.parent
         return False
@@ -277,6 +277,23 @@ class Execution:
         if self.overrides and (changed := self.later_state(self.overrides.pop(step.id, b""))):
             self.state.replace(changed)
         return value
+
+    def sought(self, step: StepOfRun, branch: Branch) -> bytes | None:
+        """As `find`, for a step that this branch performs and waits for: it must not be done again at another place.
+
+        Parks the run with CancelledError if the step is new, but the journal holds the same step at a later place that
+        the code has not reached. So the code has left out something that takes a place, such as an emit.
+        """
+        value = self.find(step)
+        if value is not None or step.id in self.journal.pending or not self.journal.values:
+            return value
+        place: Branch | None = branch
+        while place is not None:
+            if later := self.journal.same_later(place.prefix, place.count, step.digest):
+                call = as_call(step.kind, step.name, step.key, step.data)
+                raise self._diverged(later, f"{call} at place {step.id}, after fewer emits or other calls than before")
+            place = None if place.beside else place.parent
+        return None
 
     def later_state(self, changed: bytes) -> bytes:
         """Return the state in `<number> <state>`, or nothing if the run has it, or a later one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Protocol, cast
@@ -144,16 +144,23 @@ class Journal:
             return value[:DIGEST_BYTES].decode("ascii", "replace")
         return self.pending.get(step, "")
 
-    def next_digest(self, prefix: str, count: int) -> str:
-        """Return the digest of the first step of a branch after its place `count`; empty if there is none.
+    def next_step(self, prefix: str, count: int) -> str:
+        """Return the first step of a branch after its place `count`; empty if there is none.
 
         The steps are those of the first call, since a run takes no step twice.
         """
+        return next(iter(self._following(prefix, count)), "")
+
+    def same_later(self, prefix: str, count: int, digest: str) -> str:
+        """Return the first step with this digest that a branch has after its place `count`; empty if there is none."""
+        return next((step for step in self._following(prefix, count) if self.digest(step) == digest), "")
+
+    def _following(self, prefix: str, count: int) -> Iterator[str]:
         if self._places is None:
             self._places = _places(chain(self.values, self.pending))
-        places = self._places.get(prefix, [])
-        following = bisect_right(places, count, key=itemgetter(0))
-        return self.digest(places[following][1]) if following < len(places) else ""
+        places = self._places.get(prefix, ())
+        for at in range(bisect_right(places, count, key=itemgetter(0)), len(places)):
+            yield places[at][1]
 
     def patch(self, prefix: str, name: str) -> str:
         """Return the mark of a patch that a branch with this prefix takes; empty if there is none."""

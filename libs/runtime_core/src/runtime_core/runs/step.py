@@ -207,7 +207,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
 
     def __await__(self) -> Generator[Any, None, Any]:  # Any: see the class
         branch = self.run.flow.branch_here(self)
-        value = self.run.find(self)
+        value = self.run.sought(self, branch)
         if value is None:
             branch.performing = True
             try:
