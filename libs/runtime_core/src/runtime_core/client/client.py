@@ -404,6 +404,7 @@ class Client:
 
     @property
     def namespace(self) -> str:
+        """The namespace whose tasks this client starts and finds."""
         return self._namespace
 
     @property

@@ -84,14 +84,14 @@ class AgentContext:
     def __init__(self, run: Execution) -> None:
         self._run = run
 
-    # ---- facts about the task ----------------------------------------------------------------------------
-
     @property
     def task_id(self) -> str:
+        """The id of the task, as `TaskHandle.task_id`."""
         return self._run.task_id
 
     @property
     def run_id(self) -> str:
+        """`r` in the agent that the task started; in an agent that step 2 of it called, `r/2`."""
         return self._run.run_id
 
     @property
@@ -115,6 +115,7 @@ class AgentContext:
 
     @property
     def session_id(self) -> str:
+        """The session that the submit named; empty: none."""
         return self._run.meta.get("session_id", "")
 
     @property
@@ -134,6 +135,7 @@ class AgentContext:
 
     @property
     def metadata(self) -> Mapping[str, Any]:  # Any: the user's own JSON
+        """What the submit gave as `SubmitOptions(metadata=…)`; empty if it gave none."""
         return self._run.meta.get("metadata", {})
 
     @property

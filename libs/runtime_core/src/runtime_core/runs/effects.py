@@ -185,6 +185,7 @@ class Approval:
 
     @property
     def denied(self) -> bool:
+        """Whether the human, or the default after the limit, said no."""
         return self.verdict == "deny"
 
 

@@ -232,10 +232,12 @@ class Schedule(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def once(self) -> bool:
+        """Whether it starts one task, at `at` or after `delay`."""
         return not self.every_ms and not self.cron
 
     @property
     def agent(self) -> str:
+        """The name of the agent whose tasks it starts."""
         agent: str = self.task["agent"]
         return agent
 
