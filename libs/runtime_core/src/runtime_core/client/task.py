@@ -266,7 +266,8 @@ class TaskHandle:
     """A submitted task: wait for it, follow its output, answer its questions, cancel it. Times are in seconds.
 
     `Client.submit` and `Client.task` return it. Any number of handles may exist for one task, in any process. Dropping
-    one does not affect the task. What asks the broker raises InvalidInput, field `task_id`, once it has forgotten the task.
+    one does not affect the task. What asks the broker raises InvalidInput, field `task_id`, once the broker has
+    forgotten the task.
     """
 
     def __init__(
