@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
+from runtime_core.gateway.server import description
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
 
 LISTENS = re.compile(r"HTTP on (http://\S+:\d+)")
 SECONDS = 50.0
+HERE = "urn:document"
+JSON, PROBLEM = "application/json", "application/problem+json"
+DOCUMENT: dict[str, Any] = json.loads(description())
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+REGISTRY: Registry[Any] = Registry().with_resource(HERE, Resource.from_contents({"$schema": DIALECT, **DOCUMENT}))
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,38 @@ async def gateway_fleet(
 
 @asynccontextmanager
 async def http(fleet: Fleet, name: str = "gateway-1", **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=url_of(fleet, name), timeout=SECONDS, trust_env=False, **options) as client:
+    """Yield a client that checks each answer against the OpenAPI document."""
+    hooks = {"response": [as_described]}
+    async with httpx2.AsyncClient(
+        base_url=url_of(fleet, name), timeout=SECONDS, trust_env=False, event_hooks=hooks, **options
+    ) as client:
         yield client
+
+
+async def as_described(response: httpx2.Response) -> None:
+    """Fail unless the document has the status of an answer, and a schema that its JSON fits."""
+    media = response.headers.get("content-type", "").partition(";")[0]
+    for template, methods in DOCUMENT["paths"].items():
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), response.request.url.path):
+            operation = methods.get(response.request.method.lower())
+            if operation is not None:
+                described = operation["responses"].get(str(response.status_code))
+                assert described is not None, (operation["operationId"], response.status_code)
+                if media in (JSON, PROBLEM):
+                    schema = described["content"][media]["schema"]
+                    await response.aread()
+                    Draft202012Validator(absolute(schema), registry=REGISTRY).validate(response.json())
+            return
+
+
+def absolute(schema: Any) -> Any:  # Any: JSON
+    """Return a schema of the document with absolute references."""
+    if isinstance(schema, dict):
+        return {
+            name: HERE + value if name == "$ref" and isinstance(value, str) else absolute(value)
+            for name, value in schema.items()
+        }
+    return [absolute(each) for each in schema] if isinstance(schema, list) else schema
 
 
 async def ended(client: httpx2.AsyncClient, task: str, **headers: str) -> dict[str, Any]:

@@ -66,6 +66,19 @@ async def found(client: httpx2.AsyncClient, path: str, **params: str) -> Any:  #
     return answers[-1].json()
 
 
+async def recorded(client: httpx2.AsyncClient, task: str) -> dict[str, Any]:
+    """Wait until all steps of a task are recorded, and return them as a tree."""
+    tree: dict[str, Any] = {}
+
+    async def complete() -> bool:
+        answer = await client.get(f"/v1/tasks/{task}/trajectory")
+        tree.update(answer.json() if answer.status_code == 200 else {})
+        return bool(tree.get("complete"))
+
+    await until(complete, SECONDS, f"the trajectory of {task}")
+    return tree
+
+
 async def test_dead_letters_are_listed_grouped_edited_and_dropped(own_server: OwnServer, tmp_path: Path) -> None:
     async with gateway(own_server, tmp_path) as client:
         for n in range(5):
@@ -149,7 +162,7 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         path = str(tmp_path / "effects")
         origin = await run(client, {"agent": "journey", "input": path}, task_id="origin")
         assert origin["status"] == "completed"
-        tree = await found(client, "/v1/tasks/origin/trajectory")
+        tree = await recorded(client, "origin")
         assert (tree["task"], tree["agent"]) == ("origin", "journey")
         assert tree["runs"][0]["committed"] >= int(tree["runs"][0]["ended"])
         key = {"Idempotency-Key": "again"}
@@ -159,14 +172,9 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         (fork,) = {each.json()["task_id"] for each in forks}
         changed = await ended(client, fork)
         assert changed["output"] == ["part0", "changed", "part2", "sub"]
-        await found(client, f"/v1/tasks/{fork}/trajectory")
+        await recorded(client, fork)
         same = await client.get("/v1/tasks/origin/difference", params={"with": "origin"})
         assert same.json() == {"difference": None}
-
-        async def recorded() -> bool:
-            return bool((await client.get(f"/v1/tasks/{fork}/trajectory")).json()["complete"])
-
-        await until(recorded, SECONDS, "the trajectory of the fork")
         differs = (await client.get("/v1/tasks/origin/difference", params={"with": fork})).json()["difference"]
         assert (differs["run"], differs["step"], differs["members"]) == ("r", "2", ["output"])
         assert (differs["one"]["output"], differs["other"]["output"]) == ("part1", "changed")
@@ -216,12 +224,7 @@ async def test_changed_code_is_replayed(own_server: OwnServer, tmp_path: Path) -
     async with gateway(own_server, tmp_path, **environ) as client:
         for agent, task in (("writer", "order"), ("fails", "failed")):
             await run(client, {"agent": agent, "input": "streams"}, task_id=task)
-
-            async def recorded(task: str = task) -> bool:
-                tree = await client.get(f"/v1/tasks/{task}/trajectory")
-                return tree.status_code == 200 and tree.json()["complete"]
-
-            await until(recorded, SECONDS, "the trajectory")
+            await recorded(client, task)
         same = {"task_id": "order", "follows": True, "runs": 1, "difference": None, "further": [], "skipped": {}}
         assert (await client.post("/v1/tasks/order/replay", json={})).json() == same
         assert (await client.post("/v1/tasks/failed/replay", json={})).json() == {**same, "task_id": "failed"}

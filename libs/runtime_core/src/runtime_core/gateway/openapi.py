@@ -37,16 +37,18 @@ WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
 NAME = {"type": "string", "minLength": 1, "maxLength": 256}
 TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
 MOMENT = {"type": "string", "format": "date-time"}
+_WAIT: Json = {"name": {"type": "string"}, "since": {}, "due": {}, "attempt": {"type": "integer"}, "errors": {}}
 
 
-def document(resources: Json) -> Json:
-    """Return the whole document; `resources` are the paths of resources beside tasks."""
+def document(resources: Json, schemas: Json) -> Json:
+    """Return the whole document; `resources` are the paths of resources beside tasks, with their `schemas`."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Weft",
             "version": version(),
-            "description": "Start tasks of agents, follow them, answer their questions, and look after what failed.",
+            "description": "Start tasks of agents, follow them, answer their questions, and look after what failed. "
+            "Times that are numbers are milliseconds since 1970 (UTC).",
         },
         "paths": {
             "/v1/tasks": {"post": _submit(), "get": _list()},
@@ -78,6 +80,7 @@ def document(resources: Json) -> Json:
                 "Task": _task_schema(),
                 "Question": _question_schema(),
                 "Problem": _problem_schema(),
+                **schemas,
             },
         },
     }
@@ -408,7 +411,7 @@ def _submit_schema() -> Json:
         "max_tokens": {"type": ["integer", "null"], "minimum": 1},
         "engine": {"type": ["string", "null"], "description": "`local`, `ray`, `spark`, or an engine of the app."},
         "engine_wait_seconds": {"type": ["number", "null"], "minimum": 0},
-        "streaming_mode": {"enum": [*MODES, None]},
+        "streaming_mode": {"enum": [*MODES, None], "description": "Which events the stream has."},
         "priority": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
     }
     members = {
@@ -439,7 +442,7 @@ def _item_schema() -> Json:
 
 
 def _task_schema() -> Json:
-    milliseconds = {"type": "integer", "description": "Milliseconds since 1970."}
+    milliseconds = {"type": "integer"}
     return {
         "type": "object",
         "required": ["task_id", "status", "agent", "created", "steps"],
@@ -457,14 +460,14 @@ def _task_schema() -> Json:
             "input": {},
             "output": {},
             "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
-            "usage": {"type": "object"},
+            "usage": {"type": "object", "description": "Amounts by name; in `models` those of each model."},
             "limits": {"type": "object"},
             "max_steps": {"type": "integer"},
             "time_limit_at": milliseconds,
-            "waits_for": {"type": "array", "items": {"type": "object"}},
+            "waits_for": {"type": "array", "items": like({"run": "r", "step": "1", "kind": "timer"}, **_WAIT)},
             "without_handler": {"type": "array", "items": {"type": "object"}},
             "questions": {"type": "array", "items": ref("Question")},
-            "forked_from": {"type": "object"},
+            "forked_from": like({"task": "order-6"}, step={}),
         },
     }
 
@@ -522,6 +525,13 @@ def object_of(properties: Json, *required: str) -> Json:
     return {**found, "required": list(required)} if required else found
 
 
+def like(example: Json, **more: Json) -> Json:
+    """Return the schema of objects with the members of an example; null there is any type. `more` may be absent."""
+    types = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    members: Json = {name: {} if each is None else {"type": types[type(each)]} for name, each in example.items()}
+    return {"type": "object", "required": list(example), "properties": {**members, **more}}
+
+
 def body_of(schema: Json, example: object) -> Json:
     return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
 
@@ -575,9 +585,5 @@ def idempotency_key() -> Json:
 
 
 def _traceparent() -> Json:
-    return {
-        "name": "traceparent",
-        "in": "header",
-        "description": "The trace that the task belongs to (W3C Trace Context).",
-        "schema": NAME,
-    }
+    text = "The trace that the task belongs to (W3C Trace Context)."
+    return {"name": "traceparent", "in": "header", "description": text, "schema": NAME}

@@ -11,16 +11,17 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.tasks import NotYet
@@ -318,6 +319,23 @@ def list_of_objects(name: str, value: object, most: int) -> list[dict[str, objec
 def json_reply(document: object, status: int = 200, **headers: str) -> Response:
     """Return a response with a JSON document."""
     return Response(msgspec.json.encode(document), status, headers, codec.JSON)
+
+
+LINES = "application/jsonl"
+
+
+class Lines(StreamingResponse):
+    """JSON lines. They count as an open stream until they are sent."""
+
+    def __init__(self, lines: AsyncIterator[bytes], limits: Limits) -> None:
+        super().__init__(lines, media_type=LINES)
+        self._limits = limits
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: of ASGI
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._limits.close_stream()
 
 
 def is_loopback(host: str) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access, UsageBy
@@ -21,6 +22,7 @@ from runtime_core.gateway.openapi import (
     body_of,
     idempotency_key,
     json_of,
+    like,
     object_of,
     problems,
     query,
@@ -29,6 +31,7 @@ from runtime_core.gateway.openapi import (
 )
 from runtime_core.gateway.requests import (
     CONFLICT,
+    LINES,
     NO_APP,
     NO_LETTER,
     NO_SCHEDULE,
@@ -40,6 +43,7 @@ from runtime_core.gateway.requests import (
     STREAMS,
     Kind,
     Limits,
+    Lines,
     Parameters,
     Problem,
     header,
@@ -60,7 +64,6 @@ PAGE_MAX = 500
 LETTER_FILTERS = ("reason", "name", "task_id", "error")
 GROUPS: tuple[By, ...] = get_args(By)
 ENDS = ("completed", "failed", "cancelled")
-LINES = "application/jsonl"
 USAGE_BY: tuple[UsageBy, ...] = get_args(UsageBy)
 USAGE_DAYS = 7
 """The span of a usage summary without `since`."""
@@ -189,20 +192,6 @@ def _step(step: Step | None) -> dict[str, Any] | None:  # Any: JSON
     }  # fmt: skip
 
 
-class Lines(StreamingResponse):
-    """JSON lines. They count as an open stream until they are sent."""
-
-    def __init__(self, lines: AsyncIterator[bytes], limits: Limits) -> None:
-        super().__init__(lines, media_type=LINES)
-        self._limits = limits
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: of ASGI
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._limits.close_stream()
-
-
 class LetterRoutes:
     """What the routes of dead letters do."""
 
@@ -288,7 +277,6 @@ class ScheduleRoutes:
 
 # -- the OpenAPI document ----------------------------------------------------------------------------------------
 
-_OBJECT: Json = {"type": "object"}
 _NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
 _LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
 _CURSOR = query("cursor", {"type": "string", "maxLength": 400}, "`next_cursor` of the page before.")
@@ -314,6 +302,25 @@ _TREE: Json = {
 }  # fmt: skip
 
 
+def schemas() -> Json:
+    """Return the schemas of what these routes show."""
+    from runtime_core.trajectory.tree import TreeDict  # here: it imports SQLAlchemy
+
+    text = {"type": "string"}
+    maybe = {name: {"type": ["string", "null"]} for name in ("cron", "last_task_id", "error")}
+    more = {"key": text, "session_id": text, "conf": {}, "hooks": {}, "metadata": {}, "every_seconds": {}, "input": {}}
+    error = {"type": "object", "properties": {"type": text, "message": text, "traceback": text, "at": {}}}
+    details = {"errors": {"type": "array", "items": error}, "data": {}, "event": {}, "context": {}, "cut": {}}
+    (_,), trees = msgspec.json.schema_components(
+        [TreeDict], ref_template="#/components/schemas/{name}", schema_hook=lambda _: {"description": "JSON."}
+    )
+    return {
+        "DeadLetter": like(_LETTER_ROW, error=error, group=text, kind=text, delivery=text, **details),
+        "Schedule": like(_SCHEDULE, **maybe, **more, next={}, last={}),
+        **trees,
+    }
+
+
 def paths() -> Json:
     """Return the paths of these routes."""
     letter, schedule = _in_path("letter_id", _LETTER), _in_path("schedule_id", "digest")
@@ -330,7 +337,7 @@ def paths() -> Json:
         "/v1/dead-letters/{letter_id}": {
             "get": _operation(
                 "showDeadLetter", "Show a dead letter with its event and all errors", [letter],
-                {"200": json_of("The dead letter.", _OBJECT, _LETTER_ROW)}, PARAMETER, NO_LETTER,
+                {"200": json_of("The dead letter.", ref("DeadLetter"), _LETTER_ROW)}, PARAMETER, NO_LETTER,
             ),
             "delete": _operation(
                 "dropDeadLetter", "Delete a dead letter permanently", [letter],
@@ -342,7 +349,7 @@ def paths() -> Json:
         "/v1/schedules/{schedule_id}": {
             "get": _operation(
                 "showSchedule", "Show a schedule", [schedule],
-                {"200": json_of("The schedule.", _OBJECT, _SCHEDULE)}, PARAMETER, NO_SCHEDULE,
+                {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, PARAMETER, NO_SCHEDULE,
             ),
             "put": _set_schedule(schedule),
             "delete": _operation(
@@ -386,38 +393,25 @@ def _fork() -> Json:
 
 
 def _replay() -> Json:
-    text = {"type": "string"}
-    members = {
-        "agent": text,
-        "run": {**text, "description": "The run of that agent, as in the trajectory."},
-        "step": {**text, "description": "Empty if the run as a whole differs."},
-        "recorded": {**text, "description": "What the task did, in words."},
-        "now": {**text, "description": "What the code does now."},
-        "line": {**text, "description": "The line of the code; empty if it is not known."},
-    }
-    difference = object_of(members, *members)
     found = {
         "agent": "writer", "run": "r", "step": "2", "recorded": 'ctx.tool("search", query="streams")',
         "now": 'ctx.tool("search", query="Redis Streams")', "line": "desk.py:12 in writer",
     }  # fmt: skip
+    difference = like(found)
     schema = {
         "task_id": TASK_ID,
         "follows": {
             "type": ["boolean", "null"],
             "description": "Whether the code requests the recorded steps; null if no run could be compared.",
         },
-        "runs": {"type": "integer", "description": "The runs that were compared."},
-        "difference": {"anyOf": [difference, {"type": "null"}], "description": "The first difference."},
-        "further": {
-            "type": "array",
-            "items": difference,
-            "description": "Steps that the code adds after the last one of an ended run: running tasks can take them.",
+        "runs": {"type": "integer"},
+        "difference": {
+            "anyOf": [difference, {"type": "null"}],
+            "description": "The first difference: what the task did and what the code does now, in words. An empty "
+            "`step` is the run as a whole; an empty `line` is not known.",
         },
-        "skipped": {
-            "type": "object",
-            "additionalProperties": {"type": "integer"},
-            "description": "How many runs were not compared, by reason.",
-        },
+        "further": {"type": "array", "items": difference},
+        "skipped": {"type": "object", "additionalProperties": {"type": "integer"}},
     }
     example = {"task_id": "order-7", "follows": False, "runs": 1, "difference": found, "further": [], "skipped": {}}
     return {
@@ -427,7 +421,8 @@ def _replay() -> Json:
             *WITH_BODY, PARAMETER, NO_TASK, NO_TRAJECTORY, CONFLICT, NO_STORE, NO_APP, REPLAY,
         ),
         "description": "The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
-        "in a process of its own, for at most 30 seconds; a replica runs two replays at once, and one for a tenant.",
+        "in a process of its own, for at most 30 seconds; a replica runs two at once, and one for a tenant. `runs` "
+        "were compared, `skipped` were not. `further` are steps that the code adds after the end of a run.",
         "requestBody": body_of(object_of({}), {}),
     }  # fmt: skip
 
@@ -435,13 +430,16 @@ def _replay() -> Json:
 def _show_trajectory() -> Json:
     return _operation(
         "showTrajectory", "Show the recorded steps of a task as a tree", [task_id()],
-        {"200": json_of("The runs, each with its steps.", _OBJECT, _TREE)}, PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
+        {"200": json_of("The runs, each with its steps.", ref("TreeDict"), _TREE)},
+        PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
     )  # fmt: skip
 
 
 def _difference() -> Json:
     example = {"run": "r", "step": "2", "members": ["output"], "one": _STEP, "other": {**_STEP, "output": ["b"]}}
-    schema = object_of({"difference": {"type": ["object", "null"]}}, "difference")
+    either = {"anyOf": [like(_STEP, input={}, output={}), {"type": "null"}]}
+    found = {"anyOf": [like(example, one=either, other=either), {"type": "null"}]}
+    schema = object_of({"difference": found}, "difference")
     other = {**query("with", {**NAME, "maxLength": 200}, "The id of the other task."), "required": True}
     return _operation(
         "compareTasks", "Find the first difference between two tasks", [task_id(), other],
@@ -473,11 +471,12 @@ def _usage() -> Json:
         query("until", MOMENT, "Tasks that ended before this time. Default: now."),
         query("tenant", {"type": "string", "maxLength": 63}, "Only tasks whose ids begin with this tenant."),
     ]
+    amounts = like({"tasks": 3, "usage": {}}, **{name: {"type": "string"} for name in USAGE_BY})
     row = {"agent": "writer", "tasks": 3, "usage": {"tokens": 4210, "cost": 0.12}}
     example = {"since": "2030-01-01T00:00:00Z", "until": "2030-01-08T00:00:00Z", "rows": [row], "complete": True}
     schema = object_of(
         {
-            "since": MOMENT, "until": MOMENT, "rows": {"type": "array", "items": _OBJECT},
+            "since": MOMENT, "until": MOMENT, "rows": {"type": "array", "items": amounts},
             "complete": {"type": "boolean"},
         },
         "since", "until", "rows", "complete",
@@ -491,7 +490,9 @@ def _usage() -> Json:
 
 def _list_letters() -> Json:
     schema = object_of(
-        {"dead_letters": {"type": "array", "items": _OBJECT}, "next_cursor": _NEXT}, "dead_letters", "next_cursor"
+        {"dead_letters": {"type": "array", "items": ref("DeadLetter")}, "next_cursor": _NEXT},
+        "dead_letters",
+        "next_cursor",
     )
     return _operation(
         "listDeadLetters", "List dead letters, the newest first", [*_letter_filters(), _LIMIT, _CURSOR],
@@ -502,7 +503,8 @@ def _list_letters() -> Json:
 
 def _groups() -> Json:
     row = {"error": "TimeoutError: no answer within 30 s", "count": 12, "bytes": 9744, "newest": _LETTER}
-    schema = object_of({"groups": {"type": "array", "items": _OBJECT}}, "groups")
+    groups = like({name: row[name] for name in row if name != "error"}, **{key: {"type": "string"} for key in GROUPS})
+    schema = object_of({"groups": {"type": "array", "items": groups}}, "groups")
     by = query("by", {"enum": list(GROUPS), "default": "error"}, "What the letters of a group share.")
     return _operation(
         "groupDeadLetters", "Count dead letters by error, name, reason or stream", [*_letter_filters(), by, _LIMIT],
@@ -537,9 +539,7 @@ def _redrive(letter: Json) -> Json:
 
 
 def _list_schedules() -> Json:
-    schema = object_of(
-        {"schedules": {"type": "array", "items": _OBJECT}, "next_cursor": _NEXT}, "schedules", "next_cursor"
-    )
+    schema = _page("schedules", "Schedule")
     return _operation(
         "listSchedules", "List schedules by id", [_LIMIT, _CURSOR],
         {"200": json_of("A page of the list.", schema, {"schedules": [_SCHEDULE], "next_cursor": None})}, PARAMETER,
@@ -547,20 +547,14 @@ def _list_schedules() -> Json:
 
 
 def _set_schedule(schedule: Json) -> Json:
-    number = {"type": ["number", "null"]}
+    number, text, members_of = ({"type": [kind, "null"]} for kind in ("number", "string", "object"))
     members = {
         "agent": NAME,
         "input": {},
-        "key": {"type": ["string", "null"]},
-        "session_id": {"type": ["string", "null"]},
-        "conf": {"type": ["object", "null"]},
-        "hooks": {"type": ["object", "null"]},
-        "metadata": {"type": ["object", "null"]},
-        "every_seconds": number,
-        "delay_seconds": number,
-        "cron": {"type": ["string", "null"]},
-        "at": {"type": ["string", "null"], "description": "As RFC 3339."},
-        "timezone": {"type": ["string", "null"]},
+        **dict.fromkeys(("key", "session_id", "cron", "timezone"), text),
+        **dict.fromkeys(("conf", "hooks", "metadata"), members_of),
+        **dict.fromkeys(("every_seconds", "delay_seconds"), number),
+        "at": {**text, "description": "As RFC 3339."},
         "overlap": {"enum": ["skip", "start", None]},
         "catch_up": {"type": ["boolean", "null"]},
     }
@@ -568,11 +562,15 @@ def _set_schedule(schedule: Json) -> Json:
     return {
         **_operation(
             "setSchedule", "Create or replace a schedule", [schedule],
-            {"200": json_of("The schedule.", _OBJECT, _SCHEDULE)}, *WITH_BODY, NO_SCHEDULE,
+            {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, *WITH_BODY, NO_SCHEDULE,
         ),
         "description": "Give exactly one of `every_seconds`, `cron`, `at` and `delay_seconds`.",
         "requestBody": body_of(object_of(members, "agent", "input"), example),
     }  # fmt: skip
+
+
+def _page(name: str, item: str) -> Json:
+    return object_of({name: {"type": "array", "items": ref(item)}, "next_cursor": _NEXT}, name, "next_cursor")
 
 
 def _in_path(name: str, example: str) -> Json:

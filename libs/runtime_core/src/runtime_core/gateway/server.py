@@ -68,7 +68,7 @@ from runtime_core.gateway.requests import (
     is_loopback,
     problem_of,
 )
-from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths
+from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths, schemas
 from runtime_core.gateway.tasks import EventRoutes, StreamRoutes, TaskRoutes
 from runtime_core.settings import Settings
 from runtime_core.state_manager.schedules import ScheduleBounds
@@ -129,7 +129,7 @@ def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Op
 @cache
 def description() -> bytes:
     """Return the OpenAPI document of all operations as JSON."""
-    return msgspec.json.encode(document(paths()))
+    return msgspec.json.encode(document(paths(), schemas()))
 
 
 async def _describe(request: Request, caller: Caller) -> Response:
