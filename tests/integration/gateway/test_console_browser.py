@@ -191,6 +191,7 @@ async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
         page = await console.open("/tasks/explains-analyst")
         await page.click("button:has-text('Replay')")
         await expect(page.locator(".notice")).to_contain_text("The code follows the record")
+        assert (await Axe().run(page)).violations_count == 0
         await page.click(".crumbs a:has-text('explains-analyst')")
         await page.click("summary:has-text('Redrive')")
         await page.click("text=Edit its data first")
