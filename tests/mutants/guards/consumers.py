@@ -410,7 +410,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "live = False\n",
         "old work of a task that goes on starts",
         "contracts:queued_work",
-        survives="work of a task that goes on is put back, under a newer entry",
     ),
     python(
         IN_FLIGHT,
