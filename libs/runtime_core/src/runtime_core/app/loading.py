@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import sys
 from typing import cast
 
@@ -41,6 +40,8 @@ def replay(reference: str) -> None:
     Both are JSON: a `TaskTrajectory`, and a `Check` or `{"error": …}` if the app cannot be loaded. The gateway runs
     this in a process of its own.
     """
+    import resource  # Windows has none
+
     from runtime_core.client.replay import Check, check_task
     from runtime_core.trajectory.reading import TaskTrajectory
 
