@@ -287,6 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            return []\n",
         "commands behind deleted ones are admitted",
         "contracts:ingress",
+        survives="the server forgets deleted entries that are claimed, and the admitter looks again for what is left",
     ),
     python(
         RELAY,
