@@ -353,6 +353,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "an answer that cannot be remembered changes nothing",
         "contracts:atomicity",
+        survives="the answer is remembered; with another type in the order of the window, nothing is forgotten",
     ),
     lua(
         "schedule",
