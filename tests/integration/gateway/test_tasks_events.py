@@ -149,12 +149,14 @@ class Front:
     async def work(self, reader: int) -> None:
         at = reader % 2
         while not self.stopped:
-            at, task = await self._submit(at, f"{reader}-{len(self.tasks)}")
+            # Some take so long that a replica stops in the middle of them, however busy the machine is.
+            seconds = 6.0 if reader % 5 == 0 else 0.5
+            at, task = await self._submit(at, f"{reader}-{len(self.tasks)}", seconds)
             self.tasks.append(task)
             at = await self._read(at, task)
 
-    async def _submit(self, at: int, key: str) -> tuple[int, str]:
-        body = {"agent": "murmurs", "input": {"pieces": 5, "seconds": 0.5}}
+    async def _submit(self, at: int, key: str, seconds: float) -> tuple[int, str]:
+        body = {"agent": "murmurs", "input": {"pieces": 5, "seconds": seconds}}
         while True:
             try:
                 url = f"{url_of(self.fleet, REPLICAS[at])}/v1/tasks"
