@@ -150,7 +150,7 @@ async def test_output_that_began_anew_has_no_second_row(broker: Broker, bus: Eve
 
 
 async def test_output_that_begins_anew_behind_its_newest_pieces_has_no_row(broker: Broker, bus: EventBus) -> None:
-    """The turn has emitted more than the rows say, then begins anew and does not get as far."""
+    """The turn has emitted more than the rows say, then starts its output over and does not get as far."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await emit_pieces(bus, turn, b'"a"', b'"b"')
