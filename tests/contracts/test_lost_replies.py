@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,7 @@ from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.heartbeat import incarnation
 from runtime_core.errors import Rejected
 from runtime_core.telemetry.metrics import Metrics
-from tests.contracts.broker import DIGEST, Broker, ask, complete, emit_pieces, suspend
+from tests.contracts.broker import DIGEST, Broker, answer, ask, complete, emit_pieces, suspend
 
 
 async def lose_read(broker: Broker, bus: EventBus, count: int = 10, stream: str = "agent") -> None:
@@ -61,14 +62,14 @@ async def test_a_long_list_is_found_whole(broker: Broker, bus: EventBus) -> None
 
 
 class Worker:
-    """A handler that completes every turn."""
+    """A handler that completes every turn, and answers every call."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
         self.handled: asyncio.Queue[str] = asyncio.Queue()
 
     async def handle(self, delivery: Delivery) -> None:
-        assert await complete(self._bus, delivery)
+        assert await (answer if delivery.kind == "call" else complete)(self._bus, delivery)
         self.handled.put_nowait(delivery.task)
 
     def forget(self) -> None:
@@ -282,11 +283,11 @@ class RacingBus(LookedBus):
 class Racing:
     """A consumer whose loops do not run: the test takes and reconciles."""
 
-    def __init__(self, broker: Broker, transport: Transport) -> None:
+    def __init__(self, broker: Broker, transport: Transport, stream: str = "agent") -> None:
         self.bus = RacingBus(transport, broker.keys)
         self.worker = SlowWorker(self.bus)
         metrics = Metrics(CollectorRegistry(), "test")
-        self.consumer = Consumer(self.bus, ["agent"], self.worker, metrics, service="test")
+        self.consumer = Consumer(self.bus, [stream], self.worker, metrics, service="test")
 
     async def read(self) -> list[Delivery]:
         return (await self.bus.read(["agent"], 10, 1000))[0]
@@ -372,6 +373,36 @@ async def test_an_entry_that_arrives_between_two_looks_runs_once(broker: Broker,
     await racing.settle()
     assert racing.begun() == ["t"]
     await broker.idle()
+
+
+@pytest.mark.parametrize("found", ["reconciled", "adopted"])
+async def test_an_earlier_attempt_that_is_pending_again_waits_for_the_next_one(
+    broker: Broker, bus: EventBus, found: str
+) -> None:
+    """A server that has lost its last writes lists it, while this process runs the attempt that the server has lost."""
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    racing = Racing(broker, transport, stream="tool")
+    await racing.consumer.start()
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1"))
+    first = await broker.take(racing.bus if found == "reconciled" else bus, "tool")
+    second = copy(first)
+    second.entry, second.attempt = first.entry + b"9", 2
+    racing.consumer._in_flight.take([second])
+    assert await racing.worker.begun.get() == "t"
+    if found == "adopted":
+        await broker.call("ZREM", broker.keys.alive, bus.owner)
+        await racing.consumer._adopt("tool")
+    await racing.consumer._reconcile()
+    assert racing.consumer._in_flight.held == {("tool", second.entry): second}
+    await racing.settle()
+    await racing.consumer._reconcile()
+    assert list(racing.consumer._in_flight.held) == [("tool", first.entry)]
+    await racing.settle()
+    assert racing.begun() == [], "the call has its result"
+    await racing.consumer.stop()
+    assert await broker.entries("tool") == []
 
 
 async def test_a_submit_repeated_starts_one_task(broker: Broker, bus: EventBus) -> None:

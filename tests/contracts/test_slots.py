@@ -501,6 +501,28 @@ async def test_no_window_has_more_starts_than_the_rate(broker: Broker, bus: Even
     await clean(broker)
 
 
+async def test_a_rate_waits_no_longer_than_its_window_after_the_clock_has_gone_back(
+    broker: Broker, bus: EventBus
+) -> None:
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), *(ask(str(n)) for n in range(1, 6)))
+    for expected in (True, True):
+        delivery, taken = await take(broker, bus, RATE, stream="tool", each=True)
+        assert taken is expected
+        await answer(bus, delivery)
+    await broker.pass_time(-3_600_000)
+    for _ in range(3):
+        assert (await take(broker, bus, RATE, stream="tool", each=True))[1] is False
+    await broker.pass_time(59_000)
+    await bus.promote()
+    await broker.nothing(bus, "tool")
+    await broker.pass_time(2_000)
+    await bus.promote()
+    for step in ("3", "4"):
+        delivery, taken = await take(broker, bus, RATE, stream="tool", each=True)
+        assert (delivery.run, taken) == (f"r/{step}", True)
+
+
 async def test_each_attempt_of_a_call_is_a_start(broker: Broker, bus: EventBus) -> None:
     """A call that has a slot of another limit keeps it meanwhile."""
     limits = (CALL, ("tool:search|/60s|", 0, 1, 60_000))

@@ -332,6 +332,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         IN_FLIGHT,
+        "earlier_attempt",
+        "[each for each in deliveries if (each.task, each.run) not in calls]",
+        "deliveries",
+        "an earlier attempt of a call that a broker lists again does not run beside the next one",
+        "contracts:lost_replies",
+    ),
+    python(
+        IN_FLIGHT,
         "stop_begins_nothing",
         "for delivery in () if self.closed else deliveries:",
         "for delivery in deliveries:",

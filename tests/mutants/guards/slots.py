@@ -115,9 +115,25 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "slots",
         "rate",
-        "return due and due > now, due",
-        "return false, due",
+        "return oldest and oldest + ms > now, oldest and oldest + ms",
+        "return false, oldest and oldest + ms",
         "no more start in a window than the rate says",
+        SLOTS,
+    ),
+    lua(
+        "slots",
+        "clock_back",
+        "  if oldest and oldest > now then\n",
+        "  if false then\n",
+        "a rate waits no longer than its window after the clock has gone back",
+        SLOTS,
+    ),
+    lua(
+        "slots",
+        "clock_back_each",
+        "    if tonumber(started) > now then redis.call('LSET', list, i - 1, text(now)) end\n",
+        "    if i == 1 then redis.call('LSET', list, i - 1, text(now)) end\n",
+        "each start that seems to be ahead of the clock counts as of now, not one in each window",
         SLOTS,
     ),
     lua(

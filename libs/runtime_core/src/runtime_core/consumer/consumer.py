@@ -350,7 +350,7 @@ class Consumer:
                 logger.info("taking %d deliveries of %s whose reply was lost", len(lost), stream)
                 # First, since a late reply of a read may deliver them during `reopen` or after it.
                 self._reconciled.update((stream, entry) for entry in lost)
-                self._in_flight.take(*await self._bus.reopen(stream, lost))
+                self._in_flight.take_pending(*await self._bus.reopen(stream, lost))
 
     async def _adopt(self, stream: str) -> None:
         if self._alone is not None:
@@ -390,7 +390,7 @@ class Consumer:
         self._metrics.adopted_deliveries.inc(count)
         for delivery in adopted.condemned:
             await self._condemn(delivery)
-        self._in_flight.take(adopted.deliveries, adopted.malformed)
+        self._in_flight.take_pending(adopted.deliveries, adopted.malformed)
         started = [
             self._in_flight.running[place]
             for delivery in adopted.deliveries

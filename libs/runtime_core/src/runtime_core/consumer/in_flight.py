@@ -108,6 +108,15 @@ class InFlight:
             burying.add_done_callback(self._buried)
         self._watch.waiting(bool(self.held))
 
+    def take_pending(self, deliveries: Sequence[Delivery], malformed: Sequence[tuple[str, bytes, str]] = ()) -> None:
+        """Take what the group already counts as this owner's, but no call that runs here from another entry.
+
+        A server that has lost its last writes lists an earlier attempt as pending while the next one runs. Later
+        reconciliations find what this leaves.
+        """
+        calls = {(held.task, held.run) for held in self.held.values() if held.kind == "call"}
+        self.take([each for each in deliveries if (each.task, each.run) not in calls], malformed)
+
     def _buried(self, burying: asyncio.Task[None]) -> None:
         self.burying.discard(burying)
         if not burying.cancelled() and (error := burying.exception()) is not None:

@@ -78,10 +78,20 @@ function SLOT.is_full(base, limit, ref, now)
   if running > 0 and redis.call('ZCARD', base .. 'slots:' .. limit) >= running and not SLOT.has(base, limit, ref) then
     return true
   end
-  local oldest = starts > 0 and tonumber(redis.call('LINDEX', base .. 'starts:' .. limit, -starts) or nil)
-  -- Never later than a whole window from now: the clock may have gone back.
-  local due = oldest and math.min(oldest, now) + ms
-  return due and due > now, due
+  local list = base .. 'starts:' .. limit
+  local oldest = starts > 0 and tonumber(redis.call('LINDEX', list, -starts) or nil)
+  if oldest and oldest > now then
+    oldest = now
+    SLOT.start_again(list, now)
+  end
+  return oldest and oldest + ms > now, oldest and oldest + ms
+end
+
+-- The clock has gone back: what started later than now counts as started now.
+function SLOT.start_again(list, now)
+  for i, started in ipairs(redis.call('LRANGE', list, 0, -1)) do
+    if tonumber(started) > now then redis.call('LSET', list, i - 1, text(now)) end
+  end
 end
 
 -- The first limit that does not let this work start, and when it may. `arrives`: it waits behind those that wait.
