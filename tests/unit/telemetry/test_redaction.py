@@ -119,6 +119,36 @@ def test_a_password_in_escaped_quotes_is_hidden_in_text(text: str) -> None:
     assert "***" in shown
 
 
+@pytest.mark.parametrize("gap", [" " * 1000, "\n" * 300, "\u3000" * 40, "\u00a0 " * 30, "\u2003" * 200 + " "])
+@pytest.mark.parametrize(
+    ("before", "secret"),
+    [
+        ("password{gap}: ", "hunter2x"),
+        ("password:{gap}", "hunter2x"),
+        ("password{gap}={gap}", "'open sesame'"),
+        ("'pw'{gap}:{gap}b", '"open sesame"'),
+        ("api_key,{gap}", '\\\\"open sesame\\\\"'),
+        ("authorization{gap}: Basic ", "dXNlcjpwYXNz"),
+        ("authorization:{gap}Basic ", "dXNlcjpwYXNz"),
+        ("authorization: Basic{gap}", "dXNlcjpwYXNz"),
+        ("Authorization: Bearer{gap}", "abcdefgh"),
+        ("bearer{gap}", "abc123def456"),
+    ],
+)
+def test_a_secret_behind_much_white_space_is_redacted(gap: str, before: str, secret: str) -> None:
+    text = f"a {before.format(gap=gap)}{secret} and more words"
+    shown = Redactor().text(text)
+    assert shown.startswith("a ")
+    assert secret.strip("'\"\\") not in shown
+    assert shown.endswith("***") or shown.endswith(" words")
+    assert json.loads(Redactor().data(json.dumps([text]).encode())) == [shown]
+
+
+def test_much_white_space_without_a_separator_is_no_secret() -> None:
+    words = f"Enter your password{' ' * 1000}Forgot it? password{chr(0x3000) * 100}"
+    assert Redactor().text(words) == words
+
+
 def test_json_inside_a_text_may_begin_with_white_space() -> None:
     inner = '\n  {"secret": "plain"}'
     assert json.loads(Redactor().data(json.dumps([inner]).encode())) == ['\n  {"secret": "***"}']

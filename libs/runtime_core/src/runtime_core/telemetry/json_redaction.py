@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
@@ -18,15 +18,16 @@ import msgspec
 import re2
 
 from runtime_core.base.periodic import Slices
-from runtime_core.telemetry.secret_search import HIDDEN, SECRET_MEMBERS, Allowance, SecretSearch, bytes_options
+from runtime_core.telemetry.secret_search import HIDDEN, SECRET_MEMBERS, Allowance, SecretSearch, bytes_options, merged
 
 LONGEST_ESCAPE = len("\\u0000")
 SAVED_BY_ESCAPE = LONGEST_ESCAPE - 1
 """The most bytes that decoding saves per escape."""
 FEW_ESCAPES = 1000
-"""Up to this number of escapes, replacing them one by one is fastest."""
+_BYTES_PER_ESCAPE = 128
+"""Up to this number of escapes, and one in this number of bytes, replacing them one by one is fastest."""
 
-_HOPS = 24
+_HOPS = 6
 """How many escaped quotes, and backslashes before one, are checked one by one before RE2 scans the rest."""
 _BACKSLASH = ord("\\")
 _REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
@@ -35,29 +36,37 @@ _TO_STRING = re2.compile(rb'(?s:[^"]|"(?:[^"\\]|\\.)*")*', bytes_options())
 
 _ESCAPED = {b"\\": b"\\\\", b'"': b'\\"', b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b"\b": b"\\b", b"\f": b"\\f"}
 """The escapes of characters, the backslash first, since it is part of the others."""
-_UNESCAPED = {written[1:]: decoded for decoded, written in _ESCAPED.items() if decoded != b"\\"} | {b"/": b"/"}
+_UNESCAPED = {written[1:]: decoded for decoded, written in _ESCAPED.items()} | {b"/": b"/"}
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
+_TRUNCATED = "Input data was truncated"
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_bytes = json.JSONDecoder(strict=False).decode
 _encode = msgspec.json.Encoder().encode
 
 
+Edits = list[tuple[int, int, bytes]]
+"""Parts of some data, in order, and their replacements. Copying large data at each level of JSON would be slow."""
+
+
 def string_around(data: bytes, at: int, position: int) -> tuple[int, int] | None:
     """Return the span of the string that contains `position`; None if no string does. `at` is between strings."""
-    if data.find(b"\\", at, position) < 0:
-        start = data.rfind(b'"', at, position) if data.count(b'"', at, position) % 2 else position
-    else:
-        for _ in range(_HOPS):
-            start = data.find(b'"', at, position)
-            if start < 0:
-                return None
+    for _ in range(_HOPS):
+        # Up to the first escape, every second quote ends a string.
+        escape = data.find(b"\\", at, position)
+        until = position if escape < 0 else escape
+        if data.count(b'"', at, until) % 2:
+            start = data.rfind(b'"', at, until)
             end = string_end(data, start)
             if end > position:
                 return start, end
             at = end
-        start = _TO_STRING.match(data, at, position).end()
+        elif escape < 0:
+            return None
+        else:
+            at = escape + 1
+    start = _TO_STRING.match(data, at, position).end()
     return (start, string_end(data, start)) if start < position else None
 
 
@@ -86,48 +95,62 @@ def _long_string_end(data: bytes, start: int, at: int) -> int:
         end = len(data)
     except msgspec.DecodeError as error:
         # msgspec is seven times as fast as RE2, and its error gives the position after the string and white space.
-        reached = _TRAILING.search(str(error))
+        reason = str(error)
+        if reason == _TRUNCATED:
+            return len(data)
+        reached = _TRAILING.search(reason)
         if reached is None:
             string = _REST_OF_STRING.match(data, at)
             return len(data) if string is None else string.end()
-        end = start + int(reached[1])
+        end = start + int(reached[1]) - 1
     return data.rfind(b'"', start, end) + 1
 
 
-def unescaped(written: bytes, escapes: int) -> tuple[bytes, Callable[[bytes], bytes]]:
-    """Return the UTF-8 of a JSON string with `escapes` backslashes, and the function that encodes it again.
+def unescaped(written: bytes, escapes: int) -> tuple[bytes, list[int] | None]:
+    """Return the UTF-8 of a JSON string with `escapes` backslashes, and where in it each escaped character is.
 
-    Raises DecodeError, or ValueError.
+    Returns None instead of these positions if the string has many escapes, or one with a number. Raises DecodeError,
+    or ValueError.
     """
-    if escapes <= FEW_ESCAPES and (decoded := _few_unescaped(written)) is not None:
-        # It needs no character written as a number, since it had none.
-        return decoded, _escaped_by_letters
-    if written.isascii() or b"\\u" in written:
-        return _decode_text(written).encode(), escaped
+    few = escapes <= min(FEW_ESCAPES, 32 + len(written) // _BYTES_PER_ESCAPE)
+    if few and (decoded := _few_unescaped(written)) is not None:
+        return decoded
+    if few or written.isascii() or b"\\u" in written:
+        return _decode_text(written).encode(), None
     # In Latin-1 each byte is a character, which saves decoding and encoding UTF-8.
     text: str = _decode_bytes(written.decode("latin-1"))
-    return text.encode("latin-1"), escaped
+    return text.encode("latin-1"), None
 
 
-def _few_unescaped(written: bytes) -> bytes | None:
+def _escapes_in(written: bytes) -> int:
+    """Return the number of backslashes. `bytes.count` is slow if there are few."""
+    found, at = 0, written.find(b"\\")
+    while at >= 0:
+        found += 1
+        if found > len(written) >> 10:
+            return written.count(b"\\")
+        at = written.find(b"\\", at + 1)
+    return found
+
+
+def _few_unescaped(written: bytes) -> tuple[bytes, list[int]] | None:
     """Like `unescaped`; None if a character is written as a number, or the string is truncated."""
     if not written.endswith(b'"', 1):
         return None
-    pieces = iter(written[1:-1].split(b"\\"))
-    decoded = [next(pieces)]
-    for piece in pieces:
-        if piece:
-            character = _UNESCAPED.get(piece[:1])
-            if character is None:
-                return None
-            decoded += character, piece[1:]
-        else:
-            # Two backslashes: the text after the second one is literal.
-            rest = next(pieces, None)
-            if rest is None:
-                return None
-            decoded += b"\\", rest
-    return b"".join(decoded)
+    view = memoryview(written)  # copies a large text only once
+    pieces: list[bytes | memoryview] = []
+    positions: list[int] = []
+    kept, at = 1, written.find(b"\\", 1)
+    while at >= 0:
+        character = _UNESCAPED.get(written[at + 1 : at + 2])
+        if character is None or at + 2 == len(written):
+            return None
+        pieces += view[kept:at], character
+        positions.append(at - 1 - len(positions))
+        kept = at + 2
+        at = written.find(b"\\", kept)
+    pieces.append(view[kept:-1])
+    return b"".join(pieces), positions
 
 
 def escaped(text: bytes) -> bytes:
@@ -137,10 +160,31 @@ def escaped(text: bytes) -> bytes:
     return json.dumps(text.decode("latin-1"), ensure_ascii=False).encode("latin-1")
 
 
-def _escaped_by_letters(text: bytes) -> bytes:
-    for character, written in _ESCAPED.items():
-        text = text.replace(character, written)
-    return b"".join((b'"', text, b'"'))
+def _escaped_edits(edits: Edits, positions: list[int], start: int) -> Edits:
+    """Return edits of a text as edits of its JSON string, which starts at `start`; see `unescaped` for `positions`."""
+    return [
+        (
+            start + 1 + begin + bisect_left(positions, begin),
+            start + 1 + end + bisect_left(positions, end),
+            escaped(made)[1:-1],
+        )
+        for begin, end, made in edits
+    ]
+
+
+def edited(data: bytes, edits: Edits) -> bytes:
+    """Return the data with these edits; the same object if they change nothing."""
+    if not edits:
+        return data
+    view = data if len(data) < _LONG_STRING else memoryview(data)  # whose slices are no copies
+    pieces: list[bytes | memoryview] = []
+    kept = 0
+    for start, end, made in edits:
+        pieces += view[kept:start], made
+        kept = end
+    pieces.append(view[kept:])
+    whole = b"".join(pieces)
+    return data if whole == data else whole
 
 
 STRINGS = 10_000
@@ -176,7 +220,7 @@ _DECODED_COMMAS = 16_384
 _LONGEST_SHOWN_NAME = 512
 """A longer name of a member that may hold a secret is hidden as a whole in JSON with too many candidates."""
 
-_COLON = re.compile(rb"\s*+:\s*+")
+_COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
 
 _LONG_STRING = 16_384
 _LONGEST_NAME = 2 + LONGEST_ESCAPE * max(map(len, SECRET_MEMBERS))
@@ -187,6 +231,7 @@ _LOWER = bytes(range(256)).lower()
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _rows = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_HIDDEN_TEXT = HIDDEN.encode()
 _HIDDEN_VALUE = _encode(HIDDEN)
 _HIDDEN_MEMBER = b"%b:%b" % (_HIDDEN_VALUE, _HIDDEN_VALUE)
 
@@ -216,14 +261,14 @@ class JsonRedaction:
     def data(self, data: bytes, first: re2._Match | None) -> bytes:
         """Implement `Redactor.data`; `first` is the first candidate."""
         try:
-            return self._json(data, _Allowance(), 0, first)
+            return edited(data, self._json(data, _Allowance(), 0, first))
         except _TooManyCandidates:
             return self._coarsely(data.strip(), _Allowance())
 
     async def rows(self, data: bytes, first: re2._Match | None) -> bytes:
         """Implement `Redactor.rows`; `first` is the first candidate."""
         try:
-            return self._json(data, _Allowance(), 0, first)
+            return edited(data, self._json(data, _Allowance(), 0, first))
         except _TooManyCandidates:
             try:
                 rows = _rows(data)
@@ -234,16 +279,16 @@ class JsonRedaction:
         for row in rows:
             size = sum(len(bytes(value)) for value in row.values())
             await slices.worked(_ROW_BYTES + size)
-            shown.append(self._coarse_object(row, size, _Allowance(), 1))
+            shown.append(self._coarse_object(row, size, _Allowance(), 1, 0))
         return b"[%b]" % b",".join(shown)
 
-    def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
-        """Return JSON without secrets; `first` is the first candidate. Raises _TooManyCandidates."""
+    def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> Edits:
+        """Return the edits that remove secrets from JSON; `first` is the first candidate. Raises _TooManyCandidates."""
         every = not self._search.matches_no_pattern(data)
+        edits: Edits = []
         if first is None and not every:
-            return data
-        pieces: list[bytes] = []
-        kept = at = 0
+            return edits
+        at = 0
         while True:
             if every:
                 string = self._any_string(data, at, allowance)
@@ -251,25 +296,16 @@ class JsonRedaction:
                 string = self._found_string(data, at, allowance, first)
                 first = None
             if string is None:
-                break
-            start, end, hit = string
-            colon = _COLON.match(data, end)
-            shown = self._string(data[start:end], allowance, depth, hit - start - 1, named=colon is not None)
-            if shown is not None:
-                pieces += data[kept:start], shown
-                kept = end
-            at = end
-            if colon is not None and _names_secret(data[start:end]):
+                return edits
+            start, at, hit = string
+            written = data[start:at]
+            colon = _COLON.match(data, at)
+            edits += self._string(written, start, allowance, depth, hit - start - 1, named=colon is not None)
+            if colon is not None and _names_secret(written):
                 value = colon.end()
                 at = string_end(data, value) if data[value : value + 1] == b'"' else value
                 if at - value > 2:
-                    pieces += data[kept:value], _HIDDEN_VALUE
-                    kept = at
-        if not pieces:
-            return data
-        pieces.append(data[kept:])
-        made = b"".join(pieces)
-        return data if made == data else made
+                    edits.append((value, at, _HIDDEN_VALUE))
 
     def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int, int] | None:
         """Return the next string, and where in it to begin the search. `at` is between strings."""
@@ -299,50 +335,63 @@ class JsonRedaction:
             at, found = position, None
         return None
 
-    def _string(self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool) -> bytes | None:
-        """Return a JSON string without secrets, in quotes; None if it has none. There is no candidate before `hit`."""
+    def _string(self, written: bytes, start: int, allowance: _Allowance, depth: int, hit: int, *, named: bool) -> Edits:
+        """Return the edits of a JSON string that starts at `start`. There is no candidate before `hit`."""
         if b"\\" in written:
-            return self._escaped_string(written, allowance, depth, hit, named=named)
+            return self._escaped_string(written, start, allowance, depth, hit, named=named)
         text = written[1:-1] if written.endswith(b'"', 1) else written[1:]
-        made = self._text(text, allowance, depth, max(0, hit), named=named)
-        return None if made is text else b"".join((b'"', made, b'"'))
+        found = self._text(text, allowance, depth, max(0, hit), named=named)
+        if not found:
+            return found
+        edits = [(start + 1 + begin, start + 1 + end, made) for begin, end, made in found]
+        if len(text) == len(written) - 1:
+            edits.append((start + len(written), start + len(written), b'"'))
+        return edits
 
     def _escaped_string(
-        self, written: bytes, allowance: _Allowance, depth: int, hit: int, *, named: bool
-    ) -> bytes | None:
-        escapes = written.count(b"\\")
+        self, written: bytes, start: int, allowance: _Allowance, depth: int, hit: int, *, named: bool
+    ) -> Edits:
+        whole: Edits = [(start, start + len(written), _HIDDEN_VALUE)]
+        escapes = _escapes_in(written) if allowance.escapes > 0 else 1
         allowance.escapes -= escapes
         if allowance.escapes < 0:
-            return _HIDDEN_VALUE
+            return whole
         cut = self._cut(written, escapes, allowance, hit)
         if cut and written[1:2] in (b"{", b"["):
             allowance.candidates = 0
-            return _HIDDEN_VALUE
+            return whole
         try:
-            text, write = unescaped(written[:cut] + b'"' if cut else written, escapes)
+            text, positions = unescaped(written[:cut] + b'"' if cut else written, escapes)
         except (msgspec.DecodeError, ValueError):
             # Another program wrote half of a surrogate pair, or the data is truncated.
-            return _HIDDEN_VALUE
+            return whole
         # The candidate may be a letter written as a number in the middle of a secret.
         numbered = hit < 0 or written.startswith(b"\\u", hit + 1)
-        at = 0 if numbered else max(0, hit - SAVED_BY_ESCAPE * escapes)
+        # Decoding makes nothing longer, neither before the candidate nor after it.
+        saved = min(escapes * SAVED_BY_ESCAPE, (cut or len(written)) - len(text) + LONGEST_ESCAPE)
+        at = 0 if numbered else max(0, hit - saved)
         if cut:
-            made = self._search.hidden(text, allowance, at) + HIDDEN.encode()
+            edits = [*self._hidden(text, allowance, at), (len(text), len(text), _HIDDEN_TEXT)]
             allowance.candidates = 0
         else:
-            made = self._text(text, allowance, depth, at, named=named)
-        return None if made is text else write(made)
+            edits = self._text(text, allowance, depth, at, named=named)
+            if positions is not None:
+                return _escaped_edits(edits, positions, start)
+        made = edited(text, edits)
+        return [] if made is text else [(start, start + len(written), escaped(made))]
 
-    def _text(self, text: bytes, allowance: _Allowance, depth: int, at: int, *, named: bool) -> bytes:
-        """Return a string's text without secrets; the same object if it has none. There is no candidate before `at`."""
+    def _text(self, text: bytes, allowance: _Allowance, depth: int, at: int, *, named: bool) -> Edits:
+        """Return the edits of a string's text. There is no candidate before `at`."""
         if named or text.lstrip()[:1] not in (b"{", b"["):
-            return self._search.hidden(text, allowance, at)
+            return self._hidden(text, allowance, at)
         first = self._search.candidate.search(text, at)
         if first is None and not self._search.patterns:
-            return text
-        return (
-            self._nested(text, allowance, depth, first) if _is_json(text) else self._search.hidden(text, allowance, at)
-        )
+            return []
+        return self._nested(text, allowance, depth, first) if _is_json(text) else self._hidden(text, allowance, at)
+
+    def _hidden(self, text: bytes, allowance: _Allowance, at: int) -> Edits:
+        spans = self._search.spans(text, allowance, at)
+        return [(start, end, _HIDDEN_TEXT) for start, end in merged(spans)] if spans else []
 
     def _cut(self, written: bytes, escapes: int, allowance: _Allowance, hit: int) -> int:
         """Return where a long string exceeds the allowed candidates, since the rest need not be decoded; 0 if nowhere.
@@ -363,17 +412,21 @@ class JsonRedaction:
             cut = escape
         return cut
 
-    def _nested(self, text: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> bytes:
-        """Return JSON inside a text without secrets; hide all of it if it is too deep or has too many candidates."""
+    def _nested(self, text: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> Edits:
+        """Return the edits of JSON inside a text; hide all of it if it is too deep or has too many candidates."""
+        whole: Edits = [(0, len(text), _HIDDEN_TEXT)]
         if depth >= NESTING:
-            return HIDDEN.encode()
+            return whole
         try:
             return self._json(text, allowance, depth + 1, first)
         except _TooManyCandidates:
-            return HIDDEN.encode()
+            return whole
 
-    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0) -> bytes:
-        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole."""
+    def _coarsely(self, data: bytes, allowance: _Allowance, level: int = 0, hit: int = 0) -> bytes:
+        """Return JSON with its upper levels. Below, every value that may hold a secret is hidden as a whole.
+
+        There is no candidate before `hit`.
+        """
         head = data[:1]
         if head not in (b"[", b"{", b'"'):
             # A number or a word; at the top level it may not be JSON at all.
@@ -385,37 +438,41 @@ class JsonRedaction:
         if not level and data.startswith(b"[{") and data.endswith(b"}]"):
             # A single row, the usual case: read it once, and not again to find its end.
             with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
-                return b"[%b]" % self._coarse_object(_members(data[1:-1]), len(data), allowance, 1)
+                return b"[%b]" % self._coarse_object(_members(data[1:-1]), len(data), allowance, 1, hit - 1)
         try:
             if head == b"{":
-                return self._coarse_object(_members(data), len(data), allowance, level)
+                return self._coarse_object(_members(data), len(data), allowance, level, hit)
             values = _elements(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return _HIDDEN_VALUE
         if len(data) < _ELEMENT_BYTES * (len(values) - _KEPT_ELEMENTS):
             return _HIDDEN_VALUE
-        return b"[%b]" % self._coarse_values(values, None, allowance, level)
+        return b"[%b]" % self._coarse_values(values, None, len(data), allowance, level, hit)
 
-    def _coarse_object(self, members: Mapping[str, msgspec.Raw], size: int, allowance: _Allowance, level: int) -> bytes:
+    def _coarse_object(
+        self, members: Mapping[str, msgspec.Raw], size: int, allowance: _Allowance, level: int, hit: int
+    ) -> bytes:
         if size < _MEMBER_BYTES * (len(members) - _KEPT_ELEMENTS):
             return _HIDDEN_VALUE
         written = [b"%b:%b" % (_encode(name), bytes(value)) for name, value in members.items()]
-        return b"{%b}" % self._coarse_values(written, list(members.items()), allowance, level)
+        return b"{%b}" % self._coarse_values(written, list(members.items()), size, allowance, level, hit)
 
     def _coarse_values(
         self,
         values: Sequence[bytes],
         members: Sequence[tuple[str, msgspec.Raw]] | None,
+        size: int,
         allowance: _Allowance,
         level: int,
+        hit: int,
     ) -> bytes:
         """Return the elements of an array, or the members (also as `members`) of an object, joined. Only those with a
-        hit change."""
+        hit change. `size` and `hit` are as in the whole array or object, with its brackets and white space."""
         data = b",".join(values)
         ends = list(accumulate(len(value) + 1 for value in values))
         every = not self._search.matches_no_pattern(data)
         pieces: list[bytes] = []
-        kept = at = 0
+        kept, at = 0, max(0, hit - (size - len(data)))
         while at < len(data):
             found = None if every else self._search.candidate.search(data, at)
             if found is None and not every:
@@ -429,10 +486,11 @@ class JsonRedaction:
                 kept = len(data)
                 break
             if members is None:
-                shown = self._coarsely(data[start:end], allowance, level + 1)
+                first = 0 if found is None else found.start() - start
+                shown = self._coarsely(data[start:end], allowance, level + 1, first)
             else:
-                hit = None if found is None else end - found.start()
-                shown = self._coarse_member(*members[index], allowance, level + 1, hit)
+                before_end = None if found is None else end - found.start()
+                shown = self._coarse_member(*members[index], allowance, level + 1, before_end)
             pieces += data[kept:start], shown
             kept, at = end, end + 1
         pieces.append(data[kept:])
@@ -445,7 +503,8 @@ class JsonRedaction:
         if value[:1] == b'"' and _is_secret_name(name):
             value = _HIDDEN_VALUE
         elif in_value or self._search.candidate.search(value) is not None or not self._search.matches_no_pattern(value):
-            value = self._coarsely(value, allowance, level)
+            first = len(value) - hit if in_value and hit is not None else 0
+            value = self._coarsely(value, allowance, level, first)
         if in_value:
             return b"%b:%b" % (_encode(name), value)
         written = name.encode()
