@@ -299,9 +299,9 @@ async def test_a_delta_that_the_broker_has_lost_is_sent_again_and_has_one_row(
         await ctx.emit("working")
         if not lost:
             async with asyncio.timeout(WAIT_SECONDS):
-                while "e:" not in await broker.task("t"):
+                while "e:e" not in await broker.task("t"):
                     await asyncio.sleep(0)
-            await broker.call("HDEL", broker.keys.task("t"), "e:", "w", "by")
+            await broker.call("HDEL", broker.keys.task("t"), "e:e", "w", "by")
             await broker.call("DEL", broker.keys.base + "out:t")
             lost.append("once")
             if reconnects:

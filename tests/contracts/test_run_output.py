@@ -249,7 +249,7 @@ async def test_a_process_that_dies_in_the_middle_of_its_output_repeats_and_loses
     expected = ["begun ", *(f"{number} " for number in range(300)), "last"]
     assert [text for *_, text in await deltas(broker)] == expected, "nothing is on the stream twice"
     assert (await read(broker)).pieces == expected
-    assert await rows_of_output(broker) == [("1", "begun ", 1), ("3", "".join(map(str, expected[1:])), 301)]
+    assert await rows_of_output(broker) == [("0e1", "begun ", 1), ("1e2", "".join(map(str, expected[1:])), 301)]
 
 
 async def test_output_that_differs_after_a_kill_replaces_the_earlier_one(
@@ -376,7 +376,7 @@ async def test_a_retried_attempt_goes_on_with_its_output(broker: Broker, bus: Ev
         await bus.promote()
     assert await broker.status("t") == "completed"
     assert [(attempt, text) for attempt, _, text in await deltas(broker)] == [(1, "a"), (1, "b")]
-    assert await rows_of_output(broker) == [("1", "ab", 2)]
+    assert await rows_of_output(broker) == [("0e1", "ab", 2)]
 
 
 async def test_a_reopened_task_goes_on_with_its_output(broker: Broker, bus: EventBus) -> None:

@@ -100,7 +100,7 @@ async def test_a_fork_can_be_replayed_and_forked_again() -> None:
         done = calls.copy()
         replayed = await replay(local.trajectories, "f-1", app, namespace="local")
         assert (replayed.run.status, replayed.run.output, replayed.run.same) == ("completed", "written short", True)
-        again = await client.fork("f-1", at="4", input="shorter", store=local.trajectories)
+        again = await client.fork("f-1", at="3", input="shorter", store=local.trajectories)
         assert (await again.result(timeout=60)).value() == "shorter"
     assert calls - done == Counter({"write short": 1}), "of the replay: the writer's own code"
 
@@ -394,8 +394,9 @@ async def test_a_fork_emits_only_what_follows_its_step() -> None:
             fork = await client.fork("t-1", at=at, store=local.trajectories, stream=True)
             return [event.text async for event in fork.stream() if event.type == "weft.output.delta"]
 
-        assert await output_of("5") == ["3 ", "4 ", "5 "]
-        assert await output_of("7") == ["4 ", "5 "], "from the middle of a row"
-        assert await output_of("4.1.1") == ["b0 ", "b1 ", "3 ", "4 ", "5 "]
-        with pytest.raises(InvalidInput, match="has no recorded result to replace"):
-            await client.fork("t-1", at="6", input="other", store=local.trajectories)
+        assert await output_of("2") == ["3 ", "4 ", "5 "]
+        assert await output_of("3") == []
+        assert await output_of("1.1") == ["b0 ", "b1 ", "3 ", "4 ", "5 "]
+        assert await output_of("1.1.1") == ["3 ", "4 ", "5 "]
+        with pytest.raises(InvalidInput, match="Output, such as 3e1, is no step"):
+            await client.fork("t-1", at="2e4", input="other", store=local.trajectories)

@@ -115,7 +115,7 @@ async def test_another_agent_is_named(tmp_path: Path) -> None:
         return await ctx.tool("rank", items=[topic])
 
     step, was, now = only(await checked(before, after, tmp_path))
-    assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', 'ctx.tool("rank", items=["tea"])')
+    assert (step, was, now) == ("2", 'ctx.agent("writer", "found tea")', 'ctx.tool("rank", items=["tea"])')
 
 
 async def test_a_missing_step_is_named(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_missing_step_is_named(tmp_path: Path) -> None:
         return await ctx.tool("search", query=topic)
 
     step, was, now = only(await checked(before, less, tmp_path))
-    assert (step, was, now) == ("3", 'ctx.agent("writer", "found tea")', "it ends without this step")
+    assert (step, was, now) == ("2", 'ctx.agent("writer", "found tea")', "it ends without this step")
 
 
 async def test_a_step_after_the_last_one_is_a_note(tmp_path: Path) -> None:

@@ -878,17 +878,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "moved_places",
         "            if later := self.journal.same_later(place.prefix, place.count, step.digest):",
         '            if later := "":',
-        "finished work is not done again because an emit before it was removed",
+        "finished work is not done again because something before it that takes a place was removed",
         "unit/runs:run_replay",
     ),
     python(
         "runs/execution.py",
         "moved_branches",
-        '                raise self._diverged(later, f"{call} at place {step.id}, after fewer emits or other calls than before")\n'
+        '                raise self._diverged(later, f"{call} at place {step.id}, after fewer calls than before")\n'
         "            place = None if place.beside else place.parent\n",
-        '                raise self._diverged(later, f"{call} at place {step.id}, after fewer emits or other calls than before")\n'
+        '                raise self._diverged(later, f"{call} at place {step.id}, after fewer calls than before")\n'
         "            place = None\n",
-        "finished work of a coroutine of a gather is not done again because an emit before it was removed",
+        "finished work of a coroutine of a gather is not done again because a place before it was removed",
         "unit/runs:run_replay",
     ),
 )

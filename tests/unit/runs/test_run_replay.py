@@ -384,9 +384,9 @@ async def inside(ctx: AgentContext) -> object:
     return await ctx.tool("inside")
 
 
-async def pays_after(ctx: AgentContext, emits: int) -> object:
-    for number in range(emits):
-        await ctx.emit(number)
+async def pays_after(ctx: AgentContext, places: int) -> object:
+    for _ in range(places):
+        ctx.uuid()
     paid = await ctx.tool("pay")
     await ctx.step(body, "alone")
     await ctx.gather(ctx.tool("mail"), ctx.step(body, "gathered"))
@@ -395,17 +395,17 @@ async def pays_after(ctx: AgentContext, emits: int) -> object:
 
 
 @pytest.mark.parametrize("later", ["pay", "alone", "gathered", "inside", "Go?"])
-@pytest.mark.parametrize("emits", [0, 1, 3, 8])
-async def test_finished_work_is_not_done_again_after_another_number_of_emits(emits: int, later: str) -> None:
-    """An emit takes a place in the program, and the journal does not hold it: a later number may be free."""
+@pytest.mark.parametrize("places", [0, 1, 3, 8])
+async def test_finished_work_is_not_done_again_at_another_place(places: int, later: str) -> None:
+    """`ctx.uuid` takes a place in the program, and the journal does not hold it: a later number may be free."""
 
     async def before(ctx: AgentContext, input: Any) -> object:
         return await pays_after(ctx, 2)
 
     async def after(ctx: AgentContext, input: Any) -> object:
         """As the former code, from another step on."""
-        for number in range(emits):
-            await ctx.emit(number)
+        for _ in range(places):
+            ctx.uuid()
         match later:
             case "pay":
                 await ctx.tool("pay")

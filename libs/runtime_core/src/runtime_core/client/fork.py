@@ -17,6 +17,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.runs.hooks.declared import STEP, named_before
 from runtime_core.runs.journal import MAX_JOURNAL_BYTES, canonical, pack, payload_of, status_of, time_of
+from runtime_core.runs.output import OWN_PLACES
 from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory, in_order
 from runtime_core.wire.codec import quoted
@@ -57,7 +58,7 @@ class RecordedStep:
     recorded_digest: str = ""
     """The recorded digest of a step whose digest does not derive from its request."""
     pieces: int = 1
-    """The pieces of a row of output: they have the places from the step's on."""
+    """The pieces of a row of output."""
 
     @property
     def wildcard(self) -> bytes:
@@ -100,22 +101,29 @@ class RecordedRun:
         return values | {f"@{branch}": b"%d" % pieces for branch, pieces in self.emitted_before(step).items()}
 
     def emitted_before(self, step: str | None) -> dict[str, int]:
-        """Return how many pieces of output each branch (by its prefix) has emitted before a step; None: in all."""
+        """Return how many pieces of output each branch (by its name) has emitted before a step; None: in all."""
         found: dict[str, int] = {}
         for each in self.before(step):
             if each.kind == "emit":
-                prefix, _, first = each.id.rpartition(".")
-                branch = f"{prefix}." if prefix else ""
-                pieces = each.pieces
-                if step is not None and step.startswith(branch):
+                prefix, dot, first = each.id.rpartition(".")
+                branch, pieces = prefix + dot, each.pieces
+                if not first.isdecimal():
+                    branch += OWN_PLACES
+                elif step is not None and step.startswith(branch):
                     pieces = min(pieces, int(step[len(branch) :].partition(".")[0]) - int(first))
                 found[branch] = found.get(branch, 0) + pieces
         return found
 
     @property
+    def pieces_take_places(self) -> bool:
+        """Whether each piece of output has a place among the steps, since an older release began the run."""
+        return any(each.kind == "emit" and each.id.rpartition(".")[2].isdecimal() for each in self.steps.values())
+
+    @property
     def last_place(self) -> int:
         """The place of the last step of its function, or of its last piece of output."""
-        places = [(int(first), each) for each in self.steps.values() if (first := each.id.partition(".")[0]).isdigit()]
+        numbered = ((each.id.partition(".")[0], each) for each in self.steps.values())
+        places = [(int(first), each) for first, each in numbered if first.isdecimal()]
         return max((at + (each.pieces - 1 if each.id.isdigit() else 0) for at, each in places), default=0)
 
     def before(self, step: str | None) -> list[RecordedStep]:
@@ -343,7 +351,7 @@ async def plan_fork(
         raise InvalidInput(
             "at",
             f"{quoted(at)} is not a step, such as 3.0.1, or 2/1 for step 1 of the run that step 2 started; "
-            "`weft trajectory show` lists them",
+            "`weft trajectory show` lists them. Output, such as 3e1, is no step",
         )
     known = await store.task(namespace, origin) if store is not None else None
     runs, context = await on_broker(bus, namespace, origin, known)

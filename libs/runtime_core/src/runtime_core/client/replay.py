@@ -138,6 +138,7 @@ class ReplayRun(Run):
             meta,
         )
         self.recorded = recorded
+        self.pieces_take_places = recorded.pieces_take_places
         self.until = until
         self.stopped_at: str | None = None
         self.unrecorded: DivergedStep | None = None
@@ -184,7 +185,7 @@ class ReplayRun(Run):
         """As `Run.passed`. A run that has ended has passed every place."""
         return bool(self.recorded.status) or super().passed(branch)
 
-    def emit(self, step: PieceStep, branch: Branch) -> None:
+    def emit(self, step: PieceStep) -> None:
         there = self.recorded.steps.get(step.id)
         if step.id == self.until or not self._pieces_left:
             raise self._stop(step)

@@ -18,6 +18,7 @@ from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, In
 from runtime_core.runs.context_values import Conflict
 from runtime_core.runs.effects import AnswerType, Approval, Call, Publish, Question, Receive, Send, Spend, Timer
 from runtime_core.runs.journal import from_json, packed_now
+from runtime_core.runs.output import OWN_PLACES
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.shared_context import Context
 from runtime_core.runs.step import Step, T, name_and_pool, result_of
@@ -312,18 +313,27 @@ def room(run: Execution) -> Generator[Any, None, None]:  # Any: asyncio's protoc
 class Emit(Outgoing[None]):
     """A piece of output (text or any JSON value). Its name is `emit`, or `chunk` for a piece of a longer output.
 
-    It has a place like a step, but is none: the journal does not hold it, and no limit of steps counts it.
+    It is no step: the journal does not hold it, and no limit of steps counts it. Its id is `<step>e<number>`: the step
+    of its branch that precedes it, and its number among the branch's pieces. So code may emit any number of pieces
+    between two steps.
     """
 
-    __slots__ = ("_performed", "place")
+    __slots__ = ("_performed", "after", "branch_name")
 
     def __init__(self, run: Execution, branch: Branch, data: bytes, name: str = "emit") -> None:
         # Not Step's: it takes a step and computes a digest.
         self.run = run
         self.kind, self.name, self.key, self.data, self.digest = "emit", name, "", data, ""
-        branch.count += 1
-        self.place = branch.count
-        self.id = f"{branch.prefix}{branch.count}"
+        branch.pieces += 1
+        if run.piece_takes_place(branch, self):
+            branch.count += 1
+            self.id = f"{branch.prefix}{branch.count}"
+            self.after = branch.count - branch.pieces
+            self.branch_name = branch.prefix
+        else:
+            self.id = f"{branch.prefix}{branch.count}e{branch.pieces}"
+            self.after = branch.count
+            self.branch_name = f"{branch.prefix}{OWN_PLACES}"
         self.order = run.steps_taken
         self._performed = False
         run.wait_for_await(self)
@@ -335,7 +345,7 @@ class Emit(Outgoing[None]):
             return
         run.flow.check_going()
         self._performed = True
-        run.emit(self, branch)
+        run.emit(self)
 
 
 class SendStep(Outgoing[str]):

@@ -88,6 +88,8 @@ class Execution:
         """What `ctx.attempt` has returned, by place."""
         self.output = RunOutput(stored.output) if stored.output is not None else None
         """None: it has emitted nothing."""
+        self.pieces_take_places = self.output is not None and self.output.takes_places()
+        """Whether an older release began the output."""
         self.unawaited: dict[str, object] = {}
         """Steps and gathers that the code has created and not awaited, by id."""
         self.holders = stored.holders
@@ -191,20 +193,28 @@ class Execution:
             raise self.flow.abort(LimitExceeded(f"more than {JOURNAL_LIMIT} emits are not awaited: await each one"))
         self.unawaited[step.id] = step
 
-    def emit(self, step: PieceStep, branch: Branch) -> None:
+    def piece_takes_place(self, branch: Branch, piece: StepOfRun) -> bool:
+        """Return whether a piece takes the next place among the steps, as in a run that an older release began."""
+        if not self.pieces_take_places and self.output is None:
+            # A still older one has journaled each piece.
+            held = self.journal.digest(f"{branch.prefix}{branch.count + 1}")
+            self.pieces_take_places = held != "" and held == _digest(piece)
+        return self.pieces_take_places
+
+    def emit(self, step: PieceStep) -> None:
         """Send a piece of output, unless the broker has it.
 
         Ends the run with CancelledError: to replay it, if the broker has other output; if the port fails.
         """
         if step.id in self.journal.values or step.id in self.journal.pending:
             # From a release that journaled each piece; or another step is there, which parks the run.
-            step.digest = step_digest(step.kind, step.name, step.key, canonical(step.data))
+            step.digest = _digest(step)
             self.find(step)
             return
         if self.output is None:
             self.output = RunOutput()
         try:
-            piece = self.output.add(branch, step, self.rows)
+            piece = self.output.add(step, self.rows)
             if piece is not None:
                 self.port.emit(piece, self.journal.values)
         except Exception as error:
@@ -282,7 +292,7 @@ class Execution:
         """As `find`, for a step that this branch performs and waits for: it must not be done again at another place.
 
         Parks the run with CancelledError if the step is new, but the journal holds the same step at a later place that
-        the code has not reached. So the code has left out something that takes a place, such as an emit.
+        the code has not reached. So the code has left out something that takes a place, such as `ctx.uuid()`.
         """
         value = self.find(step)
         if value is not None or step.id in self.journal.pending or not self.journal.values:
@@ -291,7 +301,7 @@ class Execution:
         while place is not None:
             if later := self.journal.same_later(place.prefix, place.count, step.digest):
                 call = as_call(step.kind, step.name, step.key, step.data)
-                raise self._diverged(later, f"{call} at place {step.id}, after fewer emits or other calls than before")
+                raise self._diverged(later, f"{call} at place {step.id}, after fewer calls than before")
             place = None if place.beside else place.parent
         return None
 
@@ -342,6 +352,10 @@ class Execution:
     def _diverged(self, step: str, now: str) -> asyncio.CancelledError:
         line, trace = place_in_code(sys._getframe(1))
         return self.flow.abort(Divergence(self.run_id, step, now, line=line, trace=trace))
+
+
+def _digest(piece: StepOfRun) -> str:
+    return step_digest(piece.kind, piece.name, piece.key, canonical(piece.data))
 
 
 def _too_many() -> LimitExceeded:

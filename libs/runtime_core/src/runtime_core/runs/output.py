@@ -24,7 +24,6 @@ from runtime_core.wire.step import BYTES, PIECES
 
 if TYPE_CHECKING:
     from runtime_core.runs.journal import Rows
-    from runtime_core.runs.scheduler import Branch
     from runtime_core.settings import Settings
     from runtime_core.wire.step import Step as Row
 
@@ -62,18 +61,24 @@ class OutputLimits:
         return cls(settings.output_run_bytes, settings.output_process_bytes)
 
 
-class PieceStep(StepOfRun, Protocol):
-    """A step that emits a piece of output."""
+OWN_PLACES = "e"
+"""The end of a branch's name if its pieces take no places among its steps, as in runs that an older release began."""
 
-    place: int
-    """Among the steps of its branch."""
+
+class PieceStep(StepOfRun, Protocol):
+    """A piece of output."""
+
+    after: int
+    """How many steps its branch took before it."""
+    branch_name: str
+    """Of its branch's output: the prefix of the branch's steps, and `OWN_PLACES`."""
 
 
 class Piece(NamedTuple):
     """A piece of output that the broker may not have yet."""
 
     branch: str
-    """The prefix of the branch's steps."""
+    """The name of the branch's output."""
     attempt: int
     """Of the run's output."""
     number: int
@@ -89,12 +94,12 @@ class Piece(NamedTuple):
 class _Streak:
     """The row of pieces that a branch has emitted without another step between them."""
 
-    __slots__ = ("cut", "last", "pieces", "row", "size", "texts", "values")
+    __slots__ = ("after", "cut", "pieces", "row", "size", "texts", "values")
 
-    def __init__(self, row: Row, place: int, data: bytes) -> None:
+    def __init__(self, row: Row, after: int, data: bytes) -> None:
         self.row = row
-        self.last = place
-        """The place of the last piece in the branch."""
+        self.after = after
+        """How many steps the branch took before these pieces."""
         self.pieces = 1
         self.size = len(data)
         self.texts = data[:1] == b'"'
@@ -142,14 +147,19 @@ class RunOutput:
         self._branches = {} if stored is None else {name: _Branch(was) for name, was in stored.branches.items()}
         self._recorded_bytes = 0
 
-    def add(self, branch: Branch, step: PieceStep, rows: Rows) -> Piece | None:
+    def takes_places(self) -> bool:
+        """Return whether its pieces have places among the steps, since an older release began the run."""
+        return any(not name.endswith(OWN_PLACES) for name in self._branches)
+
+    def add(self, step: PieceStep, rows: Rows) -> Piece | None:
         """Count a piece, and add it to the rows unless it is recorded. Return it unless the broker has it.
 
         Raises OutputChanged if the pieces so far are not those that the broker has.
         """
-        own = self._branches.get(branch.prefix)
+        name = step.branch_name
+        own = self._branches.get(name)
         if own is None:
-            own = self._branches[branch.prefix] = _Branch(_NOTHING)
+            own = self._branches[name] = _Branch(_NOTHING)
         own.count += 1
         own.checksum = zlib.crc32(step.data, own.checksum)
         was = own.was
@@ -159,12 +169,12 @@ class RunOutput:
             self._note(own, step, rows)
         if own.count <= was.count:
             return None
-        return Piece(branch.prefix, self.attempt, own.count, own.checksum, step.id, step.data, step.name == "chunk")
+        return Piece(name, self.attempt, own.count, own.checksum, step.id, step.data, step.name == "chunk")
 
     def _note(self, own: _Branch, step: PieceStep, rows: Rows) -> None:
         data, streak = step.data, own.streak
         fits = self._recorded_bytes + len(data) <= RECORDED_BYTES
-        if streak is None or step.place != streak.last + 1:
+        if streak is None or step.after != streak.after:
             if streak is not None:
                 streak.close()
             if fits or len(data) <= SHORT_BYTES:
@@ -172,9 +182,8 @@ class RunOutput:
             else:
                 data = b'"(%d bytes, which are on the task\'s output only)"' % len(data)
             rows.add(step, output=data)
-            own.streak = _Streak(rows.collected[-1], step.place, data)
+            own.streak = _Streak(rows.collected[-1], step.after, data)
             return
-        streak.last = step.place
         streak.pieces += 1
         streak.size += len(data)
         streak.row.ended = time.time() * 1000

@@ -30,7 +30,8 @@ class Branch:
     """Numbers steps as `<prefix>1`, `<prefix>2`, … so that ids depend on the program and not on timing."""
 
     __slots__ = (
-        "attempt_read", "beside", "context", "count", "now_ms", "parent", "patches", "performing", "prefix", "stopped",
+        "attempt_read", "beside", "context", "count", "now_ms", "parent", "patches", "performing", "pieces", "prefix",
+        "stopped",
     )  # fmt: skip
 
     def __init__(self, prefix: str, now_ms: int, parent: Branch | None = None) -> None:
@@ -47,6 +48,8 @@ class Branch:
         self.beside = False
         """Whether the parent goes on beside this branch, so that the parent's later steps do not follow this one's."""
         self.count = 0
+        self.pieces = 0
+        """How many pieces of output its code has made."""
         self.now_ms = now_ms
         """The time of the latest result that this branch has seen, for `ctx.now()`."""
         self.performing = False
@@ -65,8 +68,8 @@ class Branch:
         return False
 
     def move(self, prefix: str) -> None:
-        """Number the next steps from 1 under another prefix."""
-        self.prefix, self.count = prefix, 0
+        """Number the next steps and pieces of output from 1 under another prefix."""
+        self.prefix, self.count, self.pieces = prefix, 0, 0
 
     def saw(self, epoch_ms: int) -> None:
         self.now_ms = max(self.now_ms, epoch_ms)

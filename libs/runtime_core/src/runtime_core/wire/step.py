@@ -47,7 +47,8 @@ class Step(msgspec.Struct, omit_defaults=True):
     """One step: an agent's run, a tool call, an engine step, or a step inside a run.
 
     The key of a step is (task, run, step, attempt). A run's own row has `step == ""`. Run ids are paths:
-    the task's first run is `r`; the run that step `2.0.1` of run `r` started is `r/2.0.1`.
+    the task's first run is `r`; the run that step `2.0.1` of run `r` started is `r/2.0.1`. The step of a row of output
+    is the step before it and the number of its first piece: `2.0.1e3`.
     """
 
     run: str
@@ -147,6 +148,8 @@ _RUN_ENDS = " "
 _SLASH = "!"
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
+_PIECE = re.compile(r"(0|[1-9][0-9]{0,8})e([1-9][0-9]{0,8})\Z")
+"""A piece of output, by the step before it: after that step's own parts, and before the next step."""
 
 
 @lru_cache(maxsize=16_384)
@@ -183,6 +186,9 @@ def _part(part: str) -> str:
         return f"{len(part)}{part}"
     if _WORD.match(part):
         return f"~{part}"
+    if piece := _PIECE.match(part):
+        step, number = piece.groups()
+        return f"{len(step)}{step}e{len(number)}{number}"
     # Anything else could hold a separator; hexadecimal keeps the order and cannot be mistaken for a word.
     return f"~~{part.encode('utf-8', 'surrogatepass').hex()}"
 

@@ -2,7 +2,7 @@
 -- steps, such as a part of a gather, and numbers its pieces from 1. A piece that the stream has is skipped, so a replay
 -- shows nothing twice.
 -- KEYS 1 base
--- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 branch (the prefix of its steps) · 6 attempt of the output
+-- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 branch (the prefix of its steps, and `e`) · 6 attempt of the output
 --      7 number of the first piece · 8 checksum of the branch's output up to the last piece · 9 step of the first piece
 --      10 … for each piece: `chunk` for a piece of a longer output, else '' · value (JSON)
 --      Without pieces it only notes that the stream had those before number 7: the server has lost its last writes.
