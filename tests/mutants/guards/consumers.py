@@ -331,6 +331,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:queued_work",
     ),
     python(
+        ENDED,
+        "blocked_loop",
+        "        if self._waits >= BEATS_PER_LEASE and ",
+        "        if seconds * 1000 > self._lease_ms and ",
+        "a blocked event loop is not reported as a slow broker",
+        "unit/consumer:heartbeat",
+    ),
+    python(
         IN_FLIGHT,
         "earlier_attempt",
         "[each for each in deliveries if (each.task, each.run) not in calls]",

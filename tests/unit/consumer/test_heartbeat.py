@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -128,6 +129,20 @@ async def test_a_broker_that_is_slower_than_the_lease_is_reported_once(caplog: p
             await waiting
     [record] = caplog.records
     assert "longer than the lease of 0.06 s" in record.getMessage()
+
+
+async def test_a_blocked_event_loop_is_not_reported_as_a_slow_broker(caplog: pytest.LogCaptureFixture) -> None:
+    bus = FarBus("beat")
+    owner = Owner(cast(EventBus, bus), "test", LEASE_SECONDS)
+    with caplog.at_level(logging.WARNING):
+        waiting = asyncio.ensure_future(owner.beat())
+        await asyncio.wait_for(bus.beats.acquire(), 60)
+        bus.replies.set()
+        until = time.monotonic() + 2 * LEASE_SECONDS
+        while time.monotonic() < until:
+            pass
+        await waiting
+    assert caplog.records == []
 
 
 def test_a_task_is_known_until_it_is_forgotten() -> None:

@@ -55,6 +55,8 @@ class Owner:
         self._heard = time.monotonic()
         self._further: set[asyncio.Task[object]] = set()
         """Heartbeats that were sent while a reply was late, and have no reply yet."""
+        self._waits = 0
+        """How many parts of a lease the last answer took. A blocked event loop is none of them."""
         self._logged_slow = -SLOW_LOG_SECONDS
 
     @property
@@ -107,8 +109,10 @@ class Owner:
     async def alive_until(self, answer: Coroutine[None, None, Answer]) -> Answer:
         """Wait for an answer of the broker, and send heartbeats meanwhile."""
         waiting = asyncio.get_running_loop().create_task(answer)
+        self._waits = 0
         try:
             while not (await asyncio.wait((waiting,), timeout=self._lease_ms / 1000 / BEATS_PER_LEASE))[0]:
+                self._waits += 1
                 if len(self._further) < MAX_UNANSWERED:
                     self._send_further()
         except asyncio.CancelledError:
@@ -129,7 +133,7 @@ class Owner:
             self._heard = time.monotonic()
 
     def _warn_if_slow(self, seconds: float) -> None:
-        if seconds * 1000 > self._lease_ms and self._heard - self._logged_slow > SLOW_LOG_SECONDS:
+        if self._waits >= BEATS_PER_LEASE and self._heard - self._logged_slow > SLOW_LOG_SECONDS:
             self._logged_slow = self._heard
             logger.warning(
                 "the broker's reply to a heartbeat took %.1f s, longer than the lease of %g s: work continues, and "
