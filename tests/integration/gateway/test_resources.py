@@ -193,6 +193,7 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
             assert problem(answer) == (404, "no-trajectory", "task_id" if task == "nothing" else "with")
         usage = await client.get("/v1/usage", params={"by": "agent,day"})
         assert (usage.status_code, usage.json()["complete"]) == (200, True)
+        assert usage.json()["since"].endswith("T00:00:00Z"), "whole days, which are summed up already"
         for params in ({"by": "x"}, {"by": "day,day"}, {"since": "yesterday"}):
             assert problem(await client.get("/v1/usage", params=params))[:2] == (400, "parameter")
 

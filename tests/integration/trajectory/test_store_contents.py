@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
+from runtime_core.trajectory.reading import UsageSum
 from runtime_core.trajectory.store import TrajectoryStore
 from runtime_core.wire.contents import LARGE_BYTES
 from runtime_core.wire.step import ENCODER, Fork, Step
@@ -265,7 +267,12 @@ async def test_a_store_of_the_release_before_is_brought_up_to_date_in_place(data
         assert [ended.task for ended in await store.tasks("weft", session="s")] == ["t"]
         await store.write("weft", 0, 7, [entry("6-0", "new", turn(1, [message(1)]))])
         assert await store.task("weft", "new") is not None
-        assert await database.number("SELECT max(version) FROM weft_format") == 4
+        assert await database.number("SELECT max(version) FROM weft_format") == 5
+        assert await store.sum_up("weft") == 1, "the task of the older release"
+        span = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 2, tzinfo=UTC)
+        assert await store.usage_sums("weft", ["agent"], *span, most=0) == (
+            [UsageSum(("old",), 1, {"tokens": 3.0})], True,
+        )  # fmt: skip
         indexes = "sqlite_master WHERE type = 'index' AND name" if database.path else "pg_indexes WHERE indexname"
         assert await database.number(f"SELECT count(*) FROM {indexes} = 'weft_tasks_by_session'") == 1
     finally:

@@ -26,6 +26,7 @@ _FILL = (
 )
 LATE = datetime.fromtimestamp((ENDED_MS + TASKS - 50) / 1000, UTC)
 """Fifty tasks have ended after this."""
+DAY = LATE.replace(hour=0, minute=0, second=0, microsecond=0)
 
 Read = tuple[str, frozenset[str]]
 """An index, and its columns that bound what is read of it."""
@@ -81,9 +82,10 @@ async def plans(store: TrajectoryStore, queries: Queries) -> list[list[Read]]:
 
 
 def _of_sqlite(line: str) -> Read:
-    parts = re.match(r"SEARCH (?P<table>\w+) USING (?:COVERING )?INDEX (?P<index>\w+) \((?P<bounds>.*)\)", line)
+    using = r"(?:(?:COVERING )?INDEX (?P<index>\w+)|PRIMARY KEY)"
+    parts = re.match(rf"SEARCH (?P<table>\w+) USING {using} \((?P<bounds>.*)\)", line)
     assert parts is not None, f"the plan reads a whole table: {line}"
-    index = re.sub(r"^(?:sqlite_autoindex_)?weft_(.*?)(?:_1)?$", r"\1", parts["index"])
+    index = re.sub(r"^(?:sqlite_autoindex_)?weft_(.*?)(?:_1)?$", r"\1", parts["index"] or parts["table"])
     return index, frozenset(re.findall(r"[a-z]+(?=[=<>,)])", parts["bounds"]))
 
 
@@ -119,6 +121,10 @@ def _of_postgres(node: dict[str, Any]) -> list[Read]:
             [TASKS_BY_ID, by("agent", "agent", "ended", "task")],
         ),
         (lambda s: s.usage("weft", LATE, datetime.now(UTC)), [by("end", "ended")]),
+        (
+            lambda s: s.usage_sums("weft", ["agent"], DAY, datetime.now(UTC), most=0),
+            [("usage", {"namespace", "day"}), ("tasks_not_summed", {"namespace"})],
+        ),
         (lambda s: s.usage("weft", LATE, datetime.now(UTC), "acme."), [by("end", "ended")]),
         (lambda s: s.task("weft", "acme.t-7"), [TASKS_BY_ID, STEPS_OF_TASKS, ("forks", {"namespace", "task"})]),
         (lambda s: s.inputs("weft", ["acme.t-7"]), [("steps", {"namespace", "task", "place"})]),

@@ -11,6 +11,7 @@ EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
 REPLAYS = "unit/gateway:replays"
 PLANS = "integration/trajectory:store_plans"
+USAGE = "integration/trajectory:store_usage"
 LOGIN = "integration/gateway:console_login"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -54,6 +55,78 @@ MUTANTS: tuple[Mutant, ...] = (
         "wanted.append(_begins_with(ends.task, prefix))",
         "a tenant's usage of a day does not read its steps of all days",
         PLANS,
+    ),
+    python(
+        "trajectory/tables.py",
+        "usage_twice",
+        "        _add_usage(counted, before[task], old[task].values())\n",
+        "",
+        "usage that is written again counts once",
+        USAGE,
+    ),
+    python(
+        "trajectory/tables.py",
+        "usage_replaced",
+        "            new[report[0]].pop(report[1:3], None)\n",
+        "            pass\n",
+        "a row without usage takes back the usage of the row that it replaces",
+        USAGE,
+    ),
+    python(
+        "trajectory/tables.py",
+        "usage_of_older_once",
+        "        if end is None or not end[3]:\n",
+        "        if end is None:\n",
+        "a late row of a task that is still to be summed up counts once",
+        USAGE,
+    ),
+    python(
+        "trajectory/tables.py",
+        "usage_names",
+        "without_nul(of)[:_NAME_MAX]",
+        "of",
+        "the name of an amount that no index can hold does not stop the recorder",
+        USAGE,
+    ),
+    python(
+        "trajectory/tables.py",
+        "usage_overflow",
+        "                amount = copysign(_AMOUNT_MAX, amount)\n",
+        "                pass\n",
+        "an amount whose sum overflows does not stop the recorder",
+        USAGE,
+    ),
+    python(
+        "trajectory/tables.py",
+        "usage_day",
+        '    except (ValueError, OverflowError, OSError):\n        return "0001-01-01"  # nobody\'s clock\n',
+        "    except ZeroDivisionError:\n        raise\n",
+        "a task that ended in no year does not stop the recorder",
+        USAGE,
+    ),
+    python(
+        "trajectory/store.py",
+        "usage_incomplete",
+        "complete &= (await connection.execute(not_summed)).first() is None",
+        "pass",
+        "sums are not complete while tasks of an older release are missing",
+        USAGE,
+    ),
+    python(
+        "trajectory/store.py",
+        "usage_tasks_of_models",
+        '"model_tasks" if "model" in by else "tasks"',
+        '"model_tasks"',
+        "a task that used two models counts once",
+        USAGE,
+    ),
+    python(
+        "trajectory/recorder.py",
+        "older_pause",
+        "        if not self.are_left and time.monotonic() < self._next:\n            return\n",
+        "",
+        "the recorder does not look for older tasks at each read",
+        USAGE,
     ),
     python(
         "trajectory/database.py",
@@ -202,8 +275,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "gateway/access.py",
         "usage",
-        "store, prefix = await self.store(), caller.tenant or tenant",
-        "store, prefix = await self.store(), tenant",
+        "store, bound = await self.store(), caller.tenant or tenant",
+        "store, bound = await self.store(), tenant",
         "a tenant's key sees no usage of another tenant",
         KEYS,
     ),

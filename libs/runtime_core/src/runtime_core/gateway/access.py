@@ -15,10 +15,9 @@ import secrets
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Literal, cast
@@ -71,7 +70,7 @@ TRAJECTORIES_AT_ONCE = 4
 CHECKED_SECONDS = 10.0
 """How long the findings of the checks are shown, however many people look at them."""
 USAGE_ROWS_MAX = 200_000
-"""Reports that one summary of usage adds up."""
+"""Reports of a part of a day that one summary of usage reads."""
 UsageBy = Literal["agent", "model", "tenant", "day"]
 
 
@@ -501,35 +500,18 @@ class Access:
     ) -> tuple[list[Row], bool]:
         """Return the usage of tasks that ended in a span of time, by agent, model, tenant and day (UTC).
 
-        Also returns whether it is complete: it is not if there are more than `USAGE_ROWS_MAX` reports. A task belongs
-        to the tenant that its id begins with.
+        Also returns whether it is complete, as `TrajectoryStore.usage_sums`. A task belongs to the tenant that its id
+        begins with.
         """
         if caller.tenant and tenant not in ("", caller.tenant):
             raise Problem(PARAMETER, f"{quoted(tenant)} is not the tenant of this key; leave it out", "tenant")
-        store, prefix = await self.store(), caller.tenant or tenant
-        sums: dict[tuple[str, ...], Counter[str]] = {}
-        tasks: dict[tuple[str, ...], set[str]] = {}
-        read = 0
+        store, bound = await self.store(), caller.tenant or tenant
         async with self._reading:
-            reports = store.usage(self.client.namespace, since, until, f"{prefix}." if prefix else "")
-            async for report in reports:
-                values: dict[UsageBy, str] = {
-                    "agent": report.agent,
-                    "model": report.model,
-                    "tenant": report.task.partition(".")[0] if "." in report.task else "",
-                    "day": datetime.fromtimestamp(report.ended_ms / 1000, UTC).date().isoformat(),
-                }
-                group = tuple(values[each] for each in by)
-                sums.setdefault(group, Counter()).update(cast(Mapping[str, int], report.amounts))
-                tasks.setdefault(group, set()).add(report.task)
-                read += 1
-                if read >= USAGE_ROWS_MAX:
-                    break
-        rows = [
-            {**dict(zip(by, group, strict=True)), "tasks": len(tasks[group]), "usage": dict(amounts)}
-            for group, amounts in sorted(sums.items())
-        ]
-        return rows, read < USAGE_ROWS_MAX
+            sums, complete = await store.usage_sums(
+                self.client.namespace, by, since, until, tenant=bound, most=USAGE_ROWS_MAX
+            )
+        rows = [{**dict(zip(by, each.group, strict=True)), "tasks": each.tasks, "usage": each.amounts} for each in sums]
+        return rows, complete
 
     # -- the system --------------------------------------------------------------------------------------------
 

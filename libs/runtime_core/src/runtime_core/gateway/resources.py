@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
+from datetime import time as time_of_day
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
@@ -166,9 +167,8 @@ class TrajectoryRoutes:
         for each in by:
             if each not in USAGE_BY or by.count(each) > 1:
                 raise Problem(PARAMETER, f"{each[:50]!r} is not one of {', '.join(USAGE_BY)}, each once", "by")
-        now = datetime.now(UTC)
-        until = _moment(given, "until", now)
-        since = _moment(given, "since", until - timedelta(days=USAGE_DAYS))
+        until = _moment(given, "until", datetime.now(UTC))
+        since = _moment(given, "since", datetime.combine(until, time_of_day.min, UTC) - timedelta(days=USAGE_DAYS))
         rows, complete = await self._access.usage(caller, cast(list[UsageBy], by), since, until, given.text("tenant"))
         return json_reply({"since": since, "until": until, "rows": rows, "complete": complete})
 
@@ -467,7 +467,9 @@ def _export() -> Json:
 def _usage() -> Json:
     parameters = [
         query("by", {"type": "string", "maxLength": 64, "default": "agent"}, f"A list of {', '.join(USAGE_BY)}."),
-        query("since", MOMENT, f"Tasks that ended at this time or later. Default: {USAGE_DAYS} days before `until`."),
+        query(
+            "since", MOMENT, f"Tasks that ended then or later. Default: the day (UTC) {USAGE_DAYS} days before `until`."
+        ),
         query("until", MOMENT, "Tasks that ended before this time. Default: now."),
         query("tenant", {"type": "string", "maxLength": 63}, "Only tasks whose ids begin with this tenant."),
     ]
@@ -483,7 +485,7 @@ def _usage() -> Json:
     )  # fmt: skip
     return _operation(
         "summariseUsage", "Sum up the usage of ended tasks", parameters,
-        {"200": json_of("The sums. `complete` is false if there was too much to add up.", schema, example)},
+        {"200": json_of("The sums. `complete` is false if more is to be added up.", schema, example)},
         PARAMETER, NO_STORE,
     )  # fmt: skip
 

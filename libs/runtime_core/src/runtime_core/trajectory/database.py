@@ -138,10 +138,8 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
             async with engine.begin() as connection:
                 # Without this lock, concurrent CREATE TABLE IF NOT EXISTS fails in PostgreSQL.
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PREPARE_LOCK})
-                await connection.run_sync(tables.METADATA.create_all)
                 for table in tables.METADATA.sorted_tables:
-                    for index in table.indexes:  # those of an older table, too
-                        await connection.execute(CreateIndex(index, if_not_exists=True))
+                    await connection.execute(CreateTable(table, if_not_exists=True))
                 version = (await connection.execute(select(func.max(tables.FORMATS.c.version)))).scalar()
                 if version is None:
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
@@ -149,6 +147,9 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
                     for statement in tables.migration_statements(version):
                         await connection.execute(text(statement))
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
+                for table in tables.METADATA.sorted_tables:
+                    for index in table.indexes:  # those of an older table, too
+                        await connection.execute(CreateIndex(index, if_not_exists=True))
     except BaseException:
         await engine.dispose()
         raise
@@ -163,8 +164,6 @@ def _prepare_sqlite(path: Path) -> None:
         dialect = sqlite.dialect()
         for table in tables.METADATA.sorted_tables:
             connection.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
-            for index in table.indexes:
-                connection.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect)))
         (version,) = connection.execute("SELECT max(version) FROM weft_format").fetchone()
         if version is None:
             connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
@@ -172,6 +171,9 @@ def _prepare_sqlite(path: Path) -> None:
             for statement in tables.migration_statements(version):
                 connection.execute(statement)
             connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
+        for table in tables.METADATA.sorted_tables:
+            for index in table.indexes:  # those of an older table, too
+                connection.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect)))
         connection.execute("COMMIT")
 
 

@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.trajectory import tables
 from runtime_core.trajectory.tables import step_of
 from runtime_core.wire.codec import readable
@@ -161,11 +160,15 @@ class UsageReport:
     amounts: dict[str, float]
 
 
-def usage_report(kind: str, name: str, usage: str, attributes: str | None) -> tuple[str, dict[str, float]]:
-    """Return the model and the amounts in a step's columns."""
-    known = msgspec.json.decode(attributes) if attributes else {}
-    named = kind == "model" or (kind == "usage" and name != "usage")
-    return str(known.get(RESPONSE_MODEL, name)) if named else "", msgspec.json.decode(usage)
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """The usage of some tasks together."""
+
+    group: tuple[str, ...]
+    """The values of the columns that the sums are by."""
+    tasks: int
+    """How many tasks reported usage."""
+    amounts: dict[str, float]
 
 
 def in_order(step: Step) -> tuple[str, float, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from datetime import datetime
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Self, TypedDict, cast
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
@@ -19,15 +20,24 @@ from runtime_core.trajectory.reading import (
     TaskTrajectory,
     Unreadable,
     UsageReport,
+    UsageSum,
     chains,
     contents_of,
     fork_of,
     in_parts,
     inherited_by,
-    usage_report,
 )
 from runtime_core.trajectory.tables import RecordEntry, end_of, step_of
-from runtime_core.trajectory.writers import CONTENTS_LOCK, NO_ENTRY, Batch, PostgresWriter, SqliteWriter, Writer
+from runtime_core.trajectory.writers import (
+    CONTENTS_LOCK,
+    NO_ENTRY,
+    Batch,
+    PostgresWriter,
+    SqliteWriter,
+    Writer,
+    postgres_sums,
+    sqlite_sums,
+)
 from runtime_core.wire.contents import without_nul
 from runtime_core.wire.ids import ROOT_RUN, child_run
 from runtime_core.wire.step import TaskEnd, as_call, place
@@ -38,6 +48,10 @@ _PAGE_BYTES = 4_000_000
 _TASKS_PER_QUERY = 200
 _TASKS_FOUND_FIRST = 2_000
 """The most tasks that a filter of ends may select for their steps to be read one task after the other."""
+_NOW = timedelta(minutes=1)
+"""Usage until a moment that is no longer ago is that until now."""
+_LAST_DAY = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
+_NOT_SUMMED = tables.TASKS.c.summed.is_(None)
 
 
 async def erase(connection: AsyncConnection, namespace: str, task: str) -> int:
@@ -99,6 +113,14 @@ async def _still_used(connection: AsyncConnection, namespace: str, digests: Iter
 def _begins_with(task: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
     # A range, so that the key serves it: ids sort by bytes.
     return and_(task >= prefix, task < prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
+def _start_of_day(moment: datetime, *, up: bool) -> datetime:
+    """Return the beginning (UTC) of a moment's day, or with `up` of the first day that begins then or later."""
+    start = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if not up or start == moment:
+        return start
+    return start + timedelta(days=1) if start < _LAST_DAY else datetime.max.replace(tzinfo=UTC)
 
 
 class Filters(TypedDict, total=False):
@@ -377,12 +399,130 @@ class TrajectoryStore:
                 async with self._engine.connect() as connection:
                     rows = (await connection.execute(page)).all()
             for row in rows:
-                step = usage_report(row.kind, row.name, row.usage, row.attributes)
+                step = tables.usage_report(row.kind, row.name, row.usage, row.attributes)
                 yield UsageReport(row.task, row.agent, row.ended, *step)
             if len(rows) < _PAGE_ROWS_MAX:
                 return
             last = rows[-1]
             page = query.where(position > tuple_(last.ended, last.task, last.place, last.attempt))
+
+    async def usage_sums(
+        self,
+        namespace: str,
+        by: Collection[str],
+        since: datetime,
+        until: datetime,
+        *,
+        tenant: str = "",
+        most: int,
+    ) -> tuple[list[UsageSum], bool]:
+        """Return the usage of tasks that ended in a span of time, by `agent`, `model`, `tenant` and `day` (UTC).
+
+        Also returns whether it is complete. The store keeps sums of whole days. Reports of a day of which the span has
+        a part are read one by one, at most `most` for each of the two ends; a span until now has no such end. Nor is
+        it complete while `sum_up` works on the tasks of an older release.
+        """
+        sums: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+        tasks: Counter[tuple[str, ...]] = Counter()
+        first, last = _start_of_day(since, up=True), _start_of_day(until, up=until >= datetime.now(UTC) - _NOW)
+        parts = [(since, min(first, until)), (max(last, since), until)] if first <= last else [(since, until)]
+        if first < last:
+            await self._add_days(namespace, by, first, last, tenant, sums, tasks)
+        complete = True
+        for begin, end in parts:
+            complete &= begin >= end or await self._add_reports(namespace, by, begin, end, tenant, sums, tasks, most)
+        ends = tables.TASKS.c
+        # Ordered: where its statistics are old, PostgreSQL would not use the index, which is nearly empty.
+        not_summed = select(ends.task).where(ends.namespace == namespace, _NOT_SUMMED).order_by(ends.task).limit(1)
+        with translated("the usage was not read"):
+            async with self._engine.connect() as connection:
+                complete &= (await connection.execute(not_summed)).first() is None
+        return [UsageSum(group, tasks[group], dict(sums[group])) for group in sorted(sums) if tasks[group]], complete
+
+    async def _add_days(
+        self,
+        namespace: str,
+        by: Collection[str],
+        since: datetime,
+        until: datetime,
+        tenant: str,
+        sums: dict[tuple[str, ...], Counter[str]],
+        tasks: Counter[tuple[str, ...]],
+    ) -> None:
+        usage = tables.USAGE.c
+        columns = [usage[name] for name in by]
+        wanted = [usage.namespace == namespace, usage.day >= since.date().isoformat()]
+        wanted += [usage.day < until.date().isoformat()]
+        # The sum over models of how many tasks used each is not how many tasks there were.
+        wanted.append(usage.kind.in_(["amount", "model_tasks" if "model" in by else "tasks"]))
+        if tenant:
+            wanted.append(usage.tenant == tenant)
+        query = select(*columns, usage.kind, usage.name, func.sum(usage.amount)).where(*wanted)
+        with translated("the usage was not read"):
+            async with self._engine.connect() as connection:
+                rows = (await connection.execute(query.group_by(*columns, usage.kind, usage.name))).all()
+        for *group, kind, name, amount in rows:
+            if kind == "amount":
+                sums[tuple(group)][name] += amount
+            else:
+                tasks[tuple(group)] += round(amount)
+
+    async def _add_reports(
+        self,
+        namespace: str,
+        by: Collection[str],
+        since: datetime,
+        until: datetime,
+        tenant: str,
+        sums: dict[tuple[str, ...], Counter[str]],
+        tasks: Counter[tuple[str, ...]],
+        most: int,
+    ) -> bool:
+        """Add reports one by one. Return whether there were at most `most`."""
+        seen: set[tuple[str, tuple[str, ...]]] = set()
+        read = 0
+        async for report in self.usage(namespace, since, until, f"{tenant}." if tenant else ""):
+            if read == most:
+                return False
+            read += 1
+            values = {
+                "agent": report.agent, "model": report.model, "tenant": tables.tenant_of(report.task),
+                "day": tables.day_of(report.ended_ms),
+            }  # fmt: skip
+            group = tuple(values[each] for each in by)
+            sums[group].update(cast(Mapping[str, int], report.amounts))
+            seen.add((report.task, group))
+        tasks.update(group for _, group in seen)
+        return True
+
+    async def sum_up(self, namespace: str, limit: int = 500) -> int:
+        """Add the usage of some tasks that a release before format 5 has written to the sums. Return how many.
+
+        Safe to call from several processes at once, and while others write.
+        """
+        ends, steps = tables.TASKS, tables.STEPS.c
+        some = select(ends.c.task).where(ends.c.namespace == namespace, _NOT_SUMMED).order_by(ends.c.task).limit(limit)
+        # The update comes first: it takes the lock of SQLite before anything is read.
+        claim = (
+            ends.update()
+            .where(ends.c.namespace == namespace, ends.c.task.in_(some.with_for_update(skip_locked=True)))
+            .values(summed=tables.SUMMED)
+            .returning(ends.c.task, ends.c.agent, ends.c.ended, ends.c.summed)
+        )
+        with translated("the usage of older tasks was not summed"):
+            async with self._engine.begin() as connection:
+                claimed = (await connection.execute(claim)).all()
+                reports = select(*(steps[name] for name in tables.REPORTED)).where(
+                    steps.namespace == namespace, steps.task.in_([end.task for end in claimed]),
+                    steps.usage.is_not(None),
+                )  # fmt: skip
+                stored = (await connection.execute(reports)).all() if claimed else []
+                rows = tables.usage_of_tasks(namespace, map(tuple, claimed), map(tuple, stored))
+                if rows and connection.dialect.name == "postgresql":
+                    await connection.exec_driver_sql(postgres_sums(), tuple(zip(*rows, strict=True)))
+                elif rows:
+                    await connection.exec_driver_sql(sqlite_sums(), rows)
+        return len(claimed)
 
     async def unreadable(self, namespace: str, *, limit: int = 50) -> list[Unreadable]:
         """Return entries with undecodable steps, by partition, oldest first."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from datetime import UTC, datetime
+from math import copysign
+from operator import itemgetter
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from sqlalchemy import (
@@ -19,14 +23,16 @@ from sqlalchemy import (
     Row,
     Table,
     Text,
+    text,
 )
 
 from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Contents, text_of_json, without_nul
 from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepError, TaskEnd, place
 from runtime_core.wire.step import STEPS as STEPS_DECODER
 
-FORMAT = 4
+FORMAT = 5
 """Version of the tables. Increment it for a change that an older release cannot read or write."""
 METADATA = MetaData()
 FORMATS = Table("weft_format", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -41,10 +47,18 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
     3: ("ALTER TABLE weft_steps ADD COLUMN attributes TEXT",),
     # When the broker committed a step. Older rows stay unchanged.
     4: ("ALTER TABLE weft_steps ADD COLUMN committed DOUBLE PRECISION",),
+    # Sums of usage. The recorder adds those of older tasks later (`TrajectoryStore.sum_up`).
+    5: ("ALTER TABLE weft_tasks ADD COLUMN summed INTEGER",),
 }
-"""Format → statements that migrate from the previous one. New tables are created before."""
+"""Format → statements that migrate from the previous one. New tables are created before, new indexes after."""
 TASK_MAX = 500
 """Bytes of a task id."""
+SUMMED = 1
+"""The mark of a task whose usage is in `weft_usage`."""
+_NAME_MAX = 120
+"""Characters of an agent, a model and an amount's name in the sums: an index of PostgreSQL takes 2,704 bytes."""
+_AMOUNT_MAX = 1e290
+"""A larger amount counts as this one: PostgreSQL refuses a sum that overflows."""
 Value: TypeAlias = str | int | float | bytes | None
 _ERROR = msgspec.json.Decoder(StepError)
 _ERRORS = msgspec.json.Decoder(list[StepError])
@@ -110,10 +124,19 @@ TASKS = Table(
     Column("ended", Double, nullable=False),
     Column("error", Text),
     Column("session", Text, nullable=False),
+    # 1 if `weft_usage` has the task's usage; null for a task that an older release has written.
+    Column("summed", Integer),
     PrimaryKeyConstraint("namespace", "task"),
     Index("weft_tasks_by_end", "namespace", "ended", "task"),
     Index("weft_tasks_by_session", "namespace", "session", "ended", "task"),
     Index("weft_tasks_by_agent", "namespace", "agent", "ended", "task"),
+    Index(
+        "weft_tasks_not_summed",
+        "namespace",
+        "task",
+        postgresql_where=text("summed IS NULL"),
+        sqlite_where=text("summed IS NULL"),
+    ),
 )
 
 CONTENTS = Table(
@@ -158,6 +181,25 @@ FORKS = Table(
     Column("fork_of_task", _key(), nullable=False),
     Column("fork_of_step", Text, nullable=False),
     PrimaryKeyConstraint("namespace", "task"),
+)
+
+USAGE = Table(
+    "weft_usage",
+    METADATA,
+    Column("namespace", _key(), nullable=False),
+    # The day (UTC) on which the tasks ended, as in 2026-11-27.
+    Column("day", _key(), nullable=False),
+    Column("tenant", _key(), nullable=False),
+    Column("agent", _key(), nullable=False),
+    # Empty in rows of all models together, and if a report names none.
+    Column("model", _key(), nullable=False),
+    # "amount": the sum of what was reported under `name`. "tasks": how many tasks reported any usage; "model_tasks":
+    # how many did for this model.
+    Column("kind", _key(), nullable=False),
+    Column("name", _key(), nullable=False),
+    Column("amount", Double, nullable=False),
+    PrimaryKeyConstraint("namespace", "day", "tenant", "agent", "model", "kind", "name"),
+    sqlite_with_rowid=False,
 )
 
 CURSORS = Table(
@@ -356,7 +398,123 @@ def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
     error = ENCODER.encode(end.error).decode() if end.error is not None else None
     texts = (end.status, end.agent, end.session)
     status, agent, session = map(without_nul, texts) if "\0" in "".join(texts) else texts
-    return namespace, task, status, agent, end.steps, end.created, end.ended, error, session
+    return namespace, task, status, agent, end.steps, end.created, end.ended, error, session, SUMMED
+
+
+# -- sums of usage -------------------------------------------------------------------------------------------------
+
+UsageEnd: TypeAlias = tuple[str, str, float, int | None]
+"""Of a task's row: the task, its agent, when it ended, and whether the sums have its usage."""
+UsageRow: TypeAlias = tuple[str, str, int, str, str, str, str | None]
+"""Of a step's row with usage: task, place, attempt, kind, name, usage and attributes."""
+_Reports: TypeAlias = dict[str, dict[tuple[str, int], UsageRow]]
+_Sums: TypeAlias = dict[tuple[str, ...], float]
+REPORTED = ("task", "place", "attempt", "kind", "name", "usage", "attributes")
+"""The columns of a UsageRow."""
+_places = {column.name: place for place, column in enumerate(STEPS.columns)}
+_usage_of_row = itemgetter(*(_places[name] for name in REPORTED))
+_USAGE_AT = _places["usage"]
+
+
+def usage_report(kind: str, name: str, usage: str, attributes: str | None) -> tuple[str, dict[str, float]]:
+    """Return the model (empty if the report names none) and the amounts in a step's columns."""
+    known = msgspec.json.decode(attributes) if attributes else {}
+    named = kind == "model" or (kind == "usage" and name != "usage")
+    return str(known.get(RESPONSE_MODEL, name)) if named else "", _USAGE.decode(usage)
+
+
+def tenant_of(task: str) -> str:
+    """Return the tenant that a task's id begins with; empty for none."""
+    return task.partition(".")[0] if "." in task else ""
+
+
+def day_of(ended_ms: float) -> str:
+    """Return the day (UTC) of a time, as in 2026-11-27."""
+    try:
+        return datetime.fromtimestamp(ended_ms / 1000, UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return "0001-01-01"  # nobody's clock
+
+
+def usage_changes(
+    namespace: str, rows: BatchRows, ends: Iterable[UsageEnd], stored: Iterable[UsageRow]
+) -> list[tuple[Value, ...]]:
+    """Return what a batch adds to the sums, as rows of `weft_usage`.
+
+    `ends` and `stored` are what the store had before: the ends of the batch's tasks, and the steps with usage of those
+    that have ended or do so now. The difference counts: a batch that is written again adds nothing, and neither does a
+    row that replaces another one.
+    """
+    old: _Reports = defaultdict(dict)
+    for report in stored:
+        old[report[0]][report[1:3]] = report
+    if not old and all(row[_USAGE_AT] is None for row in rows.steps):
+        return []
+    before = {end[0]: end for end in ends}
+    after = before.copy()
+    for _, task, _, agent, _, _, ended, *_ in rows.tasks:
+        after[cast(str, task)] = cast(UsageEnd, (task, agent, ended, SUMMED))
+    new: _Reports = defaultdict(dict, {task: reports.copy() for task, reports in old.items()})
+    for row in rows.steps:
+        if row[_USAGE_AT] is not None:
+            report = cast(UsageRow, _usage_of_row(row))
+            new[report[0]][report[1:3]] = report
+        elif row[1] in old:
+            report = cast(UsageRow, _usage_of_row(row))
+            new[report[0]].pop(report[1:3], None)
+    changes: _Sums = defaultdict(float)
+    for task, reports in new.items():
+        end = after.get(task)
+        if end is None or not end[3]:
+            continue
+        if task not in before or not before[task][3]:
+            _add_usage(changes, end, reports.values())
+            continue
+        counted: _Sums = defaultdict(float)
+        usage: _Sums = defaultdict(float)
+        _add_usage(counted, before[task], old[task].values())
+        _add_usage(usage, end, reports.values())
+        for key in usage.keys() | counted.keys():
+            # One difference per sum: an unchanged task adds exactly nothing. A sum of zeros has a row, too.
+            difference = usage.get(key, 0.0) - counted.get(key, 0.0)
+            if difference or key not in counted:
+                changes[key] += difference
+    return _usage_rows(namespace, changes)
+
+
+def usage_of_tasks(namespace: str, ends: Iterable[UsageEnd], stored: Iterable[UsageRow]) -> list[tuple[Value, ...]]:
+    """Return what ended tasks add to the sums, as rows of `weft_usage`. `stored` are their steps with usage."""
+    reports: dict[str, list[UsageRow]] = defaultdict(list)
+    for row in stored:
+        reports[row[0]].append(row)
+    sums: _Sums = defaultdict(float)
+    for end in ends:
+        _add_usage(sums, end, reports[end[0]])
+    return _usage_rows(namespace, sums)
+
+
+def _usage_rows(namespace: str, sums: Mapping[tuple[str, ...], float]) -> list[tuple[Value, ...]]:
+    # In the order of their keys: two writers wait for each other, and do not deadlock.
+    return [(namespace, *key, amount) for key, amount in sorted(sums.items())]
+
+
+def _add_usage(sums: _Sums, end: UsageEnd, reports: Collection[UsageRow]) -> None:
+    """Add what a task adds to the sums."""
+    if not reports:
+        return
+    place = day_of(end[2]), tenant_of(end[0]), end[1][:_NAME_MAX]
+    sums[*place, "", "tasks", ""] += 1
+    models = set()
+    for _, _, _, kind, name, usage, attributes in reports:
+        model, amounts = usage_report(kind, name, usage, attributes)
+        of_model = *place, without_nul(model)[:_NAME_MAX]
+        if model not in models:
+            models.add(model)
+            sums[*of_model, "model_tasks", ""] += 1
+        for of, amount in amounts.items():
+            if abs(amount) > _AMOUNT_MAX:
+                amount = copysign(_AMOUNT_MAX, amount)
+            sums[*of_model, "amount", without_nul(of)[:_NAME_MAX]] += amount
 
 
 # Any: the columns are read by name.
@@ -396,7 +554,7 @@ def _restore(contents: Contents, text: str | None, references: str | None) -> ms
 # Any: a sequence cannot express the types of its columns.
 def end_of(row: Sequence[Any]) -> TaskEnd:
     """Return the task end of a row, whose columns are in the table's order."""
-    _namespace, task, status, agent, steps, created, ended, error, session = row
+    _namespace, task, status, agent, steps, created, ended, error, session, _summed = row
     return TaskEnd(
         task=task,
         status=status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from runtime_core.trajectory.tables import (
     heads_of,
     rows_of,
     rows_of_contents,
+    usage_changes,
 )
 from runtime_core.wire.contents import missing_nodes
 
@@ -40,6 +42,9 @@ CONTENTS_LOCK = 0x77656675
 _PLAIN = tuple(column.name for column in tables.STEPS.columns if column.name not in tables.RARE)
 """The columns of a step that has no rare ones."""
 _HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
+_AMONG = "? AND task IN (SELECT value FROM json_each(?))"
+_ENDS = "SELECT task, agent, ended, summed FROM weft_tasks WHERE namespace = "
+_REPORTS = f"SELECT {', '.join(tables.REPORTED)} FROM weft_steps WHERE usage IS NOT NULL AND namespace = "  # noqa: S608 - names of columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,17 @@ def postgres_upsert(table: Table) -> str:
     )
 
 
+def sqlite_sums() -> str:
+    """Return a statement that adds rows of `weft_usage` to its sums, with parameters as in `sqlite_upsert`."""
+    values = ", ".join("?" for _ in tables.USAGE.columns)
+    return f"INSERT INTO {tables.USAGE.name} VALUES ({values}) {_ADDED}"  # noqa: S608 - a table's name
+
+
+def postgres_sums() -> str:
+    """Return the same statement for PostgreSQL, with parameters as in `postgres_upsert`."""
+    return f"INSERT INTO {tables.USAGE.name} {_from_arrays(tables.USAGE)} {_ADDED}"
+
+
 def sqlite_insert(table: Table) -> str:
     """Return an insert with `?` parameters that skips existing keys: their rows are equal."""
     statement = sqlite.insert(table).on_conflict_do_nothing()
@@ -121,6 +137,12 @@ def _from_arrays(table: Table) -> str:
     return f"({columns}) SELECT * FROM unnest({arrays})"  # noqa: S608 (see above)
 
 
+_ADDED = (
+    f"ON CONFLICT ({', '.join(column.name for column in tables.USAGE.primary_key)}) "
+    f"DO UPDATE SET amount = {tables.USAGE.name}.amount + excluded.amount"
+)
+
+
 def _keys(table: Table) -> list[str]:
     return [column.name for column in table.primary_key]
 
@@ -135,6 +157,12 @@ _of_plain = itemgetter(*(_places[name] for name in _PLAIN))
 _NO_RARE = (None,) * len(tables.RARE)
 
 
+def _tasks_of(rows: BatchRows) -> tuple[set[Value], set[Value]]:
+    """Return the tasks that a batch ends, and all tasks that it has rows of."""
+    ended = {row[1] for row in rows.tasks}
+    return ended, ended.union(row[1] for row in rows.steps)
+
+
 class PostgresWriter:
     """The Writer of a PostgreSQL database; the engine belongs to the store."""
 
@@ -142,6 +170,7 @@ class PostgresWriter:
         self._engine = engine
         self._upserts = {table: postgres_upsert(table) for table in _REPLACED}
         self._inserts = {table: postgres_insert(table) for table in (tables.CONTENTS, tables.LISTS, tables.USES)}
+        self._sums = postgres_sums()
 
     async def write(self, batch: Batch) -> None:
         # In a thread: a large batch would block the event loop.
@@ -149,12 +178,16 @@ class PostgresWriter:
         with translated("the batch was not written"):
             async with self._engine.begin() as connection:
                 await self._move_cursor(connection, batch)
+                usage = await self._usage_changes(connection, batch.namespace, rows)
                 await self._upsert(connection, tables.STEPS, rows.steps)
                 await self._upsert(connection, tables.TASKS, rows.tasks)
                 await self._upsert(connection, tables.UNREADABLE, rows.unreadable)
                 await self._upsert(connection, tables.FORKS, rows.forks)
                 if rows.uses:
                     await self._write_contents(connection, batch.namespace, rows)
+                # Last: until the commit, writers of other partitions wait for the same sums.
+                if usage:
+                    await connection.exec_driver_sql(self._sums, tuple(zip(*usage, strict=True)))
 
     async def close(self) -> None:
         """Nothing is held between writes."""
@@ -173,6 +206,19 @@ class PostgresWriter:
             stored = (await connection.execute(read)).one()
         cursor = next_cursor(batch, stored.epoch, stored.entry)
         await connection.execute(tables.CURSORS.update().where(here).values(epoch=batch.epoch, entry=cursor))
+
+    async def _usage_changes(
+        self, connection: AsyncConnection, namespace: str, rows: BatchRows
+    ) -> list[tuple[Value, ...]]:
+        ended, tasks = _tasks_of(rows)
+        if not tasks:
+            return []
+        # Locked, so that `sum_up` of another process does not add the same tasks meanwhile.
+        asked = (namespace, list(tasks))
+        ends = (await connection.exec_driver_sql(f"{_ENDS}$1 AND task = ANY($2) FOR UPDATE", asked)).all()
+        asked = (namespace, list(ended.union(end.task for end in ends)))
+        reports = (await connection.exec_driver_sql(f"{_REPORTS}$1 AND task = ANY($2)", asked)).all()
+        return usage_changes(namespace, rows, map(tuple, ends), map(tuple, reports))
 
     async def _write_contents(self, connection: AsyncConnection, namespace: str, rows: BatchRows) -> None:
         await connection.execute(text("SELECT pg_advisory_xact_lock_shared(:lock)"), {"lock": CONTENTS_LOCK})
@@ -221,6 +267,7 @@ class SqliteWriter:
         self._contents = sqlite_insert(tables.CONTENTS)
         self._lists = sqlite_insert(tables.LISTS)
         self._uses = sqlite_insert(tables.USES)
+        self._sums = sqlite_sums()
 
     async def write(self, batch: Batch) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
@@ -247,12 +294,14 @@ class SqliteWriter:
                     (batch.namespace, batch.partition),
                 ).fetchone() or (0, NO_ENTRY)
                 cursor = next_cursor(batch, *stored)
+                usage = self._usage_changes(connection, batch.namespace, rows)
                 self._write_steps(connection, rows.steps)
                 connection.executemany(self._tasks, rows.tasks)
                 connection.executemany(self._unreadable, rows.unreadable)
                 connection.executemany(self._forks, rows.forks)
                 if rows.uses:
                     self._write_contents(connection, batch.namespace, rows)
+                connection.executemany(self._sums, usage)
                 connection.execute(self._cursors, (batch.namespace, batch.partition, batch.epoch, cursor))
                 connection.execute("COMMIT")
             except BaseException:
@@ -272,6 +321,17 @@ class SqliteWriter:
                 connection.executemany(self._plain_steps, map(_of_plain, some))
             else:
                 connection.executemany(self._steps, some)
+
+    def _usage_changes(
+        self, connection: sqlite3.Connection, namespace: str, rows: BatchRows
+    ) -> list[tuple[Value, ...]]:
+        ended, tasks = _tasks_of(rows)
+        if not tasks:
+            return []
+        ends = connection.execute(f"{_ENDS}{_AMONG}", (namespace, json.dumps([*tasks]))).fetchall()
+        asked = json.dumps([*ended.union(end[0] for end in ends)])
+        reports = connection.execute(f"{_REPORTS}{_AMONG}", (namespace, asked)).fetchall()
+        return usage_changes(namespace, rows, ends, reports)
 
     def _write_contents(self, connection: sqlite3.Connection, namespace: str, rows: BatchRows) -> None:
         search = missing_nodes(heads_of(rows), rows.contents.nodes)

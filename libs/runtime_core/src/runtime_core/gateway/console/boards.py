@@ -216,12 +216,12 @@ class Boards:
         days = query.get("days", "7") if query.get("days", "7") in DAYS else "7"
         by: UsageBy = next((each for each in BY if each == query.get("by")), "agent")
         until = datetime.now(UTC)
-        # The sums come after the page: they take seconds if there are hundreds of thousands of reports.
         rows: list[Row] = []
         complete = True
+        # Whole days: the store keeps their sums.
+        first = until.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=int(days) - 1)
         try:
-            if "sum" in query:
-                rows, complete = await self._access.usage(visit.caller, [by], until - timedelta(days=int(days)), until)
+            rows, complete = await self._access.usage(visit.caller, [by], first, until)
         except Problem as problem:
             if problem.kind is not NO_STORE:
                 raise
@@ -229,7 +229,7 @@ class Boards:
         key = 0 if by == "day" else 3
         shown.sort(key=lambda row: cast(Any, row[key]), reverse=by != "day")  # Any: texts, or numbers
         return self._site.render(
-            visit, "usage.html", summed="sum" in query, rows=shown, by=by, every=BY, days=days, spans=DAYS,
+            visit, "usage.html", rows=shown, by=by, every=BY, days=days, spans=DAYS,
             complete=complete,
             most=max((row[3] for row in shown), default=0) or max((row[2] for row in shown), default=0) or 1,
         )  # fmt: skip
