@@ -178,7 +178,8 @@ async def perform(ctx: AgentContext, op: Op, ledger: Ledger) -> None:
             await _say(ctx, "said")
         case ["stream", pieces, seconds, outside]:
             life, _ = SPEECH.get()
-            for number in range(pieces):
+            # What comes from outside differs from one life of the code to the next, in its number, too.
+            for number in range(pieces + (life % 3 if outside else 0)):
                 await _say(ctx, f"{life if outside else ''}:{number}")
                 if number % 2:
                     await asyncio.sleep(seconds)
