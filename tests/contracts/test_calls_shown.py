@@ -1,10 +1,10 @@
-"""A task that waits for a tool shows which tool it is, and whether a handler has the call."""
+"""A task that waits shows for what, and since when: the tool and its handler, the message, the task ahead of it."""
 
 from __future__ import annotations
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.task_view import Row, describe_wait, read_task
-from tests.contracts.broker import Broker, ask, suspend
+from tests.contracts.broker import Broker, ask, nap, receive, suspend
 
 
 async def waits(bus: EventBus, task: str = "t") -> dict[str, Row]:
@@ -38,3 +38,26 @@ async def test_a_call_shows_its_tool_and_its_handler(broker: Broker, bus: EventB
     )
     assert "in the queue" in describe_wait(shown["2"], later)
     assert {wait["name"] for wait in (await waits(bus, "other")).values()} == {"search", "crawl"}
+
+
+async def test_a_message_shows_its_name_and_since_when_it_is_awaited(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    assert await suspend(bus, turn, receive("1", "paid"), nap("2", 3_600_000))
+    shown = await waits(bus)
+    assert shown["1"]["name"] == "paid"
+    assert abs(shown["1"]["since"] - shown["2"]["since"]) < 1_000
+    assert describe_wait(shown["1"], 0) == "message paid"
+    assert describe_wait(shown["2"], shown["2"]["due"] - 7_200_000) == "sleep, ends in 2 h 00 min"
+
+
+async def test_a_run_in_a_mailbox_shows_the_task_that_holds_its_key(broker: Broker, bus: EventBus) -> None:
+    """A task of another tenant is not named."""
+    for task, tenant in (("first", "acme"), ("second", "acme"), ("stranger", "globex")):
+        await broker.submit(bus, task, key="k", tenant=tenant, in_turn=True)
+    wait = (await waits(bus, "second"))[""]
+    view = await read_task(bus, "second")
+    assert view is not None
+    assert (wait["holder"], wait["since"]) == ("first", view["created"])
+    assert describe_wait(wait, 0) == "for its turn in the mailbox of writer/k, which task first holds"
+    assert "holder" not in (await waits(bus, "stranger"))[""]

@@ -26,6 +26,9 @@ def test_lag_shows_streams_groups_and_totals(weft: Weft, desk: Desk) -> None:
     text = weft("lag").out
     assert "{0}:agent  agent-handler  0        1" in text
     assert "mailboxes     1 events in 1 mailboxes\n" in text
-    assert "waits    for its turn in the mailbox of blocked/k\n" in weft("task", "show", "lag-2").out
+    assert (
+        "waits    for its turn in the mailbox of blocked/k, which task lag-1 holds\n"
+        in weft("task", "show", "lag-2").out
+    )
     flag.touch()
     shown_with(weft, "lag-2", lambda view: view["status"] == "completed")

@@ -270,7 +270,7 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
         why = await shown(client, "/tasks/t-analyst", "It took down agent pricing, then agent analyst.")
         assert "Failed in tool fetch_quotes, after 3 attempts" in why.text
         assert "parse_quotes" in why.text
-        assert "sleep 2, in 7" in (await shown(client, "/tasks/t-archivist", "sleep 2")).text
+        assert "sleep, ends in 7" in (await shown(client, "/tasks/t-archivist", "sleep")).text
 
         editor = await shown(client, "/tasks/t-editor", "or what is missing?")
         request = editor.all("input", name="request_id")[0]["value"]
@@ -319,7 +319,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
             await trusted.submit(agent, "ACME", task_id=f"t-{agent}")
         await trusted.schedule("nightly", "reporter", "news", every=3600)
         await shown(client, "/tasks/t-analyst", "It took down")
-        board = await shown(client, "", "asks: Publish")
+        board = await shown(client, "", "asks a person: Publish")
         assert "the exchange returned no JSON for ACME" in board.text
         assert "reporter" in (await shown(client, "/usage", "4,400")).text
         assert "gpt-5-mini" in (await page(client, "/usage?by=model&days=1")).text
@@ -347,7 +347,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
             header = f"agent\nreporter\n\n\n{9_000_000_000_000 + number}"
             await bus.transport.call("HSET", bus.keys.task(f"n-{number}"), "status", "completed", "h", header)
             await bus.transport.call("ZADD", bus.keys.index, 9_000_000_000_000 + number, f"n-{number}")
-        assert "asks: Publish" in (await page(client, "")).text
+        assert "asks a person: Publish" in (await page(client, "")).text
 
         dead = await page(client, "/dead")
         letter = dead.all("a", **{"data-open": ""})[0]["href"].removeprefix("/console")

@@ -158,3 +158,92 @@ def test_a_cause_that_tells_no_time_in_the_queue_draws_none(cause: str) -> None:
     line = views.timeline(VIEW, {"runs": [node("r", "", "agent", NOW, NOW + 100, children=[call])]})
     assert [bar.kind for bar in line.rows[1].bars] == ["tool"]
     assert line.rows[1].in_queue == 0
+
+
+OPEN = {"task_id": "t", "status": "waiting", "agent": "a", "created": NOW}
+
+
+@pytest.mark.parametrize(
+    ("wait", "kind"),
+    [
+        ({"step": "1", "kind": "tool", "name": "f", "handler": ""}, "queue"),
+        ({"step": "1", "kind": "tool", "name": "f", "handler": "", "attempt": 2}, "queue"),
+        ({"step": "1", "kind": "tool", "name": "f", "handler": "tool-handler@h"}, "tool"),
+        ({"step": "1", "kind": "tool", "name": "f", "attempt": 2, "due": NOW}, "retry"),
+        ({"step": "1", "kind": "tool", "name": "f", "limit": "tool:f||"}, "queue"),
+        ({"step": "1", "kind": "receive", "name": "news"}, "wait"),
+        ({"step": "", "kind": "agent", "name": "a/k", "place": "mail"}, "queue"),
+        ({"step": "", "kind": "agent", "name": "a/k", "place": "pend"}, "agent"),
+    ],
+)
+def test_a_bar_of_open_work_shows_whether_a_handler_has_it(wait: dict[str, Any], kind: str) -> None:
+    line = views.timeline({**OPEN, "waits_for": [{"run": "r", "since": NOW, **wait}]}, None)
+    assert line.rows[-1].bars[-1].kind == kind
+
+
+def test_a_page_shows_the_steps_that_matter_of_a_long_task() -> None:
+    """The rows that are left out still count in how the time splits."""
+    error = {"type": "E", "message": "m"}
+    steps = [node("r", str(number), "tool", NOW + number, NOW + number + 1) for number in range(1, 31)]
+    steps[-1] |= {"status": "failed", "error": error}
+    run = node("r", "", "agent", NOW, NOW + 40, children=steps, status="failed", error=error)
+    view = {**VIEW, "status": "failed"}
+    line = views.timeline(view, {"runs": [run]}, most=5)
+    assert [row.path for row in line.rows] == ["r", "r/1", "r/2", "r/3", "r/30"]
+    assert line.hidden == 26
+    assert line.row("r/17") is not None
+    failure = views.root_failure(line)
+    assert failure is not None
+    assert failure.row.path == "r/30"
+    assert views.time_split(line.rows[0], line.every)[0] == ("tools", 30, "tool")
+    assert [(bar.start - NOW, bar.end - NOW) for bar in line.rows[0].bars if bar.kind == "tool"] == [(1, 31)]
+
+
+def test_a_run_shows_few_parts_of_many_steps() -> None:
+    steps = [node("r", str(number), "tool", NOW + 10 * number, NOW + 10 * number + 1) for number in range(2000)]
+    line = views.timeline(
+        {**VIEW, "ended": NOW + 20_000}, {"runs": [node("r", "", "agent", NOW, NOW + 1, children=steps)]}
+    )
+    parts = [bar for bar in line.rows[0].bars if bar.kind == "tool"]
+    assert len(parts) <= views.SEGMENTS_MAX
+    assert (parts[0].start, parts[-1].end) == (NOW, NOW + 19_991)
+
+
+@pytest.mark.parametrize(
+    ("length", "labels"),
+    [
+        (8.0, ["0", "2 ms", "4 ms", "6 ms", "8 ms"]),
+        (3_690.0, ["0", "1 s", "2 s", "3 s"]),
+        (75_000.0, ["0", "30 s", "60 s"]),
+        (294_000.0, ["0", "2 min", "4 min"]),
+        (400 * 86_400_000.0, ["0", "100 d", "200 d", "300 d", "400 d"]),
+    ],
+)
+def test_the_axis_has_round_times(length: float, labels: list[str]) -> None:
+    line = views.Timeline([], [], NOW, NOW + length)
+    assert [label for _, label in line.ticks] == labels
+    assert all(0 <= place <= 100 for place, _ in line.ticks)
+
+
+def test_equal_waits_are_one_line() -> None:
+    calls = [
+        {"run": "r", "step": str(number), "kind": "tool", "name": "f", "handler": "", "since": NOW} for number in (1, 2)
+    ]
+    view = {**OPEN, "waits_for": [*calls, {"run": "r", "step": "3", "kind": "human", "name": ""}]}
+    [(wait, text, count)] = views.waits(view, NOW + 5_000)
+    assert (wait["step"], text, count) == ("1", "tool f, for 5.00 s in the queue: no handler has taken it yet", 2)
+    assert views.reason(view, NOW + 5_000).endswith("taken it yet, and 1 more")
+    assert views.reason({**view, "questions": [{"prompt": "Which?"}]}, NOW) == "asks a person: Which?"
+    assert views.reason(OPEN, NOW) == "waiting"
+
+
+def test_spans_for_little_room() -> None:
+    assert [views.brief(ms) for ms in (47, 3_200, 47_000, 304_000, 3_600_000)] == [
+        "47 ms",
+        "3.2 s",
+        "47 s",
+        "5.1 min",
+        "1.0 h",
+    ]
+    assert [views.whole(ms) for ms in (45_000, 60_000, 5_400_000, 0)] == ["45 s", "1 min", "1 h 30 min", "0 ms"]
+    assert [views.money(value) for value in (0, 0.0485, 1234.5)] == ["0", "0.0485", "1,234.50"]

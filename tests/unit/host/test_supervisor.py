@@ -242,8 +242,11 @@ def test_the_banner_names_the_engines_without_tokens() -> None:
 
 def test_the_banner_names_the_address_of_the_http_gateway() -> None:
     assert "  http     http://127.0.0.1:8080/openapi.json" in told_by({"WEFT_HTTP_PORT": "8080"})
-    assert "  http     at a free port, which the log shows" in told_by({"WEFT_HTTP_PORT": "0"})
-    assert not [line for line in told_by({}) if "http " in line]
+    assert "  console  http://127.0.0.1:8080/console" in told_by({"WEFT_HTTP_PORT": "8080"})
+    assert "  http     at a free port, which the log shows; the console is at /console" in told_by(
+        {"WEFT_HTTP_PORT": "0"}
+    )
+    assert not [line for line in told_by({}) if "http " in line or "console" in line]
 
 
 def told_by(environ: dict[str, str], **flags: bool) -> list[str]:

@@ -50,8 +50,8 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
 
     In addition to what `describe_task` returns, it has `max_steps`, `time_limit_at`, `waits_for`, `questions` and
     `dead_letters` (ids). Each item of `waits_for` has `run`, `step`, `kind`, and if known `name`, `due`, `attempt`,
-    `since` (of a question, a sleep, a call under way or a wait for a slot), `errors`, `task_id` of an agent in another
-    partition, the `limit` for whose slot it waits, and of a call under way the `handler` that has it.
+    `since`, `errors`, `task_id` of an agent in another partition, the `limit` for whose slot it waits, of a call under
+    way the `handler` that has it, and of a run in a mailbox the task that is its `holder`, if the tenant is the same.
     """
     keys = bus.keys
     fields = await hash_at(bus, keys.task(task))
@@ -68,8 +68,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
             view["dead_letters"] = own
     if view["status"] in ENDED:
         return {name: value for name, value in view.items() if name not in ("waits_for", "questions")}
-    limit = await _due(bus, f"d|{task}")
-    if limit is not None:
+    if (limit := await _due(bus, f"d|{task}")) is not None:
         view["time_limit_at"] = limit
     children = [name[2:].decode() for name in fields if name.startswith(b"k:")]
     runs = {"r": fields, **{run: await hash_at(bus, keys.run(task, run)) for run in children}}
@@ -80,15 +79,20 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     slots = await _slot_waits(bus, task, fields)
     for run, of_run in sorted(runs.items()):
         waits += _run_waits(run, of_run, retries, slots)
+        if waits and waits[-1].get("place") == "mail" and (holder := await _holder(bus, waits[-1]["name"], fields)):
+            waits[-1]["holder"] = holder
         for name, value in sorted(of_run.items()):
             if name.startswith(b"m:"):
                 step = name[2:].decode()
                 due = await _due(bus, f"s|{task}|{run}|{step}")
                 waits.append(_step_wait(run, step, chr(value[8]), due, runs, retries))
                 waits[-1].update(slots.get(f"{run}/{step}", {}))
-                asked_at = of_run.get(b"q:" + name[2:]) or fields.get(f"z:s|{task}|{run}|{step}".encode())
+                received = of_run.get(b"n:" + name[2:], b"")
+                asked_at = of_run.get(b"q:" + name[2:]) or received or fields.get(f"z:s|{task}|{run}|{step}".encode())
                 if asked_at and asked_at[:13].isdigit():
                     waits[-1]["since"] = int(asked_at[:13])
+                if received:
+                    waits[-1]["name"] = received[13:].decode()
                 if b"q:" + name[2:] in of_run:
                     question = msgspec.json.decode(of_run[b"q:" + name[2:]][13:])
                     questions.append(question if due is None else {**question, "deadline": due})
@@ -130,11 +134,12 @@ async def parked_runs(buses: Sequence[EventBus], namespace: str, task: str, stor
 def describe_wait(wait: Row, now_ms: float) -> str:
     """Describe an item of `waits_for` on one line, without user data."""
     if "place" in wait:
-        return f"{_PLACES[wait['place']]} {wait['name']}"
+        by = f", which task {wait['holder']} holds" if "holder" in wait else ""
+        return f"{_PLACES[wait['place']]} {wait['name']}{by}"
     if wait["kind"] == "acquire":
         return f"to get its key back, at the end of ctx.released ({wait['run']})"
-    kind = "sleep" if wait["kind"] == "timer" else wait["kind"]
-    text = f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
+    kind = {"timer": "sleep", "receive": "message"}.get(wait["kind"], wait["kind"])
+    text = kind if kind == "sleep" else f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
     if "limit" in wait:
         return f"{text}, for {duration(now_ms - wait['since'])}, for a slot of {_limit_of(wait['limit'])}"
     if "task_id" in wait:
@@ -148,8 +153,16 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         text += f", for {duration(now_ms - wait['since'])} {where}"
     if "due" in wait:
         left = wait["due"] - now_ms
-        text += f", in {duration(left)}" if left > 0 else ", due now"
+        text += f", {'ends ' * (kind == 'sleep')}in {duration(left)}" if left > 0 else ", due now"
     return text
+
+
+async def _holder(bus: EventBus, instance: str, waiting: Fields) -> str:
+    """Return the task of the run that holds an instance; empty if none does, or that of another tenant."""
+    holders = cast("bytes | None", await bus.transport.call("HGET", f"{bus.keys.base}inst:{instance}", "busy"))
+    task = (holders or b"").decode().rpartition("\n")[2].partition("|")[0]
+    header = cast("bytes | None", await bus.transport.call("HGET", bus.keys.task(task), "h")) if task else None
+    return task if header is not None and tenant_in(header) == tenant_in(waiting.get(b"h", b"")) else ""
 
 
 def _limit_of(limit: str) -> str:
@@ -175,8 +188,9 @@ def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry], slots: M
     """Return what the run itself waits for: its next attempt, its instance, or a slot of a limit."""
     cur = fields.get(b"cur", b"").decode()
     if cur in _PLACES:
-        _, agent, key, *_ = _lines(fields)
-        return [{"run": run, "step": "", "kind": "agent", "name": f"{agent}/{key}" if key else agent, "place": cur}]
+        _, agent, key, _, created, *_ = _lines(fields)
+        wait = {"run": run, "step": "", "kind": "agent", "name": f"{agent}/{key}" if key else agent, "place": cur}
+        return [{**wait, "since": int(created)} if run == "r" and cur in ("mail", "queue") else wait]
     if cur == "retry" and run in retries:
         return [{"run": run, "step": "", "kind": "agent", **retries[run].fields()}]
     if cur == "slot" and run in slots:

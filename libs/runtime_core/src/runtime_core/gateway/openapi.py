@@ -37,7 +37,8 @@ WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
 NAME = {"type": "string", "minLength": 1, "maxLength": 256}
 TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
 MOMENT = {"type": "string", "format": "date-time"}
-_WAIT: Json = {"name": {"type": "string"}, "since": {}, "due": {}, "attempt": {"type": "integer"}, "errors": {}}
+_WAIT: Json = {name: {"type": "string"} for name in ("name", "holder")}
+_WAIT |= {"since": {}, "due": {}, "attempt": {"type": "integer"}, "errors": {}}
 
 
 def document(resources: Json, schemas: Json) -> Json:

@@ -306,7 +306,9 @@ def refuse_unknown(path: str, body: dict[str, object], known: Collection[str]) -
     """Raise InvalidInput for a member that is not in `known`."""
     for name in body:
         if name not in known:
-            raise InvalidInput(f"{path}{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known)}")
+            raise InvalidInput(
+                f"{path}{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known) or 'none: leave it out'}"
+            )
 
 
 def list_of_objects(name: str, value: object, most: int) -> list[dict[str, object]]:
@@ -379,7 +381,7 @@ class Parameters:
         for name, value in request.query_params.multi_items():
             shown = quoted(name)[1:-1]
             if name not in known:
-                raise Problem(PARAMETER, f"unknown; known are {', '.join(known) or 'none'}", shown)
+                raise Problem(PARAMETER, f"unknown; known are {', '.join(known) or 'none: leave it out'}", shown)
             if name in self._values:
                 raise Problem(PARAMETER, "is there more than once", shown)
             if len(value) > 512 or has_control(value):

@@ -147,7 +147,7 @@ def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: 
         f"  app      {settings.app or 'none'}",
         f"  data     {settings.data_dir}",
         *_engines(settings, services),
-        *([f"  http     {_http_url(settings)}"] if GATEWAY in services else []),
+        *_http(settings, services),
         "  submit   weft submit NAME '\"TEXT\"'",
         f"           redis-cli {connect} XADD {settings.namespace}:tasks '*' {event}",
         "  stop     Ctrl-C",
@@ -164,10 +164,14 @@ def _engines(settings: Settings, services: Sequence[str]) -> list[str]:
     return [f"  engines  {', '.join(named)}"] if named else []
 
 
-def _http_url(settings: Settings) -> str:
+def _http(settings: Settings, services: Sequence[str]) -> list[str]:
+    """Return the banner's lines about the gateway, if there is one."""
+    if GATEWAY not in services:
+        return []
     if not settings.http_port:
-        return "at a free port, which the log shows"
-    return f"http://{settings.http_host}:{settings.http_port}/openapi.json"
+        return ["  http     at a free port, which the log shows; the console is at /console"]
+    url = f"http://{settings.http_host}:{settings.http_port}"
+    return [f"  console  {url}/console", f"  http     {url}/openapi.json"]
 
 
 def _check_ports(settings: Settings, count: int, *, http: bool) -> None:

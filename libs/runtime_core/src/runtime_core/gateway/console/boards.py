@@ -80,7 +80,9 @@ class Boards:
             sample=len(rows),
             more=bool(page.cursor),
             since=min((row["created"] for row in rows), default=now),
-            failed=[row for row in rows if row["status"] == "failed"][:SHOWN],
+            failed=[
+                await self._with_error(visit, row) for row in [row for row in rows if row["status"] == "failed"][:SHOWN]
+            ],
             waiting=await self._access.open_the_longest(visit.caller, SHOWN),
             groups=groups,
             questions=len(await self._access.questions(visit.caller, GROUPS_MAX)),
@@ -93,6 +95,13 @@ class Boards:
             cost=cost,
             now=now,
         )
+
+    async def _with_error(self, visit: Visit, row: Row) -> Row:
+        """Return a failed task of a list with its error, which lists leave out."""
+        try:
+            return await self._access.show(visit.caller, row["task_id"])
+        except Problem:
+            return row  # past its retention time
 
     async def _last_hour(self, visit: Visit, rows: list[Row], now: float) -> tuple[int, bool]:
         """Return how many tasks started in the last hour, and whether that is a lower bound."""

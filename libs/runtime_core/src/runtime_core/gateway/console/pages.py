@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.responses import RedirectResponse, Response
 
-from runtime_core.client.task_view import Row, TaskFilter, describe_wait, read_task, task_in_store
+from runtime_core.client.task_view import Row, TaskFilter, read_task, task_in_store
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console import views
@@ -96,7 +96,7 @@ class Pages:
         chosen = line.row(query.get("step", "")) or (failure.row if failure else None) or line.rows[0]
         now = views.now_ms()
         tokens, cost = views.tokens_and_cost(view.get("usage") or {})
-        split = views.time_split(chosen, line.rows) if chosen.kind == "agent" else []
+        split = views.time_split(chosen, line.every) if chosen.kind == "agent" else []
         url = str(visit.request.base_url).rstrip("/")
         return self._site.render(
             visit,
@@ -110,7 +110,7 @@ class Pages:
             links=self._links(view["task_id"], context),
             tab=query.get("tab", "timeline") if query.get("tab") in ("output", "events", "data") else "timeline",
             fields_of=fields_of,
-            waits=[(wait, describe_wait(wait, now)) for wait in view.get("waits_for", ())],
+            waits=views.waits(view, now),
             snippets=views.snippets(view, url, keyed=not self._site.opened),
             tokens=tokens,
             cost=cost,

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from runtime_core.base.text import duration, in_bytes, shortened
+from runtime_core.client.task_view import describe_wait
 
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
@@ -41,12 +42,22 @@ WIDTH = 1000
 LEAST_MS = 0.05
 """A shorter time is shown as none."""
 SEGMENTS_MAX = 100
-"""Parts of other steps that a run's bar shows."""
+"""Parts of other steps of each kind that a run's bar shows; closer ones are joined."""
+_TICK_UNITS = (
+    ("ms", 1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    ("s", 1_000, (1, 2, 5, 10, 15, 30)),
+    ("min", 60_000, (1, 2, 5, 10, 15, 30)),
+    ("h", 3_600_000, (1, 2, 3, 6, 12)),
+    ("d", 86_400_000, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+)
+TICKS_MAX = 4
 _PARTS = ("queue", "tool", "model", "engine", "wait", "retry", "commit")
 _COMMITTED = ("agent", "tool", "engine")
 """Bars that end when the code does; its commit follows. Other steps are committed with their run's turn."""
 _ENTRY = re.compile(r"(\d{13})-\d+")
 _WAITING = ("human", "timer", "receive", "acquire")
+_QUEUED = ("mail", "nest", "queue")
+"""Places of a run that has not started."""
 _WORK = {"model": "model", "tool": "tool", "engine": "engine", "ray": "engine", "spark": "engine", "agent": "agent"}
 KINDS = {"timer": "sleep", "receive": "message", "human": "person", "usage": "usage"}
 """Kind of a step → its name for people, if that differs."""
@@ -113,6 +124,24 @@ def span(ms: float) -> str:
     return f"{ms / 86_400_000:.1f} d" if ms >= 172_800_000 else duration(ms)
 
 
+def brief(ms: float) -> str:
+    """Return a time span for little room, with two digits or three: 47 ms, 3.2 s, 5.1 min, 18 h."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if ms >= size:
+            return f"{ms / size:.1f} {unit}" if ms < 10 * size else f"{ms / size:.0f} {unit}"
+    return f"{ms:.0f} ms"
+
+
+def whole(ms: float) -> str:
+    """Return a time span without parts that are zero, as in `45 s`, `1 min`, `1 h 30 min`."""
+    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+    parts, rest = [], round(ms)
+    for unit, size in units:
+        count, rest = divmod(rest, size)
+        parts += [f"{count} {unit}"] if count else []
+    return " ".join(parts) or "0 ms"
+
+
 def own_frames(traceback: str) -> str:
     """Return a traceback without Weft's own frames; empty if it has no others, or none of Weft."""
     frames = _FRAME.split(traceback)
@@ -134,12 +163,37 @@ def amount(value: float) -> str:
 
 def money(value: float) -> str:
     """Return a cost in the currency that the agents report."""
+    if value == 0:
+        return "0"
     return f"{value:.4f}" if value < 1 else f"{value:,.2f}"
+
+
+def waits(view: Mapping[str, Json], now: float) -> list[tuple[Json, str, int]]:
+    """Return what a task waits for beside people, each with its words, and how many waits have the same words."""
+    found: dict[str, tuple[Json, str, int]] = {}
+    for wait in view.get("waits_for", ()):
+        if wait["kind"] != "human":
+            text = describe_wait(wait, now)
+            first, _, count = found.get(text, (wait, text, 0))
+            found[text] = (first, text, count + 1)
+    return list(found.values())
+
+
+def reason(view: Mapping[str, Json], now: float) -> str:
+    """Return on one line why a task is open: what it lacks, asks or waits for."""
+    for lacking in view.get("without_handler", ()):
+        return f"no running handler has {lacking['kind']} {lacking['name']}"
+    for question in view.get("questions", ()):
+        return f"asks a person: {preview(question['prompt'], 90)}"
+    every = waits(view, now)
+    more = sum(count for _, _, count in every) - 1
+    return f"waits: {every[0][1]}{f', and {more:,} more' if more else ''}" if every else str(view["status"])
 
 
 FILTERS = {
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
-    "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
+    "brief": brief, "whole": whole, "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
+    "reason": reason,
 }  # fmt: skip
 
 
@@ -216,11 +270,16 @@ class StepRow:
 class Timeline:
     """All rows of a task with the time that they share."""
 
+    every: list[StepRow]
+    """All rows; `rows` are those that a page shows."""
     rows: list[StepRow]
     start: float
     end: float
-    hidden: int = 0
-    """Rows beyond the limit."""
+
+    @property
+    def hidden(self) -> int:
+        """How many rows the page leaves out."""
+        return len(self.every) - len(self.rows)
 
     def x(self, ms: float) -> float:
         return round(WIDTH * min(1.0, max(0.0, (ms - self.start) / max(self.end - self.start, 0.001))), 1)
@@ -232,12 +291,15 @@ class Timeline:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Places and labels of the axis."""
-        whole = self.end - self.start
-        return [(WIDTH * part / 4, span(whole * part / 4)) for part in range(5)]
+        """Places in per cent, and labels, of round times on the axis."""
+        length = self.end - self.start
+        steps = ((size * count, size, unit) for unit, size, counts in _TICK_UNITS for count in counts)
+        step, size, unit = next((each for each in steps if length / each[0] <= TICKS_MAX), (length, 86_400_000, "d"))
+        times = [step * number for number in range(1, int(length / step) + 1)]
+        return [(0.0, "0"), *((round(100 * at / length, 1), f"{at / size:g} {unit}") for at in times)]
 
     def row(self, path: str) -> StepRow | None:
-        return next((row for row in self.rows if row.path == path), None)
+        return next((row for row in self.every if row.path == path), None)
 
 
 def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: int = ROWS_MAX) -> Timeline:
@@ -274,7 +336,17 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     _split_runs(rows)
     start = min([created, *(row.started for row in rows if row.started)])
     last = max([end if not view.get("ended") else created, *(row.ended for row in rows)])
-    return Timeline(rows[:most], start, max(last, start + 1), max(0, len(rows) - most))
+    return Timeline(rows, _shown(rows, most), start, max(last, start + 1))
+
+
+def _shown(rows: list[StepRow], most: int) -> list[StepRow]:
+    """Return the rows of a page: those that failed or have not ended before the others, in the order of the tree."""
+    if len(rows) <= most:
+        return rows
+    matter = [row for row in rows if row.status in ("failed", "waiting", "running")][:most]
+    kept = {row.path for row in matter}
+    kept.update(row.path for row in [row for row in rows if row.path not in kept][: most - len(kept)])
+    return [row for row in rows if row.path in kept]
 
 
 def _walk(nodes: Sequence[Json], depth: int = 0) -> Iterator[tuple[int, Json]]:
@@ -345,8 +417,8 @@ def _draw(row: StepRow) -> None:
         row.bars.append(Bar("queue", queued, begun, f"in the queue for {span(begun - queued)}"))
         row.started = min(row.started, queued)
     start = row.node.get("started") or row.started
-    if row.wait is not None and row.kind not in (*_WAITING, "agent"):
-        kind = "retry" if row.wait.get("attempt") else kind
+    if row.wait is not None and row.kind not in _WAITING:
+        kind = _open_kind(row.wait, kind)
     label = f"{row.word} {row.name}, {span(row.ended - start)}"
     row.bars.append(Bar(kind, start, max(row.ended, start), label))
     committed = row.node.get("committed") or 0.0
@@ -359,6 +431,13 @@ def _draw(row: StepRow) -> None:
         row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
 
 
+def _open_kind(wait: Mapping[str, Json], kind: str) -> str:
+    """Return what an open call or run does now: nothing until a handler takes it, or until its next attempt."""
+    if "limit" in wait or wait.get("place") in _QUEUED or wait.get("handler") == "":
+        return "queue"
+    return "retry" if wait.get("attempt") and "handler" not in wait and kind != "agent" else kind
+
+
 def _split_runs(rows: Sequence[StepRow]) -> None:
     """Add to each run's bar what its steps took, in their colours: what is left is its own code, and its commits."""
     below: dict[str, list[StepRow]] = {}
@@ -368,7 +447,19 @@ def _split_runs(rows: Sequence[StepRow]) -> None:
         if row.kind == "agent":
             parts = [bar for each in below.get(row.path, ()) for bar in each.bars if bar.kind in _PARTS]
             at = next((number for number, bar in enumerate(row.bars, 1) if bar.kind == "agent"), 0)
-            row.bars[at:at] = [Bar(bar.kind, bar.start, bar.end) for bar in parts[:SEGMENTS_MAX]]
+            row.bars[at:at] = [bar for kind in _PARTS for bar in _joined([each for each in parts if each.kind == kind])]
+
+
+def _joined(bars: Sequence[Bar]) -> list[Bar]:
+    """Return bars of one kind as at most `SEGMENTS_MAX` ones: those that nearly touch become one."""
+    found: list[Bar] = []
+    gap = (max(bar.end for bar in bars) - min(bar.start for bar in bars)) / SEGMENTS_MAX if bars else 0
+    for bar in sorted(bars, key=lambda bar: bar.start):
+        if found and bar.start - found[-1].end < gap:
+            found[-1] = Bar(bar.kind, found[-1].start, max(bar.end, found[-1].end))
+        else:
+            found.append(Bar(bar.kind, bar.start, bar.end))
+    return found
 
 
 def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, str]]:
@@ -431,7 +522,7 @@ class Failure:
 
 def root_failure(line: Timeline) -> Failure | None:
     """Return the first failure of a failed task; None if no failed step is recorded."""
-    failed = [row for row in line.rows if row.status == "failed" and row.node.get("error")]
+    failed = [row for row in line.every if row.status == "failed" and row.node.get("error")]
     # A run fails when its step does, so the deepest row of the chain below the first run is the cause.
     chain = [row for row in failed if row.path == "r"]
     while chain:
