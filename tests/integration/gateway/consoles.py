@@ -18,11 +18,13 @@ SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-record
 
 
 @asynccontextmanager
-async def console_fleet(server: Server, namespace: str, folder: Path, **environ: str) -> AsyncIterator[Fleet]:
-    """Run the console with the app that has something to show."""
+async def console_fleet(
+    server: Server, namespace: str, folder: Path, app: str = APP, **environ: str
+) -> AsyncIterator[Fleet]:
+    """Run the console, by default with the app that has something to show."""
     given = {"WEFT_HTTP_PORT": "0", **environ}
     async with Fleet(
-        server.url, namespace, folder, replicas=dict.fromkeys(SERVICES, 1), environ=given, app=APP
+        server.url, namespace, folder, replicas=dict.fromkeys(SERVICES, 1), environ=given, app=app
     ) as fleet:
         yield fleet
 

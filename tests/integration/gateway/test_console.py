@@ -27,6 +27,7 @@ POSTS = (
     ("/cancel", OPERATE),
     ("/redrive", OPERATE),
     ("/dead", OPERATE),
+    ("/tools", OPERATE),
     ("/tasks/t/cancel", OPERATE),
     ("/tasks/t/answer", ANSWER),
     ("/tasks/t/send", ANSWER),
@@ -412,3 +413,41 @@ async def test_the_events_of_a_task_are_streamed(valkey: Server, namespace: str,
 
         await until(ended, SECONDS, "the end of the stream")
         assert types.count("event: weft.output.delta") == 3
+
+
+async def test_a_person_calls_a_tool_under_the_hooks_of_its_app(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """An agent of the app makes the call, so its guards deny and ask. It takes the role `operate`, by any way."""
+    async with (
+        console_fleet(valkey, namespace, tmp_path, "tests.apps.tool_app:app", WEFT_HTTP_AUTH="keys") as fleet,
+        http(fleet) as client,
+        http(fleet) as other,
+    ):
+        await login(client, await key_of(fleet))
+        tools = await shown(client, "/agents", "Erase a file.")
+        assert len(tools.all("form", action="/console/tools")) == 2
+
+        async def call(path: str) -> str:
+            fields = {"app": "shed", "tool": "erase", "text.path": path, "whole?.times": "2"}
+            answer = await send(client, "/tools", tools, fields)
+            assert answer.status_code == 303, answer.text
+            return answer.headers["location"].removeprefix("/console").partition("?")[0]
+
+        await shown(client, await call("/tmp/a"), "erased /tmp/a 2 times")
+        await shown(client, await call("/home/a"), "only files under /tmp/ may be erased")
+        kept = await shown(client, await call("/tmp/keep"), "Erase /tmp/keep?")
+        assert "erased" not in kept.text
+        without = await send(client, "/tools", tools, {"app": "shed", "tool": "tidy"})
+        await shown(client, without.headers["location"].removeprefix("/console"), "completed")
+        wrong = await send(client, "/tools", tools, {"app": "shed", "tool": "erase", "input": "[]"})
+        assert (wrong.status_code, "is not a JSON object" in wrong.text) == (422, True)
+
+        key = await key_of(fleet, "--role", SUBMIT, "--role", READ)
+        body = {"agent": "weft.tool.shed", "input": {"tool": "tidy", "arguments": {}}}
+        refused = await other.post("/v1/tasks", json=body, headers={"Authorization": f"Bearer {key}"})
+        assert (refused.status_code, refused.json()["field"]) == (422, "agent")
+        assert "takes the role operate" in refused.json()["detail"]
+        await login(other, key)
+        assert not (await page(other, "/agents")).all("form", action="/console/tools")
+        assert (
+            await send(other, "/tools", await page(other, "/tasks"), {"app": "shed", "tool": "tidy"})
+        ).status_code == 403

@@ -162,6 +162,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "gateway/keys.py",
+        "tool_agents",
+        "if agent.startswith(TOOL_AGENTS) and OPERATE not in self.roles:",
+        "if False:",
+        "a key that may only submit calls no tool by itself",
+        CONSOLE,
+    ),
+    python(
+        "client/task_view.py",
+        "holder_of_tenant",
+        'return task if header is not None and tenant_in(header) == tenant_in(waiting.get(b"h", b"")) else ""',
+        "return task",
+        "a tenant does not see the tasks of others that hold a key",
+        "contracts:calls_shown",
+    ),
+    python(
+        "gateway/keys.py",
         "digest",
         "return key if hmac.compare_digest(key.digest, _digest(text)) else None",
         "return key",

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
 
 from runtime_core.app.app import App, DeclaresRunner
+from runtime_core.declare.declaration import NAME, RetryPolicy, place_of
 from runtime_core.declare.loading import load_object
+from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import ConfigurationError
+from runtime_core.runs.context import AgentContext
+from runtime_core.runs.definition import FunctionAgent
 
 DEFAULT_RUNNER = "runtime_core.integrations.aworld.runner:TaskRunner"
 """By reference, since runners import apps. Only processes that run tasks load it."""
@@ -26,8 +31,25 @@ def load_app(reference: str) -> App:
     # Every app can run a submitted Task.
     runner = load_object("runner", DEFAULT_RUNNER)
     found.add_runner(cast("type[DeclaresRunner]", runner))
+    name = TOOL_AGENTS + found.name
+    if NAME.fullmatch(name) and (found.tools or found.functions.mcp_servers):
+        once = RetryPolicy(attempts=1)  # of the run: the tool has its own
+        found.functions.agents.add(FunctionAgent(name, call_tool, place_of(call_tool, 2), retry=once))
     found.check()
     return found
+
+
+@dataclass
+class ToolCall:
+    """The call that `call_tool` makes."""
+
+    tool: str
+    arguments: dict[str, Any]  # Any: JSON
+
+
+async def call_tool(ctx: AgentContext, call: ToolCall) -> object:
+    """Call a tool for a person. The app's hooks that always run, and the tool's limits, apply as in any agent."""
+    return await ctx.tool(call.tool, **call.arguments)
 
 
 REPLAY_MAX_BYTES = 1024**3

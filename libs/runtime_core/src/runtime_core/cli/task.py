@@ -42,6 +42,7 @@ from runtime_core.cli.output import (
 )
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
 from runtime_core.client.client import Client
+from runtime_core.client.doctor import parked_runs
 from runtime_core.client.task import check_answered, check_sent
 from runtime_core.client.task_view import (
     EVERY_TASK,
@@ -49,7 +50,6 @@ from runtime_core.client.task_view import (
     TaskFilter,
     list_tasks,
     open_questions,
-    parked_runs,
     read_task,
     task_in_store,
     tasks_in_store,

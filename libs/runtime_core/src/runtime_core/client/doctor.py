@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core.base.text import in_bytes
 from runtime_core.bus.admin import MAX_ID_AHEAD_MS, IngressStream
@@ -27,6 +28,10 @@ from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.state_manager.stuck import find_circles, find_stuck, free
 from runtime_core.state_manager.waits import find_lasting_waits
+
+if TYPE_CHECKING:
+    from runtime_core.client.task_view import Row
+    from runtime_core.trajectory.store import TrajectoryStore
 
 CLOCK_SECONDS = 1.0
 """The largest accepted difference of two clocks, in seconds: a larger one shows wrong ages and times."""
@@ -508,3 +513,31 @@ def _place(opened: Installation, bus: EventBus) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
+
+
+# -- parked runs -------------------------------------------------------------------------------------------------
+
+_DIVERGED = re.compile(
+    r"step (\S+) of .*?: the journal has (.*?), but the code now requests (.*): the code has changed", re.DOTALL
+)
+"""The message of a Divergence."""
+_LINE = re.compile(r'  File "([^"]+)", line (\d+), in (.+)\n(?:    (.+))?')
+
+
+async def parked_runs(buses: Sequence[EventBus], namespace: str, task: str, store: TrajectoryStore | None) -> list[Row]:
+    """Return where the code of the task's parked runs differs: `run`, `step`, the calls `recorded` and `now`, and the
+    `line` of the code and its `code`. A part that is not known is empty.
+    """
+    found: list[Row] = []
+    async for letter in DeadLetters(buses).parked(task):
+        error = letter.errors[-1] if letter.errors else letter.error
+        message = str(error.get("message", ""))
+        parts = _DIVERGED.match(message)
+        step, recorded, now = parts.groups() if parts else ("?", "", message)
+        if not recorded.startswith("ctx."):
+            recorded = await store.call_of(namespace, task, letter.run, step) if store is not None else ""
+        frames = _LINE.findall(str(error.get("traceback", "")))
+        file, number, function, code = frames[-1] if frames else ("", "", "", "")
+        line = f"{file}:{number} in {function}" if file else ""
+        found.append({"run": letter.run, "step": step, "recorded": recorded, "now": now, "line": line, "code": code})
+    return found

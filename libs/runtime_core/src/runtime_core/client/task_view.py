@@ -19,7 +19,6 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import tenant_in
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.measures import Fields, served_by_handlers, unpacked
 from runtime_core.state_manager.stuck import hash_at
 from runtime_core.wire.codec import quoted, readable
@@ -103,32 +102,6 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     if lacking := [{"kind": kind, "name": name} for kind, name in dict.fromkeys(wanted) if served.lacks(kind, name)]:
         view["without_handler"] = lacking
     return {**view, "waits_for": waits, "questions": questions}
-
-
-_DIVERGED = re.compile(
-    r"step (\S+) of .*?: the journal has (.*?), but the code now requests (.*): the code has changed", re.DOTALL
-)
-"""The message of a Divergence."""
-_LINE = re.compile(r'  File "([^"]+)", line (\d+), in (.+)\n(?:    (.+))?')
-
-
-async def parked_runs(buses: Sequence[EventBus], namespace: str, task: str, store: TrajectoryStore | None) -> list[Row]:
-    """Return where the code of the task's parked runs differs: `run`, `step`, the calls `recorded` and `now`, and the
-    `line` of the code and its `code`. A part that is not known is empty.
-    """
-    found: list[Row] = []
-    async for letter in DeadLetters(buses).parked(task):
-        error = letter.errors[-1] if letter.errors else letter.error
-        message = str(error.get("message", ""))
-        parts = _DIVERGED.match(message)
-        step, recorded, now = parts.groups() if parts else ("?", "", message)
-        if not recorded.startswith("ctx."):
-            recorded = await store.call_of(namespace, task, letter.run, step) if store is not None else ""
-        frames = _LINE.findall(str(error.get("traceback", "")))
-        file, number, function, code = frames[-1] if frames else ("", "", "", "")
-        line = f"{file}:{number} in {function}" if file else ""
-        found.append({"run": letter.run, "step": step, "recorded": recorded, "now": now, "line": line, "code": code})
-    return found
 
 
 def describe_wait(wait: Row, now_ms: float) -> str:

@@ -99,6 +99,8 @@ RUNTIME_MANIFEST = "actor."
 """The manifest of an agent type of a runtime begins with this, and ends with the type."""
 END_AGENTS = "weft.task-ended."
 """The name of an agent that runs the hooks of ended tasks begins with this."""
+TOOL_AGENTS = "weft.tool."
+"""The name of an agent that makes one call of a tool, for a person, begins with this and ends with the app's name."""
 
 Schema = dict[str, object]
 

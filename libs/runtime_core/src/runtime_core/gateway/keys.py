@@ -26,6 +26,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.settings import SAFE_URL
 from runtime_core.state_manager.publishers import Publisher, checked_name
@@ -88,6 +89,8 @@ class Caller:
 
     def check_agent(self, agent: str) -> None:
         """Raise Rejected for an agent that it may not submit to."""
+        if agent.startswith(TOOL_AGENTS) and OPERATE not in self.roles:
+            raise Rejected("data.agent", f"{agent} calls any tool, so it takes the role {OPERATE}")
         if self.scope is not None:
             self.scope.check_agent(agent)
         elif self.agents is not None and agent not in self.agents:

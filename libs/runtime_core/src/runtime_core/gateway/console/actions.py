@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console.site import HOME, Form, Page, Visit, see
@@ -148,6 +149,7 @@ class Actions:
             Page("POST", f"{task}/answer", self.answer, ANSWER),
             Page("POST", f"{task}/send", self.send, ANSWER),
             Page("POST", f"{task}/fork", self.fork, OPERATE),
+            Page("POST", f"{HOME}/tools", self.call_tool, OPERATE, every_tenant=True),
             Page("POST", f"{task}/redrive", self.redrive, OPERATE),
         ]
 
@@ -156,6 +158,16 @@ class Actions:
             "agent": visit.field("agent"),
             "input": value_of(visit.form),
         }
+        task = await self._access.submit(visit.caller, data, secrets.token_hex(16))
+        return see(f"{HOME}/tasks/{task.task_id}", "started")
+
+    async def call_tool(self, visit: Visit) -> Response:
+        """Start the agent that makes one call of a tool."""
+        arguments = value_of(visit.form)
+        if not isinstance(arguments, dict):
+            raise InvalidInput("input", "is not a JSON object, with the arguments by name")
+        call = {"tool": visit.field("tool"), "arguments": arguments}
+        data: dict[str, object] = {"agent": TOOL_AGENTS + visit.field("app"), "input": call}
         task = await self._access.submit(visit.caller, data, secrets.token_hex(16))
         return see(f"{HOME}/tasks/{task.task_id}", "started")
 
