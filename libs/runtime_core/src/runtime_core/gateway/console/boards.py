@@ -30,6 +30,8 @@ from runtime_core.wire.events import ENDED
 SAMPLE = 500
 """The newest tasks, of which the overview is made: reading all of a million would take minutes."""
 SHOWN = 8
+FAILED = 5
+"""The tasks that failed last, each of which is read with its error."""
 GROUPS_MAX = 100
 LETTERS = 50
 DAYS = {"1": "today", "7": "7 days", "30": "30 days"}
@@ -81,7 +83,8 @@ class Boards:
             more=bool(page.cursor),
             since=min((row["created"] for row in rows), default=now),
             failed=[
-                await self._with_error(visit, row) for row in [row for row in rows if row["status"] == "failed"][:SHOWN]
+                await self._with_error(visit, row)
+                for row in [row for row in rows if row["status"] == "failed"][:FAILED]
             ],
             waiting=await self._access.open_the_longest(visit.caller, SHOWN),
             groups=groups,
