@@ -410,6 +410,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         JSON,
+        "no_candidates_left",
+        "if allowance.candidates > 0 or every or at > end:",
+        "if True:",
+        "strings beyond the checked candidates are hidden without decoding",
+        COST,
+    ),
+    python(
+        JSON,
         "coarse_hit",
         "kept, at = 0, max(0, hit - (size - len(data)))",
         "kept = at = 0",

@@ -27,8 +27,10 @@ FEW_ESCAPES = 1000
 _BYTES_PER_ESCAPE = 128
 """Up to this number of escapes, and one in this number of bytes, replacing them one by one is fastest."""
 
-_HOPS = 6
-"""How many escaped quotes, and backslashes before one, are checked one by one before RE2 scans the rest."""
+_STRINGS_WITH_ESCAPES = 2
+"""How many strings with escapes are skipped one by one before RE2 scans the rest."""
+_HOPS = 8
+"""How many escaped quotes, and backslashes before one, are checked one by one before msgspec reads the string."""
 _BACKSLASH = ord("\\")
 _REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
 _TO_STRING = re2.compile(rb'(?s:[^"]|"(?:[^"\\]|\\.)*")*', bytes_options())
@@ -52,7 +54,7 @@ Edits = list[tuple[int, int, bytes]]
 
 def string_around(data: bytes, at: int, position: int) -> tuple[int, int] | None:
     """Return the span of the string that contains `position`; None if no string does. `at` is between strings."""
-    for _ in range(_HOPS):
+    for _ in range(_STRINGS_WITH_ESCAPES):
         # Up to the first escape, every second quote ends a string.
         escape = data.find(b"\\", at, position)
         until = position if escape < 0 else escape
@@ -288,6 +290,8 @@ class JsonRedaction:
         edits: Edits = []
         if first is None and not every:
             return edits
+        # All strings are found first: if they are too many, none was decoded for nothing.
+        strings: list[tuple[int, int, int, int, int]] = []
         at = 0
         while True:
             if every:
@@ -296,16 +300,22 @@ class JsonRedaction:
                 string = self._found_string(data, at, allowance, first)
                 first = None
             if string is None:
-                return edits
-            start, at, hit = string
-            written = data[start:at]
-            colon = _COLON.match(data, at)
-            edits += self._string(written, start, allowance, depth, hit - start - 1, named=colon is not None)
-            if colon is not None and _names_secret(written):
+                break
+            start, end, hit = string
+            at, value = end, 0
+            if (colon := _COLON.match(data, end)) is not None:
                 value = colon.end()
-                at = string_end(data, value) if data[value : value + 1] == b'"' else value
-                if at - value > 2:
-                    edits.append((value, at, _HIDDEN_VALUE))
+                if _names_secret(data[start:end]):
+                    at = string_end(data, value) if data[value : value + 1] == b'"' else value
+            strings.append((start, end, hit, value, at))
+        for start, end, hit, value, at in strings:
+            if allowance.candidates > 0 or every or at > end:
+                edits += self._string(data[start:end], start, allowance, depth, hit - start - 1, named=value > 0)
+            else:
+                edits.append((start, end, _HIDDEN_VALUE))
+            if at - value > 2 and at > end:
+                edits.append((value, at, _HIDDEN_VALUE))
+        return edits
 
     def _any_string(self, data: bytes, at: int, allowance: _Allowance) -> tuple[int, int, int] | None:
         """Return the next string, and where in it to begin the search. `at` is between strings."""
