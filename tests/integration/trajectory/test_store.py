@@ -289,6 +289,13 @@ async def test_tasks_are_listed_from_the_latest_end_on_in_pages(store: Trajector
     assert paged == latest
     assert [e.task for e in await store.tasks("weft", status="failed")] == ["t-6", "t-4", "t-2", "t-0"]
     assert await store.tasks("weft", agent="writer") == [ends[-1]]
+    created = sorted(each.created for each in ends)
+    for since in (0.0, *created):
+        for until in (*created, float("inf")):
+            spanned = await store.tasks("weft", since_ms=since, until_ms=until)
+            assert [each.task for each in spanned] == [
+                name for name in latest if since <= next(each.created for each in ends if each.task == name) < until
+            ]
     with pytest.raises(InvalidInput, match="before"):
         await store.tasks("weft", before="gone")
 

@@ -102,17 +102,19 @@ def _of_postgres(node: dict[str, Any]) -> list[Read]:
 @pytest.mark.parametrize(
     ("queries", "expected"),
     [
-        # An export: first the tasks, if they are few, then their steps. No index has the status.
+        # An export: first the tasks, if they are few, then their steps.
         (lambda s: s.steps("weft", agent="agent-7"), [by("agent", "agent"), STEPS_OF_TASKS]),
         (lambda s: s.steps("weft", session="session-7"), [by("session", "session"), STEPS_OF_TASKS]),
         (lambda s: s.steps("weft", since=LATE), [by("end", "ended"), STEPS_OF_TASKS]),
         (lambda s: s.steps("weft", agent="agent-77", since=LATE), [by("agent", "agent", "ended"), STEPS_OF_TASKS]),
         (lambda s: s.steps("weft", agent="agent-7", prefix="acme."), [by("agent", "agent"), STEPS_OF_TASKS]),
-        (lambda s: s.steps("weft", status="failed"), [("", {"namespace"}), STEPS_OF_TASKS]),
+        (lambda s: s.steps("weft", status="failed"), [by("status", "status"), STEPS_OF_TASKS]),
         (lambda s: s.steps("weft", prefix="acme.t-77"), [STEPS_OF_TASKS]),
         (lambda s: s.steps("weft", tasks=["acme.t-7", "acme.t-8"]), [STEPS_OF_TASKS]),
         (lambda s: s.tasks("weft"), [by("end")]),
-        (lambda s: s.tasks("weft", status="failed"), [by("end")]),
+        (lambda s: s.tasks("weft", status="failed"), [by("status", "status")]),
+        (lambda s: s.tasks("weft", status="completed"), [by("end")]),
+        (lambda s: s.tasks("weft", since_ms=LATE.timestamp() * 1000), [by("end", "ended")]),
         (lambda s: s.tasks("weft", agent="agent-7"), [by("agent", "agent")]),
         (lambda s: s.tasks("weft", session="session-7"), [by("session", "session")]),
         (lambda s: s.tasks("weft", before="acme.t-4000"), [TASKS_BY_ID, by("end", "ended", "task")]),

@@ -106,6 +106,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "trajectory/store.py",
+        "failed_by_index",
+        "        wanted.append(ends.status != literal_column(\"'completed'\"))  # as in the condition of the index\n",
+        "        pass\n",
+        "a list of failed tasks does not read all tasks",
+        PLANS,
+    ),
+    python(
+        "trajectory/store.py",
+        "since_by_index",
+        "query.where(tasks.created >= since_ms, tasks.ended >= since_ms)",
+        "query.where(tasks.created >= since_ms)",
+        "a list of the last hour does not read all tasks",
+        PLANS,
+    ),
+    python(
+        "trajectory/store.py",
         "usage_incomplete",
         "complete &= (await connection.execute(not_summed)).first() is None",
         "pass",

@@ -518,15 +518,14 @@ async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFil
     """Return ended tasks, the newest first. The store does not know the keys of tasks."""
     found: list[Row] = []
     before: str | None = None
-    page = limit if not (wanted.since_ms or wanted.until_ms < math.inf) else 500
-    for _ in range(0, 0 if wanted.key or wanted.version else MAX_SCANNED, page):
+    for _ in range(0, 0 if wanted.key or wanted.version else MAX_SCANNED, limit):
         ends = await store.tasks(
             namespace, status=wanted.status or None, agent=wanted.agent or None, session=wanted.session or None,
-            limit=page, before=before,
+            since_ms=wanted.since_ms, until_ms=wanted.until_ms, limit=limit, before=before,
         )  # fmt: skip
         rows = [{"task_id": end.task, **of_end(end)} for end in ends]
         found += [row for row in rows if wanted.matches(row)]
-        if len(ends) < page or len(found) >= limit:
+        if len(ends) < limit or len(found) >= limit:
             break
         before = ends[-1].task
     return found[:limit]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self, TypedDict, cast
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, Select, and_, func, literal_column, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
@@ -113,6 +114,14 @@ async def _still_used(connection: AsyncConnection, namespace: str, digests: Iter
 def _begins_with(task: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
     # A range, so that the key serves it: ids sort by bytes.
     return and_(task >= prefix, task < prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
+def _has_status(status: str) -> list[ColumnElement[bool]]:
+    ends = tables.TASKS.c
+    wanted: list[ColumnElement[bool]] = [ends.status == status]
+    if status != "completed":
+        wanted.append(ends.status != literal_column("'completed'"))  # as in the condition of the index
+    return wanted
 
 
 def _start_of_day(moment: datetime, *, up: bool) -> datetime:
@@ -235,21 +244,28 @@ class TrajectoryStore:
         status: str | None = None,
         agent: str | None = None,
         session: str | None = None,
+        since_ms: float = 0.0,
+        until_ms: float = math.inf,
         limit: int = 50,
         before: str | None = None,
     ) -> list[TaskEnd]:
-        """Return ended tasks, the latest end first.
+        """Return ended tasks, the latest end first. `since_ms` and `until_ms` bound when they were created.
 
         `before` is the id of the last task of the previous page: only tasks that ended earlier are returned.
         """
         tasks = tables.TASKS.c
         query = select(tables.TASKS).where(tasks.namespace == namespace)
         if status is not None:
-            query = query.where(tasks.status == status)
+            query = query.where(*_has_status(status))
         if agent is not None:
             query = query.where(tasks.agent == agent)
         if session is not None:
             query = query.where(tasks.session == without_nul(session))
+        if since_ms > 0:
+            # An index has the end, which comes after.
+            query = query.where(tasks.created >= since_ms, tasks.ended >= since_ms)
+        if until_ms < math.inf:
+            query = query.where(tasks.created < until_ms)
         query = query.order_by(tasks.ended.desc(), tasks.task.desc()).limit(limit)
         with translated("the tasks were not read"):
             async with self._engine.connect() as connection:
@@ -289,7 +305,7 @@ class TrajectoryStore:
         if prefix:
             wanted.append(_begins_with(tables.STEPS.c.task, prefix))
         if status is not None:
-            of_ends.append(ends.status == status)
+            of_ends += _has_status(status)
         if agent is not None:
             of_ends.append(ends.agent == agent)
         if session is not None:

@@ -130,6 +130,16 @@ TASKS = Table(
     Index("weft_tasks_by_end", "namespace", "ended", "task"),
     Index("weft_tasks_by_session", "namespace", "session", "ended", "task"),
     Index("weft_tasks_by_agent", "namespace", "agent", "ended", "task"),
+    # Most tasks complete. Those that did not are looked for, and the others cost nothing here.
+    Index(
+        "weft_tasks_by_status",
+        "namespace",
+        "status",
+        "ended",
+        "task",
+        postgresql_where=text("status <> 'completed'"),
+        sqlite_where=text("status <> 'completed'"),
+    ),
     Index(
         "weft_tasks_not_summed",
         "namespace",
