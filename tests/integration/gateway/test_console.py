@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.gateway.console.boards import SAMPLE
 from runtime_core.gateway.keys import ANSWER, OPERATE, READ, ROLES, SUBMIT
 from tests.fleet import Fleet, until
@@ -440,6 +441,15 @@ async def test_a_person_calls_a_tool_under_the_hooks_of_its_app(valkey: Server, 
         await shown(client, without.headers["location"].removeprefix("/console"), "completed")
         wrong = await send(client, "/tools", tools, {"app": "shed", "tool": "erase", "input": "[]"})
         assert (wrong.status_code, "is not a JSON object" in wrong.text) == (422, True)
+
+        # The tools of an MCP server are in a manifest of their own; an agent of the app calls them, too.
+        async with Client.connect(valkey.url, namespace=namespace) as program:
+            bus = program.buses[0]
+            files = Manifest("shed/mcp/files", "0", tools={"files.read": ToolEntry()}).to_json()
+            await bus.transport.call("HSET", bus.keys.manifests, "shed/mcp/files", files)
+        served = await shown(client, "/agents", "files.read")
+        assert served.all("input", name="tool", value="files.read")
+        assert len(served.all("input", name="app", value="shed")) == 3
 
         key = await key_of(fleet, "--role", SUBMIT, "--role", READ)
         body = {"agent": "weft.tool.shed", "input": {"tool": "tidy", "arguments": {}}}

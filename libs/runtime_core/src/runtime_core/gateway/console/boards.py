@@ -14,7 +14,7 @@ from runtime_core.bus.connection import fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import server_info
 from runtime_core.client.task_view import EVERY_TASK, Row
-from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.manifest import TOOL_AGENTS, Manifest
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access, UsageBy
 from runtime_core.gateway.console import views
@@ -195,6 +195,9 @@ class Boards:
             visit,
             "agents.html",
             apps=sorted(manifests, key=lambda each: each.app),
+            callers={
+                name[len(TOOL_AGENTS) :] for each in manifests for name in each.agents if name.startswith(TOOL_AGENTS)
+            },
             handlers=await _handlers(bus),
             fields_of=fields_of,
         )
