@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jinja2
 import pytest
 
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, fields_of, value_of
+from runtime_core.gateway.console.site import FOLDER
 
 SCHEMA = {
     "type": "object",
@@ -235,6 +237,17 @@ def test_equal_waits_are_one_line() -> None:
     assert views.reason(view, NOW + 5_000).endswith("taken it yet, and 1 more")
     assert views.reason({**view, "questions": [{"prompt": "Which?"}]}, NOW) == "asks a person: Which?"
     assert views.reason(OPEN, NOW) == "waiting"
+
+
+def test_a_long_error_is_short_until_it_is_opened() -> None:
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
+    templates.filters |= views.FILTERS
+    text = templates.get_template("macros.html").module.failure_text  # type: ignore[attr-defined]  # a macro
+    first, _, whole = str(text({"type": "E", "message": "<long> " * 1_500})).partition("<details")
+    assert len(first) < 1_000 < 10_000 < len(whole)
+    assert "10,500 characters" in whole
+    assert "<long>" not in first + whole
+    assert "details" not in text({"type": "E", "message": "short"})
 
 
 def test_spans_for_little_room() -> None:
