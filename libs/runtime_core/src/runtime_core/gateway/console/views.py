@@ -488,8 +488,8 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
             )
             if bar.kind == kind
         ]
-        length = _length([*taken, *own]) - _length(taken)
-        taken += own
+        before, taken = _length(taken), _union([*taken, *own])
+        length = _length(taken) - before
         if length >= LEAST_MS:
             found.append((word, length, kind))
     rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
@@ -498,14 +498,20 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
     return found
 
 
-def _length(parts: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals."""
-    whole, last = 0.0, float("-inf")
+def _union(parts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the intervals that cover the same times, in order and apart."""
+    found: list[tuple[float, float]] = []
     for start, end in sorted(parts):
-        if end > last:
-            whole += end - max(start, last)
-            last = end
-    return whole
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def _length(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the length of intervals that are apart."""
+    return sum(max(0.0, end - start) for start, end in parts)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------
