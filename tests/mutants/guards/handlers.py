@@ -517,6 +517,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/integrations/actors:actor",
     ),
     python(
+        "errors.py",
+        "ctrl_c",
+        "    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:\n        raise error\n",
+        "",
+        "Ctrl-C of a person ends the program, whatever code it interrupts",
+        "unit/declare:tool",
+    ),
+    python(
         "integrations/actors/actor.py",
         "exit",
         "            if isinstance(error, SystemExit):\n",

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import math
+import signal
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,7 +26,7 @@ from typing_extensions import TypedDict
 from runtime_core.app.app import App
 from runtime_core.declare.schema import encode
 from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
-from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
+from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, error_of_exit
 
 
 class Filter(BaseModel):
@@ -352,6 +353,14 @@ def _exits_plainly() -> None:
     raise SystemExit(3)
 
 
+async def _interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupts_plainly() -> None:
+    raise KeyboardInterrupt
+
+
 async def _cancels_itself() -> None:
     raise asyncio.CancelledError
 
@@ -364,6 +373,8 @@ def _stops_iteration() -> None:
     ("function", "message"),
     [
         (_exits, r"tool 'it' called sys\.exit\(3\)"),
+        (_interrupts, "tool 'it' raised KeyboardInterrupt"),
+        (_interrupts_plainly, "tool 'it' raised KeyboardInterrupt"),
         (_exits_plainly, r"tool 'it' called sys\.exit\(3\)"),
         (_cancels_itself, "tool 'it' raised CancelledError, but was not cancelled"),
         (_stops_iteration, "tool 'it' raised StopIteration"),
@@ -374,6 +385,15 @@ async def test_ends_that_would_harm_the_caller_become_errors(
 ) -> None:
     with pytest.raises(RuntimeError, match=message):
         await call(function)
+
+
+def test_ctrl_c_of_a_person_is_not_swallowed() -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            error_of_exit("the code", KeyboardInterrupt())
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 async def test_progress_from_a_thread_is_reported_on_the_loop(

@@ -49,6 +49,7 @@ def raising(error: BaseException) -> Code:
         (KeyError("k"), ("KeyError", "'k'", True, None, False, False)),
         (asyncio.CancelledError(), ("CancelledError", "by itself", True, None, False, False)),
         (SystemExit(3), ("RuntimeError", "sys.exit(3)", True, None, False, False)),
+        (KeyboardInterrupt(), ("RuntimeError", "raised KeyboardInterrupt", True, None, False, False)),
     ],
 )
 async def test_an_exception_becomes_a_value(error: BaseException, expected: tuple[object, ...]) -> None:

@@ -35,6 +35,7 @@ WeftError                     base of all errors that Weft raises on purpose; th
 
 from __future__ import annotations
 
+import signal
 from datetime import timedelta
 
 
@@ -147,6 +148,18 @@ class BlockedEventLoop(WeftError):
         super().__init__(message)
         self.repeatable = repeatable
         """False: it kept Python's global lock for a lease, which silences each process that tries it."""
+
+
+def error_of_exit(what: str, error: SystemExit | KeyboardInterrupt) -> RuntimeError:
+    """Return an error in place of one that would end the event loop, and with it all other runs of the process.
+
+    Raises KeyboardInterrupt if Python's own handler of SIGINT is in place, since a person may have pressed Ctrl-C.
+    """
+    if isinstance(error, SystemExit):
+        return RuntimeError(f"{what} called sys.exit({error.code!r})")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        raise error
+    return RuntimeError(f"{what} raised KeyboardInterrupt")
 
 
 class LoopInterrupt(BaseException):

@@ -18,7 +18,7 @@ from runtime_core.declare.declaration import Limit, Place, RetryPolicy, checked_
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
-from runtime_core.errors import LoopInterrupt
+from runtime_core.errors import LoopInterrupt, error_of_exit
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.wire.step import NOTHING_USED, Usage, total_usage
 
@@ -206,8 +206,8 @@ async def run_limited(
         raise RuntimeError(f"{what} raised CancelledError, but was not cancelled") from None
     except LoopInterrupt as interrupt:
         raise interrupt.blocked() from None
-    except SystemExit as error:
-        raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise error_of_exit(what, error) from None
 
 
 async def run_in_thread(
@@ -242,8 +242,8 @@ def _guarded(what: str, function: Callable[[], object]) -> object:
         return function()
     except StopIteration as error:  # a future cannot hold StopIteration: the call would never end
         raise RuntimeError(f"{what} raised StopIteration") from error
-    except SystemExit as error:  # SystemExit would end the waiting loop
-        raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the waiting loop
+        raise error_of_exit(what, error) from None
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.settle import failure_of
-from runtime_core.errors import LoopInterrupt, WeftError
+from runtime_core.errors import LoopInterrupt, WeftError, error_of_exit
 from runtime_core.runs.journal import StepOfRun
 from runtime_core.telemetry.logs import HANDLED
 
@@ -445,6 +445,5 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results 
         return await coroutine
     except LoopInterrupt as interrupt:
         raise interrupt.blocked() from None
-    except SystemExit as error:
-        # It would end the event loop, and with it all other runs of the process.
-        raise RuntimeError(f"the agent's function called sys.exit({error.code!r})") from None
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise error_of_exit("the agent's function", error) from None

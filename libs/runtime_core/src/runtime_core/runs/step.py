@@ -27,6 +27,7 @@ from runtime_core.errors import (
     ReceiveTimeout,
     StepError,
     ToolError,
+    error_of_exit,
 )
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
@@ -273,6 +274,8 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         except (Exception, SystemExit) as error:
             # SystemExit, too: it would end the process with all its other runs.
             failure = error
+        except KeyboardInterrupt as error:
+            failure = error_of_exit(f"{self.kind} {self.name!r}", error)
         # The body may have misused the context, which ends the run.
         run.flow.check_going()
         if failure is None:
