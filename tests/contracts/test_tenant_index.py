@@ -1,7 +1,8 @@
-"""A tenant's list reads its own index, so it costs the same however many tasks others have."""
+"""Lists of a tenant's tasks and of open tasks read their own indexes: their cost does not depend on other tasks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -49,6 +50,26 @@ async def test_a_tenants_list_passes_no_task_of_others(broker: Broker, bus: Even
     await broker.call("ZREM", broker.keys.index, "acme.1")
     assert await listed(bus, "acme") == ["acme.1"]
     assert await listed(bus, "nobody") == []
+
+
+async def test_a_list_of_open_tasks_passes_no_ended_one(broker: Broker, bus: EventBus) -> None:
+    for task in ("acme.1", "acme.2", "plain"):
+        await start(broker, bus, task, "acme" if task != "plain" else "")
+    await fill_index(broker, [f"ended-{number}" for number in range(MAX_SCANNED + 1)])
+    # `plain` was reopened later.
+    created = float(cast(bytes, await broker.call("ZSCORE", broker.keys.open_tasks, "plain")))
+    await broker.call("ZADD", broker.keys.open_tasks, int(created) + HOUR_MS, "plain")
+    for tenant, expected in (("", ["plain", "acme.2", "acme.1"]), ("acme", ["acme.2", "acme.1"])):
+        for until in (math.inf, created + HOUR_MS):
+            found, cursor = [], ""
+            for _ in expected:
+                wanted = TaskFilter(status="accepted", tenant=tenant, until_ms=until)
+                page = await list_tasks([bus], wanted, 1, cursor)
+                found += [row["task_id"] for row in page.tasks]
+                cursor = page.cursor
+            assert sorted(found, reverse=True) == expected
+            assert found[:1] == expected[:1] or tenant, "the one that was opened last"
+            assert cursor == ""
 
 
 async def test_a_task_without_tenant_has_no_place_but_in_the_shared_index(broker: Broker, bus: EventBus) -> None:

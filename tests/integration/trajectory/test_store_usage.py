@@ -184,6 +184,10 @@ async def test_usage_that_no_index_can_hold_stops_nothing(store: TrajectoryStore
     assert [each.task for each in await store.tasks("weft")] == ["t", "ü" * 120 + ".t", "u"]
     assert await store.unreadable("weft") == []
     assert len(await sums(store, "agent", "model")) == 2
+    # The same amounts again: their sum is larger than any number.
+    await store.write("weft", 0, 1, [entry("2-0", "v", *rows, ends=end("v", agent="é" * 5_000, ended=1e20))])
+    await store.write("weft", 0, 1, [entry("2-1", "w", *rows, ends=end("w", agent="é" * 5_000, ended=1e20))])
+    assert len(await store.tasks("weft")) == 5
 
 
 async def older(store: TrajectoryStore, database: Database, tasks: int) -> None:

@@ -105,6 +105,22 @@ MUTANTS: tuple[Mutant, ...] = (
         USAGE,
     ),
     python(
+        "client/task_view.py",
+        "open_index",
+        "if self.wanted.status and self.wanted.status not in ENDED:",
+        "if False:",
+        "a list of open tasks passes no ended ones",
+        "contracts:tenant_index",
+    ),
+    python(
+        "client/task_view.py",
+        "open_until",
+        "else self.bus.keys.open_tasks, math.inf\n",
+        "else self.bus.keys.open_tasks, until\n",
+        "a task that was reopened is listed by when it was created",
+        "contracts:tenant_index",
+    ),
+    python(
         "trajectory/store.py",
         "failed_by_index",
         "        wanted.append(ends.status != literal_column(\"'completed'\"))  # as in the condition of the index\n",

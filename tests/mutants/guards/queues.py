@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "client/task_view.py",
         "tenant_index",
-        "            index = self.bus.keys.index_of(self.wanted.tenant)\n",
+        "            index = self.bus.keys.index_of(tenant)\n",
         "            pass\n",
         "a tenant's list reads its own index",
         TENANT_INDEX,
@@ -99,8 +99,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "client/task_view.py",
         "tenant_index_is_whole",
-        "if self.wanted.tenant and await self.bus.is_listed_by_tenant():",
-        "if self.wanted.tenant:",
+        "        elif tenant and await self.bus.is_listed_by_tenant():",
+        "        elif tenant:",
         "tasks of an earlier release are listed",
         TENANT_INDEX,
     ),

@@ -92,7 +92,7 @@ class Keys:
 
     @property
     def open_tasks(self) -> str:
-        """Open tasks by their start time: a sorted set, for metrics."""
+        """Open tasks by the time of their start, or of being reopened: a sorted set, for metrics and lists."""
         return self.base + "open"
 
     @property

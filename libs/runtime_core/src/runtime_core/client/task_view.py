@@ -423,11 +423,14 @@ class _Scan:
         least = together if self.wanted != EVERY_TASK else min(limit + 1, together)
         scanned, together = 0, least
         last, prefix = self.after, self.wanted.prefix.encode()
-        index = self.bus.keys.index
-        if self.wanted.tenant and await self.bus.is_listed_by_tenant():
-            index = self.bus.keys.index_of(self.wanted.tenant)
-        latest = "+inf" if self.wanted.until_ms == math.inf else f"({self.wanted.until_ms:.0f}"
-        if last is not None and last[0] < self.wanted.until_ms:
+        index, tenant, until = self.bus.keys.index, self.wanted.tenant, self.wanted.until_ms
+        if self.wanted.status and self.wanted.status not in ENDED:
+            # They are few among those that have ended. A task that was reopened is listed by that time.
+            index, until = self.bus.keys.open_tasks_of(tenant) if tenant else self.bus.keys.open_tasks, math.inf
+        elif tenant and await self.bus.is_listed_by_tenant():
+            index = self.bus.keys.index_of(tenant)
+        latest = "+inf" if until == math.inf else f"({until:.0f}"
+        if last is not None and last[0] < until:
             latest = str(last[0])
         while scanned < most and len(self.found) < limit and not (scanned and time.monotonic() > deadline):
             # From the millisecond of the last task, not by a number of tasks: those may go while this reads.
