@@ -517,6 +517,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/integrations/actors:actor",
     ),
     python(
+        "declare/tool.py",
+        "no_exception",
+        "    except BaseException as error:  # the caller",
+        "    except LookupError as error:  # the caller",
+        "a call of a tool ends, whatever the tool raises",
+        "unit/declare:tool",
+    ),
+    python(
         "errors.py",
         "ctrl_c",
         "    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:\n        raise error\n",

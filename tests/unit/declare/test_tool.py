@@ -361,6 +361,14 @@ def _interrupts_plainly() -> None:
     raise KeyboardInterrupt
 
 
+async def _raises_no_exception() -> None:
+    raise BaseException("b")
+
+
+def _raises_no_exception_plainly() -> None:
+    raise BaseException("b")
+
+
 async def _cancels_itself() -> None:
     raise asyncio.CancelledError
 
@@ -373,6 +381,8 @@ def _stops_iteration() -> None:
     ("function", "message"),
     [
         (_exits, r"tool 'it' called sys\.exit\(3\)"),
+        (_raises_no_exception, "tool 'it' raised BaseException, which is no Exception"),
+        (_raises_no_exception_plainly, "tool 'it' raised BaseException, which is no Exception"),
         (_interrupts, "tool 'it' raised KeyboardInterrupt"),
         (_interrupts_plainly, "tool 'it' raised KeyboardInterrupt"),
         (_exits_plainly, r"tool 'it' called sys\.exit\(3\)"),

@@ -208,6 +208,10 @@ async def run_limited(
         raise interrupt.blocked() from None
     except (SystemExit, KeyboardInterrupt) as error:
         raise error_of_exit(what, error) from None
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:  # the caller looks for an Exception: the call would never end
+        raise RuntimeError(f"{what} raised {type(error).__name__}, which is no Exception") from error
 
 
 async def run_in_thread(
