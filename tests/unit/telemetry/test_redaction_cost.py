@@ -332,7 +332,7 @@ class Counted:
 @pytest.mark.parametrize(
     "value",
     [
-        [{"note": "{" * 40_000 + " sk-abcd" * 12}] * 20,
+        [{"note": "words " * 15_000, "keys": ["sk-abcd" + "x" * 2000] * 10}] * 20,
         {f"note {n}": ["words " * 2000 + " sk-abcd" * 20] for n in range(20)},
         ["words\n" * 50_000 + KEY],
         [json.dumps(["words\n" * 20_000 + KEY])],
