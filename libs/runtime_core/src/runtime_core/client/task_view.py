@@ -146,17 +146,14 @@ def _limit_of(limit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Retry:
-    """A delivery that is waiting for its next attempt, or its first one for its tenant's turn."""
+    """A delivery that is waiting for its next attempt."""
 
     name: str
     attempt: int
     due: int
     errors: list[Row]
-    in_turn: bool
 
     def fields(self) -> Row:
-        if self.in_turn:
-            return {"name": self.name, "place": "queue"}
         return {"name": self.name, "attempt": self.attempt, "due": self.due, "errors": self.errors}
 
 
@@ -236,7 +233,7 @@ async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
         if due is not None and fields:
             header = _lines(fields)
             errors = msgspec.json.decode(fields[b"e"]) if b"e" in fields else []
-            found[header[3]] = _Retry(header[4], int(header[6] or 0), due, errors, b"|~" in name)
+            found[header[3]] = _Retry(header[4], int(header[6] or 0), due, errors)
     return found
 
 

@@ -38,11 +38,8 @@ local function store_task(base, task, stream, agent, key, data, context, from, e
   list_start(base, task, created)
   redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', RUN.current, entry, RUN.input, data, RUN.header,
     stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
-  local flags = traced_flag(entry == 'retry' and FLAG.timers or '', context)
-  if context == '' then
-    if flags ~= '' then redis.call('HSET', base .. 'task:' .. task, TASK.flags, flags) end
-    return
-  end
+  if context == '' then return end
+  local flags = traced_flag('', context)
   if flags ~= '' then
     redis.call('HSET', base .. 'task:' .. task, RUN.context, context, TASK.flags, flags)
   else
