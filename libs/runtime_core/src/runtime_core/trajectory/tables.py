@@ -424,6 +424,8 @@ REPORTED = ("task", "place", "attempt", "kind", "name", "usage", "attributes")
 _places = {column.name: place for place, column in enumerate(STEPS.columns)}
 _usage_of_row = itemgetter(*(_places[name] for name in REPORTED))
 _USAGE_AT = _places["usage"]
+_has_usage = itemgetter(_USAGE_AT)
+"""None if a row reports no usage."""
 
 
 def usage_report(kind: str, name: str, usage: str, attributes: str | None) -> tuple[str, dict[str, float]]:
@@ -458,7 +460,7 @@ def usage_changes(
     old: _Reports = defaultdict(dict)
     for report in stored:
         old[report[0]][report[1:3]] = report
-    if not old and all(row[_USAGE_AT] is None for row in rows.steps):
+    if not old and not any(map(_has_usage, rows.steps)):
         return []
     before = {end[0]: end for end in ends}
     after = before.copy()

@@ -154,13 +154,15 @@ def _values(table: Table) -> list[str]:
 _places = {column.name: place for place, column in enumerate(tables.STEPS.columns)}
 _rare_of = itemgetter(*(_places[name] for name in tables.RARE))
 _of_plain = itemgetter(*(_places[name] for name in _PLAIN))
+_task_of = itemgetter(1)
 _NO_RARE = (None,) * len(tables.RARE)
 
 
 def _tasks_of(rows: BatchRows) -> tuple[set[Value], set[Value]]:
     """Return the tasks that a batch ends, and all tasks that it has rows of."""
-    ended = {row[1] for row in rows.tasks}
-    return ended, ended.union(row[1] for row in rows.steps)
+    # Not in Python, which calls a generator for each row.
+    ended = set(map(_task_of, rows.tasks))
+    return ended, ended.union(map(_task_of, rows.steps))
 
 
 class PostgresWriter:
