@@ -193,6 +193,14 @@ MUTANTS: tuple[Mutant, ...] = (
         KEYS,
     ),
     python(
+        "app/loading.py",
+        "loaded_twice",
+        "if name not in found.agents and NAME",
+        "if NAME",
+        "a process may load its app twice",
+        "integration/integrations/aworld/engines:packing",
+    ),
+    python(
         "gateway/keys.py",
         "tool_agents",
         "if agent.startswith(TOOL_AGENTS) and OPERATE not in self.roles:",

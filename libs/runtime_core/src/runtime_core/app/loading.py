@@ -32,7 +32,8 @@ def load_app(reference: str) -> App:
     runner = load_object("runner", DEFAULT_RUNNER)
     found.add_runner(cast("type[DeclaresRunner]", runner))
     name = TOOL_AGENTS + found.name
-    if NAME.fullmatch(name) and (found.tools or found.functions.mcp_servers):
+    # A process may load its app twice.
+    if name not in found.agents and NAME.fullmatch(name) and (found.tools or found.functions.mcp_servers):
         once = RetryPolicy(attempts=1)  # of the run: the tool has its own
         found.functions.agents.add(FunctionAgent(name, call_tool, place_of(call_tool, 2), retry=once))
     found.check()
