@@ -62,7 +62,7 @@ class OutputLimits:
 
 
 OWN_PLACES = "e"
-"""The end of a branch's name if its pieces take no places among its steps, as in runs that an older release began."""
+"""The end of a branch's name. Without it, an older release began the output, and pieces take places among the steps."""
 
 
 class PieceStep(StepOfRun, Protocol):
