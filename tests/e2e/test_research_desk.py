@@ -133,6 +133,12 @@ def processes_of(data_dir: Path) -> dict[str, int]:
     return found
 
 
+def without_hints(errors: str) -> str:
+    """Leave out that the task waits for the agents: on a busy machine they start so late that the desk says it."""
+    hint = "no agent-handler has published its agents yet"
+    return "".join(line for line in errors.splitlines(keepends=True) if hint not in line)
+
+
 def wait_for(process: subprocess.Popen[str], text: str) -> str:
     """Read lines until one contains the text. Return the lines."""
     assert process.stdout is not None
@@ -175,7 +181,7 @@ def test_it_cites_the_lines_that_speak_of_the_topic_and_shows_how_it_went(
 ) -> None:
     folder, done = undisturbed
     assert processes_of(folder) == {}
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_hints(done.stderr)) == (0, "")
     report = report_of(done.stdout)
     assert report.startswith(f"# {TOPIC}\n")
     assert "consumers adopt its deliveries, and count them once more. [" in report
@@ -203,13 +209,13 @@ def test_the_same_question_gets_the_same_answer(
 
 def test_a_topic_that_nothing_speaks_of_gets_a_polite_report(docs: Path, data_dir: Path) -> None:
     done = run(data_dir, "--docs", str(docs), "--topic", "zebras")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_hints(done.stderr)) == (0, "")
     assert "Nothing found: " in report_of(done.stdout)
 
 
 def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp_path: Path) -> None:
     done = run(data_dir, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_hints(done.stderr)) == (0, "")
     cited = citations_of(report_of(done.stdout))
     assert len(cited) > 2
     assert all((ROOT / file).suffix == ".md" for file, _ in cited)
@@ -217,7 +223,7 @@ def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp
 
 def test_an_engine_finds_in_a_large_collection_what_the_tools_find(data_dir: Path) -> None:
     done = run(data_dir, "--passages", "1500", "--engine", "local")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_hints(done.stderr)) == (0, "")
     assert "15 documents in 15 shards" in done.stdout
     assert "15 of 15 shards searched" in done.stdout
     assert completed(done.stdout, "engine find_in_shard")
@@ -238,7 +244,7 @@ def test_services_that_are_killed_in_the_middle_change_nothing(docs: Path, data_
             os.kill(processes[service], signal.SIGKILL)
         rest, errors = process.communicate(timeout=LIMIT_SECONDS)
 
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, without_hints(errors)) == (0, "")
     assert report_of(output + rest) == report
     assert sorted(re.findall(r"shard (\d) searched", rest)) == ["1", "2", "3"]
     assert "not complete" not in rest
@@ -251,7 +257,7 @@ def test_it_uses_the_broker_that_is_named_under_its_own_namespace(
 ) -> None:
     arguments = ("--docs", str(docs), "--topic", TOPIC)
     done = run(data_dir, *arguments, WEFT_REDIS_URL=valkey.url, WEFT_NAMESPACE=namespace)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_hints(done.stderr)) == (0, "")
     assert CITED in report_of(done.stdout)
     assert not (data_dir / "valkey").exists()
 
@@ -273,7 +279,7 @@ def test_a_model_plans_the_search_and_writes_where_one_is_named(
     variables: dict[str, Any] = {"DESK_MODEL": "openai-chat:gpt-test", **openai_server.environ}
     done = run(data_dir, "--docs", str(docs), "--topic", TOPIC, **variables)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_hints(done.stderr)) == (0, "")
     report = report_of(done.stdout)
     assert report.startswith(f"# {TOPIC}\n")
     assert report.count("The other consumers adopt them [1].") == 1
@@ -300,7 +306,7 @@ def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
         wait_for(process, " documents in ")
         os.kill(processes_of(data_dir)["agent_handler"], signal.SIGKILL)
         rest, errors = process.communicate(timeout=LIMIT_SECONDS)
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, without_hints(errors)) == (0, "")
     assert "The other consumers adopt them [1]." in rest
     assert openai_server.counts().complete == 2
 
@@ -351,10 +357,7 @@ def test_a_signal_ends_it_and_all_that_it_started(docs: Path, data_dir: Path, nu
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == status
-    # On a busy machine the agents may start so late that the desk says that its task waits for them.
-    *waits, last = errors.splitlines()
-    assert last == "stopped; the task continues at the next start"
-    assert all("no agent-handler has published its agents yet" in line for line in waits), errors
+    assert without_hints(errors) == "stopped; the task continues at the next start\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent's death")

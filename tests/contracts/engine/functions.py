@@ -41,6 +41,11 @@ def count_begun(folder: str) -> int:
     return len([path for path in Path(folder).iterdir() if path.name.startswith("begun-") and not path.suffix])
 
 
+def count_counted(folder: str) -> int:
+    """Return how many calls of `hold_and_count` have counted."""
+    return len(list(Path(folder).glob("begun-*.counted")))
+
+
 def wait_for(folder: str, gate: str) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while not (Path(folder) / gate).exists():
@@ -60,6 +65,7 @@ def hold_and_count(folder: str, name: str) -> int:
     """Return how many calls were running when this one began, itself included."""
     mine = begun(folder, name)
     running = count_begun(folder)
+    mine.with_suffix(".counted").touch()
     wait_for(folder, "gate")
     mine.unlink()
     return running

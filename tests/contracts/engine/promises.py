@@ -96,7 +96,8 @@ class EnginePromises:
                 *(EngineCall(functions.hold_and_count, (folder, str(number))) for number in range(4 * self.workers))
             )
         )
-        await until(lambda: functions.count_begun(folder) >= self.workers, "all workers are busy")
+        # A call that goes on before all have counted would be missing from the last one's count.
+        await until(lambda: functions.count_counted(folder) >= self.workers, "all workers are busy")
         open_gate(folder)
         counts = await running
         assert max(counts) == self.workers
