@@ -372,15 +372,15 @@ async def test_an_answer_whose_reply_was_lost_is_found_in_the_journal(broker: Br
 async def test_a_turn_stays_quarantined_while_its_answers_are_recorded(broker: Broker, bus: EventBus) -> None:
     """The code that killed its processes may follow an answer that the journal has."""
     turn = await begun(broker, bus)
-    turn.quarantined = True
+    turn.deliveries, turn.quarantined = 4, True
     port = TurnPort(bus, turn, App("asks"), replies=Replies(bus, REPLY, await broker.connect()))
     call = Call("agent", "c1", "editor", b"", DIGEST)
     assert await asks(bus, turn, agent("c1")) == {}
     assert await complete(bus, await broker.take(bus), output=b'"edited"')
     await port.ask([call])
-    assert turn.quarantined
+    assert (turn.deliveries, turn.quarantined) == (4, True)
     await port.ask([call, Call("agent", "c2", "editor", b"", DIGEST)])
-    assert not turn.quarantined, "it waits for a called agent, which may need this process"
+    assert (turn.deliveries, turn.quarantined) == (1, False), "it waits for a called agent, which may need this process"
 
 
 async def test_a_turn_does_not_end_with_an_answer_that_the_broker_lost(broker: Broker, bus: EventBus) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER, Adopted
+from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER, Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, ServerError
-from tests.contracts.broker import Broker, bury, complete, group
+from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, group, now
+
+VALUE = f'{DIGEST}K1700000000000"done"'.encode()
+MOST_WAITS = 100
+"""See `ask.lua`."""
 
 
 async def die(broker: Broker, victim: EventBus) -> EventBus:
@@ -233,3 +237,129 @@ async def test_an_adoption_leaves_another_owner_its_turn_in_quarantine(
         assert (adopted.deliveries, adopted.must_be_idle) == ([], False)
     assert await broker.hash("quarantine") == before
     assert len((await bus.adopt("agent", 1, True)).deliveries) == 1
+
+
+async def delivered_again(broker: Broker, victim: EventBus, owner: EventBus, times: int = QUARANTINE_AFTER) -> Delivery:
+    """Start a task whose first turn was delivered so often. Return it in the hands of the owner."""
+    await broker.submit(victim, "t")
+    turn = await broker.take(victim)
+    key = broker.keys.stream("agent")
+    await broker.call("XCLAIM", key, group("agent"), victim.owner, 0, turn.entry, "RETRYCOUNT", times - 1, "JUSTID")
+    await broker.silence(victim)
+    (adopted,) = (await adopt_alone(owner)).deliveries
+    assert adopted.deliveries == times
+    assert adopted.quarantined == (times > QUARANTINE_AFTER)
+    return adopted
+
+
+async def count(owner: EventBus) -> int:
+    (found,) = (await owner.own_pending("agent")).values()
+    return found
+
+
+async def asks(owner: EventBus, turn: Delivery, step: str) -> dict[str, tuple[bytes, bytes]] | None:
+    """Request a call in mid-turn, as a delivery does that has not been counted anew."""
+    return await owner.ask(turn, now(), "asker", b"", ask(step), 1)
+
+
+@pytest.mark.parametrize("deliveries", [2, QUARANTINE_AFTER, QUARANTINE_AFTER + 1])
+@pytest.mark.parametrize("kind", ["a step", "a model call"])
+async def test_a_new_step_clears_the_deaths_of_its_turn(
+    broker: Broker, bus: EventBus, other: EventBus, kind: str, deliveries: int
+) -> None:
+    """Each kill meets another step of a long turn. None of them is to blame."""
+    turn = await delivered_again(broker, bus, other, deliveries)
+    write = other.record if kind == "a step" else other.settle_call
+    assert await write(turn, "1", VALUE) is not None
+    assert turn.deliveries == 1
+    assert await count(other) == 1
+    assert f"agent|{turn.entry.decode()}" not in await broker.hash("quarantine")
+    successor = await die(broker, other)
+    (adopted,) = (await successor.adopt("agent", 1, False)).deliveries
+    assert (adopted.deliveries, adopted.quarantined) == (2, False)
+
+
+@pytest.mark.parametrize("kind", ["a step", "a model call"])
+async def test_a_step_that_is_journaled_already_clears_nothing(
+    broker: Broker, bus: EventBus, other: EventBus, kind: str
+) -> None:
+    """Code that kills its process behind a step comes there each time."""
+    turn = await delivered_again(broker, bus, other)
+    for step in (VALUE, VALUE[:-1] + b"!"):
+        turn.deliveries = 1
+        await other.record(turn, "1", VALUE)
+        turn.deliveries = QUARANTINE_AFTER
+        write = other.record if kind == "a step" else other.settle_call
+        assert await write(turn, "1", step) is not None
+        assert await count(other) == QUARANTINE_AFTER
+
+
+async def test_a_wait_clears_the_deaths_of_its_turn(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    turn = await delivered_again(broker, bus, other, QUARANTINE_AFTER + 1)
+    assert await asks(other, turn, "c1") == {}
+    assert await count(other) == 1
+    assert f"agent|{turn.entry.decode()}" not in await broker.hash("quarantine")
+    owner = other
+    for _ in range(3 * QUARANTINE_AFTER):
+        owner = await die(broker, owner)
+        (turn,) = (await owner.adopt("agent", 1, False)).deliveries
+        assert (turn.deliveries, turn.quarantined) == (2, False)
+        assert await asks(owner, turn, "c1") == {}, "it waits for the same answer again"
+    await answer(owner, await broker.take(owner, "tool"))
+    for deliveries in range(2, QUARANTINE_AFTER + 1):
+        owner = await die(broker, owner)
+        (turn,) = (await owner.adopt("agent", 1, False)).deliveries
+        assert turn.deliveries == deliveries
+        assert await asks(owner, turn, "c1"), "the answer is recorded, so the code behind it runs"
+        assert await count(owner) == deliveries
+    owner = await die(broker, owner)
+    assert (await owner.adopt("agent", 1, False)).must_be_idle
+
+
+async def test_waits_clear_deaths_only_so_often(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """Code may kill its process while it waits, too. Then it runs alone, and still leaves quarantine to wait."""
+    turn = await delivered_again(broker, bus, other, QUARANTINE_AFTER + 1)
+    key, place = broker.keys.stream("agent"), f"agent|{turn.entry.decode()}"
+    deliveries = QUARANTINE_AFTER + 1
+
+    async def counted_after(step: str) -> int:
+        claim = ("XCLAIM", key, group("agent"), other.owner, 0, turn.entry, "RETRYCOUNT", deliveries, "JUSTID")
+        await broker.call(*claim)
+        await broker.call("HSET", broker.keys.quarantine, place, 1)
+        turn.deliveries = deliveries
+        await asks(other, turn, step)
+        assert place not in await broker.hash("quarantine"), "the agent that it waits for may need this process"
+        return await count(other)
+
+    for number in range(MOST_WAITS):
+        assert await counted_after(f"c{number % 3}") == 1
+    assert await counted_after("c1") == deliveries
+    assert await counted_after("c4") == deliveries
+
+
+async def test_a_turn_that_was_delivered_once_counts_nothing(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    await asks(bus, turn, "c1")
+    await asks(bus, turn, "c1")
+    assert "cw" not in await broker.task("t")
+
+
+async def test_progress_takes_an_entry_from_nobody(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    """A recreated group gave it to another owner, which lives."""
+    turn = await delivered_again(broker, bus, other)
+    third, key = await broker.owner(), broker.keys.stream("agent")
+    await broker.call("XCLAIM", key, group("agent"), third.owner, 0, turn.entry, "RETRYCOUNT", 2, "JUSTID")
+    assert await other.record(turn, "1", VALUE) == VALUE
+    assert await count(third) == 2
+    assert await other.own_pending("agent") == {}
+
+
+async def test_progress_is_stored_while_the_group_is_lost(broker: Broker, bus: EventBus, other: EventBus) -> None:
+    turn = await delivered_again(broker, bus, other)
+    await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group("agent"))
+    assert await other.record(turn, "1", VALUE) == VALUE
+    turn.deliveries = QUARANTINE_AFTER
+    assert await other.settle_call(turn, "2", VALUE) == (VALUE, "")
+    turn.deliveries = QUARANTINE_AFTER
+    assert await asks(other, turn, "c1") == {}

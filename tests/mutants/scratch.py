@@ -65,9 +65,9 @@ class Scratch:
                 status, output = run_pytest(arguments, self.root, ROOT, SECONDS, imported=imported)
         except (Hangs, subprocess.TimeoutExpired):
             return False
-        # 3: an error got out of pytest, which takes a test that fails. SIGSEGV: code without its guard used up the
-        # stack. Others: nothing was tested.
-        if status not in (0, 1, 3, -signal.SIGSEGV):
+        # 3: an error got out of pytest, which takes a test that fails. The signals: code without its guard used up the
+        # stack (SIGSEGV) or the memory (SIGKILL). Others: nothing was tested.
+        if status not in (0, 1, 3, -signal.SIGSEGV, -signal.SIGKILL):
             raise RuntimeError(f"{' '.join(arguments)} ended with {status}:\n{output}")
         return status == 0
 

@@ -161,14 +161,15 @@ class CommitVerbs(Partition):
 
         `state` (JSON) is the state that a callback into the instance sees; empty: unchanged. Returns the journal values
         of calls that have a result already, each with the instance's state if a nested run changed it (else empty);
-        those of the others come on the reply stream `reply`. Returns None if the turn is no longer this delivery's.
+        those of the others come on the reply stream `reply`. If it was delivered again and waits for one, its deaths
+        are cleared. Returns None if the turn is no longer this delivery's.
         Raises `LimitExceeded` if the task would exceed its `max_steps`.
         """
         answer = cast(
             list[bytes],
             await self.call(
                 "ask", self.owner, delivery.entry, delivery.task, delivery.run, delivery.instance, now_ms, reply, state,
-                count, *parts,
+                delivery.stream_if_again, count, *parts,
             ),
         )  # fmt: skip
         self._fence(answer[0])
@@ -183,15 +184,18 @@ class CommitVerbs(Partition):
     ) -> bytes | None:
         """Journal a step in mid-turn unless it has a value. Return the stored value, or None if the turn is lost.
 
-        `kind` and `name` are for its row in the trajectory, if the task ends before the turn commits.
+        A new step clears the deaths of an entry that was delivered again. `kind` and `name` are for its row in the
+        trajectory, if the task ends before the turn commits.
         """
         reply = await self.insist(
             "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT,
-            _labelled(kind, name),
+            _labelled(kind, name), delivery.stream_if_again,
         )  # fmt: skip
         self._fence(reply)
         if reply == b"LIMIT":
             raise _journal_is_full()
+        if reply == value:
+            delivery.deliveries = 1
         return None if reply == b"DONE" else cast(bytes, reply)
 
     async def begin_call(self, delivery: Delivery, step: str, reserve: bytes = b"") -> CallBegun | None:
@@ -219,14 +223,17 @@ class CommitVerbs(Partition):
         """
         reply = await self.insist(
             "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage,
-            _labelled("model", name),
+            _labelled("model", name), delivery.stream_if_again,
         )  # fmt: skip
         self._fence(reply)
         if reply == b"LIMIT":
             raise _journal_is_full()
         if isinstance(reply, list):
+            delivery.deliveries = 1
             stored, why = cast(list[bytes], reply)
             return stored, why.decode()
+        if reply == value:
+            delivery.deliveries = 1
         return None if reply == b"DONE" else (cast(bytes, reply), "")
 
     async def stream(self, delivery: Delivery, step: str, attempt: int, pieces: Sequence[bytes]) -> bool:

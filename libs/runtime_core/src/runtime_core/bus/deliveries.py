@@ -53,6 +53,7 @@ class Delivery:
         self.context = b""
         self.errors = b""
         self.deliveries = 1
+        """How often it was delivered. Progress of its turn starts the count anew."""
         self.quarantined = False
         self.reopened = False
         """Whether this owner found it among its pending entries."""
@@ -90,6 +91,11 @@ class Delivery:
                 self.context = fields[at + 1]
             elif name == b"e":
                 self.errors = fields[at + 1]
+
+    @property
+    def stream_if_again(self) -> str:
+        """Its stream if the entry was delivered before: then progress of its turn clears its count. Else empty."""
+        return self.stream if self.deliveries > 1 else ""
 
     @property
     def instance(self) -> str:

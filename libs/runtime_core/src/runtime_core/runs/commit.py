@@ -535,11 +535,8 @@ class TurnPort:
         for step, (value, state_now) in known.items():
             replies.hand_out(names[step], Answer(value, state_now))
         replies.mark_requested(names.values())
-        if delivery.quarantined and not all(future.done() for future in futures.values()):
-            # The called agent may need this process, and this turn has not killed it so far. When the answers are
-            # recorded, a replay reaches the following code without a wait, so a death there still counts.
-            delivery.quarantined = False
-            await self._bus.leave_quarantine(delivery)
+        if delivery.deliveries > 1 and not all(future.done() for future in futures.values()):
+            delivery.deliveries, delivery.quarantined = 1, False  # `ask` has cleared its deaths, since it waits
         return futures
 
     def _answered(self, delivery: Delivery, name: str, future: asyncio.Future[Answer]) -> None:

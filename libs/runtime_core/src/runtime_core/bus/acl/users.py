@@ -31,6 +31,7 @@ _FUNCTION = re.compile(r"^(?:local )?function ([\w.]+)\((?:[^\n]*\bend$|.*?^end$
 _BLOCK = re.compile(r"^do$.*?^end$", re.MULTILINE | re.DOTALL)
 _IN_BLOCK = re.compile(r"^  function ([\w.]+)\(", re.MULTILINE)
 _WORD = re.compile(r"\w+(?:\.\w+)?")
+_USE = re.compile(r"(?<![\w.])(\w+)\(")
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:, '([A-Z]+)')?")
 _KEY = re.compile(r"(?:base|keys\[1\]) \.\. '([\w:]+)'")
 _READ = re.compile(r"redis\.p?call\('(\w+)', (?:'[A-Z]+', )?(?:base|keys\[1\]) \.\. '([\w:]+)'")
@@ -98,10 +99,9 @@ def _within_reach(name: str) -> dict[str, str]:
         if reached in found:
             continue
         found[reached] = text = helpers.get(reached) or _source(reached)
+        waiting += [word for word in _WORD.findall(text) if word in helpers]
         # A function may call another one.
-        waiting += [
-            word for word in _WORD.findall(text) if word in helpers or (word in FUNCTIONS and f"{word}(" in text)
-        ]
+        waiting += [word for word in _USE.findall(text) if word in FUNCTIONS]
     return found
 
 

@@ -5,26 +5,30 @@
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 instance (`agent/key`) or '' · 6 now (epoch ms)
 --      7 name of the reply stream (`reply:<name>`) that gets each result
 --      8 state in the middle of the run, or '' if it is unchanged
---      9 number of parts, then each part as `commit_turn` describes it: c, s and p
+--      9 stream of an entry that was delivered again, else ''
+--      10 number of parts, then each part as `commit_turn` describes it: c, s and p
 -- RETURNS {'OK', then of each call that already has its result: step, journal value, and the instance's state if a
 --         nested run has changed it since, or ''} · {'DONE'} if the turn is no longer this entry's · {'FENCED'}
 --         · {'LIMIT', n} over max steps: in these three cases nothing was written
 
-local FIRST_PART = 10
+local FIRST_PART = 11
+-- How often waits clear the deaths of a run. This bounds how often code that kills its process while it waits may do so
+-- beside others.
+local MOST_WAITS = 100
 local ASKABLE = {[PART.call] = true, [PART.message] = true, [PART.publish] = true}
 
 -- Reads every key that the parts are about to write. Returns how many there are, or nil and an error for a malformed
 -- one.
 local function check_asked(base, args, task, run)
   local at = FIRST_PART
-  for _ = 1, tonumber(args[9]) do
+  for _ = 1, tonumber(args[10]) do
     local letter = args[at]
     local size = ASKABLE[letter] and PART_SIZE[letter]
     if not size or not args[at + size - 1] then return nil, malformed_part(letter) end
     if letter == PART.call then check_call(base, args, at, task, run) else check_sent(base, args, at) end
     at = at + size
   end
-  return tonumber(args[9])
+  return tonumber(args[10])
 end
 
 local function add_answer(turn, step, value, state)
@@ -44,7 +48,7 @@ local function call_now(base, args, turn, at)
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
   if kind then
     redis.call('HSET', rk, RUN.missing .. step, digest .. kind .. turn.wait)
-    turn.opened = turn.opened + 1
+    turn.opened, turn.waits = turn.opened + 1, true
     return
   end
   record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)
@@ -67,6 +71,7 @@ local function ask_part(base, args, turn, at)
   elseif known[1] then
     add_answer(turn, step, known[1], known[3])
   elseif known[2] then
+    turn.waits = true
     if string.sub(wait_of(known[2]), 1, 1) ~= WAKES.by_reply then turn.opened = turn.opened + 1 end
     redis.call('HSET', rk, RUN.missing .. step, digest_of(known[2]) .. kind_of(known[2]) .. turn.wait)
   else
@@ -77,7 +82,7 @@ end
 -- Whether the run has made all of these requests before: then its state is on the broker, as nested runs have left it.
 local function asked_before(rk, args)
   local at = FIRST_PART
-  for _ = 1, tonumber(args[9]) do
+  for _ = 1, tonumber(args[10]) do
     local size = PART_SIZE[args[at]]
     local step = args[at] == PART.call and args[at + 2] or args[at + size - 2]
     local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step)
@@ -85,6 +90,15 @@ local function asked_before(rk, args)
     at = at + size
   end
   return true
+end
+
+-- Clears the deaths of a turn that was delivered again and waits now: it has not killed its owner so far, and a
+-- quarantined one may wait for this process. Once the answers are recorded, a replay comes to the code behind them
+-- without a wait, so a death there counts.
+local function survive_by_wait(base, args, turn)
+  if args[9] == '' or not turn.waits then return end
+  local cleared = redis.call('HINCRBY', turn.run_key, RUN.cleared_by_waits, 1)
+  clear_deaths(base, args[1], args[9], args[2], cleared > MOST_WAITS)
 end
 
 local function ask(keys, args)
@@ -112,6 +126,7 @@ local function ask(keys, args)
     ask_part(base, args, turn, at)
     at = at + PART_SIZE[args[at]]
   end
+  survive_by_wait(base, args, turn)
   if turn.flags ~= (v[4] or '') then redis.call('HSET', key, TASK.flags, turn.flags) end
   local open = redis.call('HINCRBY', rk, RUN.open_asks, turn.opened)
   -- This turn waits now, so a callback that came in before is nested on it.

@@ -1,7 +1,7 @@
 -- Journals a step that a turn has finished in its middle (a `ctx.step`), unless it has a result.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
---      8 the step's kind and name, with a tab between
+--      8 the step's kind and name, with a tab between · 9 stream of an entry that was delivered again, else ''
 -- RETURNS the value now stored: the caller continues with it, even if another process wrote it
 --         · 'FENCED' · 'DONE' if the turn is no longer this entry's · 'LIMIT'
 local function record(keys, args)
@@ -13,5 +13,6 @@ local function record(keys, args)
   if lost then return lost end
   if stored then return stored end
   if not journal_step(run_hash, unrecorded, step, value, args[8], args[7]) then return redis.status_reply('LIMIT') end
+  clear_deaths(base, args[1], args[9], args[2])
   return value
 end

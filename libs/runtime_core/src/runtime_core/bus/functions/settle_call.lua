@@ -3,6 +3,7 @@
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
 --      8 usage (JSON) or '' · 9 the step's kind and name, separated by a tab
+--      10 stream of an entry that was delivered again, else ''
 -- RETURNS the value now stored: the caller continues with it, even if another process wrote it
 --         · {the value, why} if the task is over a limit now · 'FENCED' · 'DONE' if the turn is no longer this
 --         entry's · 'LIMIT' if the journal is full
@@ -22,6 +23,7 @@ local function settle_call(keys, args)
   -- The usage is kept with the step: a process that replays it writes its row, and may have to store it again.
   local label = usage and (args[9] .. '\t' .. args[8]) or args[9]
   if not journal_step(run_hash, unrecorded, step, value, label, args[7]) then return redis.status_reply('LIMIT') end
+  clear_deaths(base, args[1], args[10], args[2])
   redis.call('HDEL', run_hash, RUN.attempts .. step)
   if usage then redis.call('HSET', key, TASK.usage, usage, TASK.flags, flag(flags or '', FLAG.usage)) end
   if reserved then give_back(key, reserved, run .. '|' .. step) end

@@ -38,6 +38,7 @@ local RUN = {
                             -- has emitted, `emit`, and `@` with the branch
   turn_owner = 'by',        -- entry and owner of the turn in which a process does steps by itself
   asks_in_turn = 'a',       -- set once the run has asked in mid-turn: its turn stays in flight while it waits
+  cleared_by_waits = 'cw',  -- how often it was delivered again and then waited for an answer
   open_asks = 'ao',         -- how many requests of its turn have no answer yet
   released = 'ks',          -- whether it holds its key again: see `KEY.give`
   held_back = 'y',          -- answers that wait for the end of a nested run on its instance, packed: step, status,
