@@ -65,6 +65,55 @@ async def naps(ctx: AgentContext, seconds: float) -> str:
     return str(ctx.attempt)
 
 
+async def stop_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+
+async def cancel_all() -> None:
+    begun = asyncio.create_task(asyncio.sleep(60))
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.wait([begun])
+
+
+async def cancel_others() -> None:
+    begun = asyncio.create_task(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.wait([begun])
+    raise LookupError(f"went on, cancelled: {begun.cancelled()}")
+
+
+ENDS_LOOP = {each.__name__: each for each in (stop_loop, cancel_all, cancel_others)}
+
+
+@app.agent("ends_loop", retry=ONCE)
+async def ends_loop(ctx: AgentContext, how: str) -> None:
+    await ENDS_LOOP[how]()
+
+
+@app.tool(retry=ONCE)
+async def ending_loop(how: str) -> None:
+    await ENDS_LOOP[how]()
+
+
+@app.tool(retry=ONCE)
+async def napping(seconds: float) -> str:
+    """Waits in a task of its own."""
+    return await asyncio.create_task(asyncio.sleep(seconds, "slept"))
+
+
+@app.agent("cancels_handling")
+async def cancels_handling(ctx: AgentContext) -> int:
+    if ctx.attempt == 1:
+        for task in asyncio.tasks.all_tasks():
+            if "InFlight._handle" in repr(task.get_coro()):
+                task.cancel()
+        await asyncio.sleep(0)
+    return ctx.attempt
+
+
 def note(path: str, line: str) -> None:
     with Path(path).open("a") as file:
         file.write(f"{line}\n")

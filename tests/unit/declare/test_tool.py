@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 
 from runtime_core.app.app import App
 from runtime_core.declare.schema import encode
-from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
+from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext, run_limited
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, error_of_exit
 
 
@@ -369,6 +369,14 @@ def _raises_no_exception_plainly() -> None:
     raise BaseException("b")
 
 
+async def _raises_generator_exit() -> None:
+    raise GeneratorExit
+
+
+def _raises_generator_exit_plainly() -> None:
+    raise GeneratorExit
+
+
 async def _cancels_itself() -> None:
     raise asyncio.CancelledError
 
@@ -383,6 +391,8 @@ def _stops_iteration() -> None:
         (_exits, r"tool 'it' called sys\.exit\(3\)"),
         (_raises_no_exception, "tool 'it' raised BaseException, which is no Exception"),
         (_raises_no_exception_plainly, "tool 'it' raised BaseException, which is no Exception"),
+        (_raises_generator_exit, "tool 'it' raised GeneratorExit, which is no Exception"),
+        (_raises_generator_exit_plainly, "tool 'it' raised GeneratorExit, which is no Exception"),
         (_interrupts, "tool 'it' raised KeyboardInterrupt"),
         (_interrupts_plainly, "tool 'it' raised KeyboardInterrupt"),
         (_exits_plainly, r"tool 'it' called sys\.exit\(3\)"),
@@ -395,6 +405,22 @@ async def test_ends_that_would_harm_the_caller_become_errors(
 ) -> None:
     with pytest.raises(RuntimeError, match=message):
         await call(function)
+
+
+def test_a_call_that_nobody_runs_any_more_is_closed_quietly() -> None:
+    async def it() -> None:
+        await asyncio.Event().wait()
+
+    async def begin() -> Coroutine[object, object, object]:
+        begun = run_limited("it", 60, it)
+
+        async def start() -> None:
+            begun.send(None)
+
+        await asyncio.create_task(start())
+        return begun
+
+    asyncio.run(begin()).close()  # raises any other error than GeneratorExit
 
 
 def test_ctrl_c_of_a_person_is_not_swallowed() -> None:

@@ -155,6 +155,13 @@ class TimeLimit:
         self._timer = None if self._seconds is None else task.get_loop().call_later(self._seconds, self._pass)
         return self
 
+    def runs_here(self) -> bool:
+        """Whether the task that entered the block is the one that runs now."""
+        try:
+            return asyncio.current_task() is self._task
+        except RuntimeError:  # no loop runs
+            return False
+
     def _pass(self) -> None:
         self.passed = True
         self._task.cancel()

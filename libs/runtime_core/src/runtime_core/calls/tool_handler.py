@@ -16,6 +16,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
 from runtime_core.consumer.effects import Failed
+from runtime_core.consumer.in_flight import cancelled_by_code
 from runtime_core.consumer.settle import Calls, failed_from, take_slots
 from runtime_core.declare.tool import (
     AbandonedThreads,
@@ -168,7 +169,11 @@ class CallHandler:
                 await self._bus.forget_started(delivery)
             await self._calls.wait(delivery, NOT_READY_SECONDS)
             return "waits"
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                if not cancelled_by_code():
+                    raise
+                error = RuntimeError(f"tool {tool.name!r} cancelled its own task, asyncio.current_task()")
             failed = failed_from(error, repeatable=tool.repeatable)
             again = await self._calls.fail(delivery, tool.retry, failed, started, context.used())
             return "retried" if again else "failed"

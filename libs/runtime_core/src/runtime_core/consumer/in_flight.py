@@ -55,6 +55,29 @@ class Handler(Protocol):
         ...
 
 
+class Handling(asyncio.Task[None]):
+    """Handles one delivery. Tells cancellations by Weft from those by the delivery's own code."""
+
+    withdrawn = False
+    """Whether Weft has cancelled it."""
+
+    def cancel(self, msg: object | None = None) -> bool:
+        if HANDLED.get() is None:
+            self.withdrawn = True
+        return super().cancel(msg)
+
+    def withdraw(self, why: str | None) -> None:
+        """Cancel it for Weft, also from the context of another delivery."""
+        self.withdrawn = True
+        super().cancel(why)
+
+
+def cancelled_by_code() -> bool:
+    """Whether the running task handles a delivery whose own code has cancelled it."""
+    task = asyncio.current_task()
+    return isinstance(task, Handling) and task.cancelling() > 0 and not task.withdrawn
+
+
 class InFlight:
     """Runs each delivery's handler, settles the deliveries of ended tasks, and releases each one at its end."""
 
@@ -80,7 +103,7 @@ class InFlight:
         self._on_fenced = on_fenced
         self._on_failure = on_failure
         self.held: dict[Place, Delivery] = {}
-        self.running: dict[Place, asyncio.Task[None]] = {}
+        self.running: dict[Place, Handling] = {}
         self.burying: set[asyncio.Task[None]] = set()
         """Malformed entries that are becoming dead letters."""
         self.ended = EndedTasks()
@@ -101,7 +124,7 @@ class InFlight:
                 self._metrics.duplicates_suppressed.inc()
                 continue
             self.held[place] = delivery
-            self.running[place] = loop.create_task(self._handle(place, delivery))
+            self.running[place] = Handling(self._handle(place, delivery), loop=loop)
         for stream, entry, why in malformed:
             burying = loop.create_task(self.bury(stream, entry, why), name="bury")
             self.burying.add(burying)
@@ -129,7 +152,7 @@ class InFlight:
         assert isinstance(coroutine, CoroutineType)
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
             task.add_done_callback(partial(self._drop_unbegun, place))
-        task.cancel(why)
+        task.withdraw(why)
 
     def _drop_unbegun(self, place: Place, task: asyncio.Task[None]) -> None:
         self._release(place)
@@ -159,12 +182,17 @@ class InFlight:
             self._metrics.fenced_commits.inc()
             self._on_fenced()
         except asyncio.CancelledError:
-            if place not in self._stopped:
+            if place in self._stopped:
+                # The task has ended: settling its delivery acknowledges it and frees its instance.
+                outcome = "stopped"
+                with contextlib.suppress(Fenced):
+                    await self._settle(delivery)
+            elif cancelled_by_code():
+                outcome = "defect"
+                logger.error("%r: its code has cancelled the task of asyncio that handles it", delivery)
+                await self._retry_after_defect(delivery)
+            else:
                 raise
-            # The task has ended: settling its delivery acknowledges it and frees its instance.
-            outcome = "stopped"
-            with contextlib.suppress(Fenced):
-                await self._settle(delivery)
         except BusUnavailable as error:
             outcome = "bus_error"
             logger.error("%r stays with this owner: %s", delivery, error)
@@ -172,11 +200,7 @@ class InFlight:
         except Exception:
             outcome = "defect"
             logger.exception("the handler failed on %r", delivery)
-            try:
-                await self._after_defect(delivery)
-            except (Fenced, BusError) as error:
-                logger.error("%r stays with this owner: %s", delivery, error)
-                self.unreconciled = True
+            await self._retry_after_defect(delivery)
         finally:
             self._release(place)
         self._metrics.events_handled[outcome].value += 1
@@ -200,12 +224,16 @@ class InFlight:
             # The task was reopened, and its work is back on its stream.
             self.ended.forget(delivery.task)
 
-    async def _after_defect(self, delivery: Delivery) -> None:
+    async def _retry_after_defect(self, delivery: Delivery) -> None:
         """Retry after a defect of Weft or an error of the server, but not forever."""
-        if delivery.attempt < DEFECT_ATTEMPTS:
-            await self._bus.retry(delivery, 1000, b"")
-        else:
-            await self.bury(delivery.stream, delivery.entry, "the handler failed on it each time", "defect")
+        try:
+            if delivery.attempt < DEFECT_ATTEMPTS:
+                await self._bus.retry(delivery, 1000, b"")
+            else:
+                await self.bury(delivery.stream, delivery.entry, "the handler failed on it each time", "defect")
+        except (Fenced, BusError) as error:
+            logger.error("%r stays with this owner: %s", delivery, error)
+            self.unreconciled = True
 
     def _release(self, place: Place) -> None:
         self.held.pop(place, None)

@@ -188,6 +188,12 @@ def place_in_code(frame: FrameType | None) -> tuple[str, str]:
     return shown, _TRACEBACK + "".join(traceback.format_list(own[::-1]))
 
 
+def is_of_weft(coroutine: object) -> bool:
+    """Whether this is a coroutine of Weft's own code."""
+    code = getattr(coroutine, "cr_code", None)
+    return code is not None and str(code.co_filename).startswith(_RUNTIME)
+
+
 def _is_weft_or_python(file: str) -> bool:
     return file.startswith(_RUNTIME) or (file.startswith(_PYTHON) and not file.startswith(_PACKAGES))
 

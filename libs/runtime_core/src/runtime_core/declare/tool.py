@@ -208,10 +208,12 @@ async def run_limited(
         raise interrupt.blocked() from None
     except (SystemExit, KeyboardInterrupt) as error:
         raise error_of_exit(what, error) from None
-    except (Exception, GeneratorExit):
+    except Exception:
         raise
     except BaseException as error:  # the caller looks for an Exception: the call would never end
-        raise RuntimeError(f"{what} raised {type(error).__name__}, which is no Exception") from error
+        if isinstance(error, GeneratorExit) and not limit.runs_here():
+            raise  # nobody runs this coroutine any more, so it is closed
+        raise _no_exception(what, error) from error
 
 
 async def run_in_thread(
@@ -248,6 +250,14 @@ def _guarded(what: str, function: Callable[[], object]) -> object:
         raise RuntimeError(f"{what} raised StopIteration") from error
     except (SystemExit, KeyboardInterrupt) as error:  # they would end the waiting loop
         raise error_of_exit(what, error) from None
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _no_exception(what, error) from error
+
+
+def _no_exception(what: str, error: BaseException) -> RuntimeError:
+    return RuntimeError(f"{what} raised {type(error).__name__}, which is no Exception")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -22,16 +22,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import FrameType
 from typing import Any, NoReturn, cast
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 
 from runtime_core.base.periodic import Periodic, cancel_and_wait
 from runtime_core.consumer.progress import HEALTHY, LoopWatch
+from runtime_core.consumer.settle import is_of_weft
 from runtime_core.errors import ConfigurationError, WeftError
 from runtime_core.host.forked import guard_forks
 from runtime_core.host.host import Host, Role
@@ -195,6 +197,8 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
     logs.configure(settings.instance or name, settings.log_level, settings.log_format)
     guard_forks()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        if name in RUN_USERS_CODE:
+            _GuardedLoop(runner.get_loop())
         status = runner.run(_Process(name, settings, build, environ).run())
         # Closing the loop waits for threads and for tasks that swallow cancellation. Limit that wait.
         last_resort = threading.Timer(CLOSING_SECONDS, os._exit, (status,))
@@ -402,6 +406,44 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+class _GuardedLoop:
+    """Keeps code of agents and tools from ending the event loop that all runs of the process share."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop = loop.stop
+        self._users: WeakKeyDictionary[asyncio.Task[Any], tuple[str, str]] = WeakKeyDictionary()
+        """The tasks that users' code has created, and its task and run."""
+        loop.stop = self._refuse_stop  # type: ignore[method-assign]  # a subclass would have to know the loop's class
+        loop.set_task_factory(self._create)
+        asyncio.all_tasks = self._all_tasks
+
+    def _refuse_stop(self) -> None:
+        if logs.HANDLED.get() is not None:
+            raise RuntimeError(
+                "loop.stop() would end the process with all other runs: return from the function, or raise an error"
+            )
+        self._stop()
+
+    def _create(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **options: Any,
+    ) -> asyncio.Task[Any]:  # Any: tasks of all results, and options of all Python versions
+        task = asyncio.Task(coroutine, loop=loop, **options)
+        if (handled := logs.HANDLED.get()) is not None and not is_of_weft(coroutine):
+            self._users[task] = handled.task, handled.run
+        return task
+
+    def _all_tasks(self, loop: asyncio.AbstractEventLoop | None = None) -> set[asyncio.Task[Any]]:  # Any: as above
+        """As `asyncio.all_tasks`; inside an agent or tool without the tasks of Weft and of other runs."""
+        found, handled = asyncio.tasks.all_tasks(loop), logs.HANDLED.get()
+        if handled is None:
+            return found
+        mine, here = (handled.task, handled.run), asyncio.current_task()
+        return {task for task in found if task is here or self._users.get(task) == mine}
 
 
 def _refuse_private_broker(settings: Settings) -> None:
