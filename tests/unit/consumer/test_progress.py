@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -189,6 +190,20 @@ async def keeping_lock() -> object:
     return str(keep_lock(4 * LIMIT))
 
 
+def keep_lock_to_end(seconds: float) -> int:
+    """Keep the global lock until it returns, without a call afterwards."""
+    one, other = (1 << 80_001) - 3, (1 << 40_001) - 1
+    began = time.process_time()
+    one % other
+    times = math.sqrt(seconds / (time.process_time() - began))
+    one, other = (1 << int(80_001 * times)) - 3, (1 << int(40_001 * times)) - 1
+    return one % other
+
+
+async def keeping_lock_to_end() -> object:
+    return keep_lock_to_end(4 * LIMIT)
+
+
 def delivery_of(task: str) -> Delivery:
     delivery = Delivery(0, "agent", b"1-0")
     delivery.task, delivery.run = task, "r"
@@ -208,6 +223,14 @@ async def test_c_code_that_keeps_the_global_lock_ends_its_attempt(
     assert "run r of task keeps kept Python's global lock" in caplog.text
     assert "in keep_lock" in silenced_by(delivery, 2)
     assert silenced_by(delivery, 2) == "", "once"
+
+
+async def test_code_that_keeps_the_global_lock_until_it_returns_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivery = delivery_of("to the end")
+    async with watched(monkeypatch):
+        HANDLED.set(delivery)
+        await _guarded(keeping_lock_to_end())
+    assert "in its last expression before it returned" in silenced_by(delivery, 2)
 
 
 def test_a_later_turn_of_a_run_that_has_kept_the_lock_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +266,18 @@ async def in_step(function: Callable[[], object]) -> None:
 async def in_engine(function: Callable[[], object]) -> None:
     async with LocalEngine() as engine:
         await engine.execute([function])
+
+
+@pytest.mark.parametrize("place", [in_tool, in_step, in_engine])
+async def test_a_plain_function_that_keeps_the_global_lock_until_it_returns_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Callable[[Callable[[], object]], Coroutine[object, object, None]],
+) -> None:
+    delivery = delivery_of(place.__name__)
+    async with watched(monkeypatch):
+        HANDLED.set(delivery)
+        await place(partial(keep_lock_to_end, 4 * LIMIT))
+    assert "in its last expression before it returned" in silenced_by(delivery, 2)
 
 
 @pytest.mark.parametrize("place", [in_tool, in_step, in_engine])

@@ -17,7 +17,7 @@ from typing import Any
 
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.errors import LoopInterrupt
-from runtime_core.telemetry.logs import HANDLED, Handled
+from runtime_core.telemetry.logs import HANDLED, Handled, users_code_ended
 
 logger = logging.getLogger(__name__)
 INTERRUPT_SIGNAL = getattr(signal, "SIGURG", None)
@@ -218,14 +218,14 @@ class LoopWatch:
         Signals before anything else: meanwhile the main thread may continue.
         """
         main, frames = threading.main_thread().ident or 0, sys._current_frames()
-        in_loop = main in frames and interruptible(frames[main])
+        in_loop = main in frames and _runs_users_code(frames[main])
         if in_loop:
             frames = {main: frames[main]}
         # Otherwise a plain function in a thread has kept the lock. Which of several cannot be told.
-        users = [frame for frame in frames.values() if interruptible(frame)]
+        users = [frame for frame in frames.values() if _runs_users_code(frame)]
         blamed = [(handled, frame) for frame in users if (handled := _handled_in(frame)) is not None]
         ends = seconds >= self._lease_seconds and len(blamed) == 1 and self._interrupts
-        if ends and in_loop:
+        if ends and in_loop and interruptible(frames[main]):
             handled, frame = blamed[0]
             self._silencing = handled, seconds, frame
             self._signal()
@@ -313,6 +313,18 @@ def interruptible(frame: FrameType | None) -> bool:
     return False
 
 
+def _runs_users_code(frame: FrameType) -> bool:
+    """Whether the frame is in the user's code, or where that has just ended."""
+    return _has_ended(frame) or interruptible(frame)
+
+
+def _has_ended(frame: FrameType) -> bool:
+    """Whether the user's code has just returned to the frame, or is about to be called."""
+    if frame.f_code is users_code_ended.__code__:
+        return True
+    return frame.f_globals.get("__name__") in _GUARDS and "handled" in frame.f_locals
+
+
 def _same(one: Handled, other: Handled) -> bool:
     return (one.task, one.run) == (other.task, other.run)
 
@@ -332,8 +344,9 @@ def _handled_in(frame: FrameType | None) -> Handled | None:
 
 def _kept_lock(seconds: float, frame: FrameType) -> str:
     place, _ = place_in_code(frame)
+    where = "its last expression before it returned" if _has_ended(frame) else place or _place_of(frame)
     return (
-        f"kept Python's global lock (GIL) for {seconds:.1f} s in {place or _place_of(frame)}, so no thread of the "
+        f"kept Python's global lock (GIL) for {seconds:.1f} s in {where}, so no thread of the "
         f"process ran, nor its heartbeat: {LOCK_REMEDY}"
     )
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import operator
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from datetime import date, datetime, time, timedelta
@@ -86,6 +87,8 @@ def _encoded(value: object, field: str, limit: int) -> bytes:
     except InvalidInput as error:
         raise InvalidInput(field, error.message) from None
     except (TypeError, ValueError) as error:
+        if codec.has_too_many_digits(error):
+            raise InvalidInput(field, codec.HUGE_INTEGER) from error
         raise InvalidInput(field, f"cannot be written as JSON, {one_line(error)}") from error
     return data
 
@@ -93,6 +96,8 @@ def _encoded(value: object, field: str, limit: int) -> bytes:
 def _plainly_encoded(value: object, limit: int) -> bytes:
     """Encode a value that the fast encoder would change. This encoder passes every unknown type to the hook, even
     bytes."""
+    if sys.get_int_max_str_digits() != sys.int_info.default_max_str_digits:
+        codec.refuse_huge_integers(value)
     plainer = _Plainer(limit)
     plainer.count(value)
     writer = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plainer)

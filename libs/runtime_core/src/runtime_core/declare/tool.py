@@ -19,7 +19,7 @@ from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result
 from runtime_core.errors import LoopInterrupt, error_of_exit
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, users_code_ended
 from runtime_core.wire.step import NOTHING_USED, Usage, total_usage
 
 PROGRESS_AT_ONCE = 16
@@ -194,7 +194,9 @@ async def run_limited(
     limit = TimeLimit(timeout_seconds)
     try:
         with limit:
-            return await call()
+            result = await call()
+            users_code_ended()
+            return result
     except TimeoutError:
         if limit.passed:
             raise TimeoutError(f"{what} passed its limit of {timeout_seconds:g} s") from None
@@ -245,7 +247,9 @@ async def _await(work: Future[object]) -> object:
 def _guarded(what: str, function: Callable[[], object]) -> object:
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:
-        return function()
+        result = function()
+        users_code_ended()
+        return result
     except StopIteration as error:  # a future cannot hold StopIteration: the call would never end
         raise RuntimeError(f"{what} raised StopIteration") from error
     except (SystemExit, KeyboardInterrupt) as error:  # they would end the waiting loop

@@ -19,7 +19,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.engines.results import has_references
 from runtime_core.engines.runtime_engine import CallFailed, EngineCall, Failure, RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError, InvalidInput, Outcome
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, users_code_ended
 from runtime_core.wire.commands import ENGINES
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ async def _in_thread(body: Body) -> object:
 def _call(body: Body) -> object:
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     result = body()
+    users_code_ended()
     return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 

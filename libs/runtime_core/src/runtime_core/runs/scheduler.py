@@ -14,7 +14,7 @@ from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.settle import failure_of
 from runtime_core.errors import LoopInterrupt, WeftError, error_of_exit
 from runtime_core.runs.journal import StepOfRun
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, users_code_ended
 
 if TYPE_CHECKING:
     from runtime_core.consumer.effects import StepRequest
@@ -442,7 +442,9 @@ class Flow:
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results of all types
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:
-        return await coroutine
+        result = await coroutine
+        users_code_ended()
+        return result
     except LoopInterrupt as interrupt:
         raise interrupt.blocked() from None
     except (SystemExit, KeyboardInterrupt) as error:

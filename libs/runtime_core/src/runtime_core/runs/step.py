@@ -41,7 +41,7 @@ from runtime_core.runs.journal import (
 )
 from runtime_core.runs.scheduler import OwnFlowOnly
 from runtime_core.runs.shared_context import unwrapped
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, users_code_ended
 from runtime_core.wire import codec
 from runtime_core.wire.ids import digest_in_attempt, step_digest
 from runtime_core.wire.step import StepError as RowError
@@ -255,6 +255,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         result: object = None
         try:
             result = await self.body()
+            users_code_ended()
         except Outcome:
             self.started = False
             raise
@@ -324,7 +325,9 @@ async def call_function(
 def _unstoppable(function: Callable[[], object]) -> object:
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:
-        return function()
+        result = function()
+        users_code_ended()
+        return result
     except StopIteration as error:
         # A future cannot hold StopIteration, so its awaiter would wait forever.
         raise RuntimeError("the function raised StopIteration") from error

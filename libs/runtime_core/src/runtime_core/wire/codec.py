@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from array import array
 from itertools import accumulate
 
@@ -72,6 +73,7 @@ _json_decoder = msgspec.json.Decoder()
 _raw_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _msgpack_decoder = msgspec.msgpack.Decoder()
 _pack = msgspec.msgpack.Encoder().encode
+HUGE_INTEGER = "holds an integer outside 64 bits, with too many digits to be written; send hex(…) of it"
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """How msgpack writes NaN and infinities. Other numbers may contain the same bytes."""
 
@@ -117,6 +119,8 @@ def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> byte
     Raises InvalidInput, field `data`, for values that JSON cannot hold: unknown types, NaN and infinities,
     integers outside 64 bits, lone surrogates, and values that contain themselves or are deeper than 64 levels.
     """
+    if sys.get_int_max_str_digits() != sys.int_info.default_max_str_digits:
+        refuse_huge_integers(value)
     try:
         data = encoder.encode(value)
     except UnicodeEncodeError as error:
@@ -124,6 +128,8 @@ def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> byte
     except RecursionError as error:
         raise InvalidInput("data", "is nested in itself or far too deep; send a flat value") from error
     except (TypeError, ValueError) as error:
+        if has_too_many_digits(error):
+            raise InvalidInput("data", HUGE_INTEGER) from error
         raise InvalidInput("data", f"cannot be JSON: {error}") from error
     if type(value) is str:
         return data  # a text passes all checks below, and most inputs and outputs are texts
@@ -134,6 +140,24 @@ def encode(value: object, encoder: msgspec.json.Encoder = _json_encoder) -> byte
     if value is not None and (b"null" in data or _has_long_number(data)):
         _refuse_foreign_numbers(value)
     return data
+
+
+def refuse_huge_integers(value: object) -> None:
+    """Refuse integers outside 64 bits without writing one: the digits of a large one take Python minutes.
+
+    Only for a program that has lifted Python's limit of 4,300 digits.
+    """
+    try:
+        _pack(value)
+    except OverflowError:
+        raise InvalidInput("data", HUGE_INTEGER) from None
+    except Exception:
+        return  # the encoder names what is wrong
+
+
+def has_too_many_digits(error: Exception) -> bool:
+    """Whether Python has refused to write an integer of more than 4,300 digits."""
+    return str(error).startswith("Exceeds the limit")
 
 
 def canonical(value: object) -> bytes:
