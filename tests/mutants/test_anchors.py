@@ -10,7 +10,6 @@ import pytest
 
 from tests.mutants.commands import command
 from tests.mutants.guards import MUTANTS
-from tests.mutants.mutant import Mutant
 from tests.mutants.scratch import ROOT
 from tests.servers.process import HOST, Server
 
@@ -28,12 +27,25 @@ def test_ids_are_unique() -> None:
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
-def test_a_mutant_fits_the_tree(mutant: Mutant, valkey: Server) -> None:
-    mutated = mutant.apply((ROOT / mutant.file).read_text(encoding="utf-8"))
-    if mutant.file.endswith(".py"):
-        ast.parse(mutated)
-    else:
-        compile_lua(valkey, mutated)
-    for test in mutant.tests:
-        assert command(test, ROOT) is not None, f"{mutant.id} names tests that do not exist: {test}"
+BY_FILE = {
+    file: [mutant for mutant in MUTANTS if mutant.file == file] for file in {each.file: None for each in MUTANTS}
+}
+
+
+@pytest.mark.parametrize("file", BY_FILE)
+def test_the_mutants_of_a_file_fit_it(file: str, valkey: Server) -> None:
+    source = (ROOT / file).read_text(encoding="utf-8")
+    wrong = []
+    for mutant in BY_FILE[file]:
+        try:
+            mutated = mutant.apply(source)
+        except ValueError as error:
+            wrong.append(str(error))
+            continue
+        if file.endswith(".py"):
+            ast.parse(mutated)
+        else:
+            compile_lua(valkey, mutated)
+        missing = [test for test in mutant.tests if command(test, ROOT) is None]
+        wrong += [f"{mutant.id} names tests that do not exist: {test}" for test in missing]
+    assert not wrong, "\n".join(wrong)
