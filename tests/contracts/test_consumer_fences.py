@@ -107,14 +107,16 @@ class Handler:
 
 
 @asynccontextmanager
-async def consumer_of(broker: Broker) -> AsyncIterator[tuple[Consumer, WatchedBus, Handler]]:
+async def consumer_of(
+    broker: Broker, lease_seconds: float = LEASE_SECONDS
+) -> AsyncIterator[tuple[Consumer, WatchedBus, Handler]]:
     """A consumer that has started but does not read yet."""
     transport = await broker.connect()
     broker.transports.append(transport)
     bus = WatchedBus(transport, broker.keys)
     handler = Handler(bus)
     metrics = Metrics(CollectorRegistry(), "test")
-    consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=LEASE_SECONDS, in_flight=2)
+    consumer = Consumer(bus, ["agent"], handler, metrics, service="test", lease_seconds=lease_seconds, in_flight=2)
     await consumer.start()
     try:
         yield consumer, bus, handler
@@ -125,8 +127,8 @@ async def consumer_of(broker: Broker) -> AsyncIterator[tuple[Consumer, WatchedBu
 
 
 @asynccontextmanager
-async def consuming(broker: Broker) -> AsyncIterator[tuple[WatchedBus, Handler]]:
-    async with consumer_of(broker) as (consumer, bus, handler):
+async def consuming(broker: Broker, lease_seconds: float = LEASE_SECONDS) -> AsyncIterator[tuple[WatchedBus, Handler]]:
+    async with consumer_of(broker, lease_seconds) as (consumer, bus, handler):
         running = asyncio.create_task(consumer.run())
         try:
             yield bus, handler
@@ -194,6 +196,21 @@ async def test_a_busy_consumer_takes_no_quarantined_entry(broker: Broker) -> Non
         await broker.call("XGROUP", "SETID", key, "agent-handler", "$")
         await broker.submit(bus, "next")
         assert await next_of(handler.began) == "next", "it reads again afterwards"
+
+
+async def test_quarantined_entries_follow_each_other_at_once(broker: Broker) -> None:
+    """All other work waits for them: a pause before each would hold it up for minutes."""
+    tasks = {f"t{number}" for number in range(8)}
+    await quarantined_ones(broker, *tasks)
+    async with consuming(broker, lease_seconds=4 * SECONDS) as (bus, handler):
+        async with asyncio.timeout(SECONDS / 2):  # less than the consumer's pause between its looks
+            began = [await handler.began.get()]
+            await broker.submit(bus, "next")
+            assert handler.began.empty(), "one at a time"
+            handler.go_on.set()
+            while "next" not in began:
+                began.append(await handler.began.get())
+    assert set(began[:-1]) == tasks
 
 
 async def test_a_delivery_that_is_held_is_not_handled_twice(broker: Broker) -> None:
@@ -376,6 +393,39 @@ async def test_a_consumer_that_waits_to_be_idle_looks_at_no_other_stream(broker:
         assert consumer._alone == "agent"
         await consumer._adopt("agent")
         assert consumer._alone is None
+
+
+async def quarantined_ones(broker: Broker, *tasks: str) -> None:
+    """Entries of a dead owner that were delivered too often, behind the group's position."""
+    key, dead = broker.keys.stream("agent"), await broker.owner()
+    for task in tasks:
+        await broker.submit(dead, task)
+    for entry in await broker.entries("agent"):
+        await broker.call(
+            "XCLAIM", key, "agent-handler", dead.owner, 0, entry["id"], "FORCE", "RETRYCOUNT", 3, "JUSTID"
+        )
+    await broker.call("XGROUP", "SETID", key, "agent-handler", "$")
+    await broker.call("ZREM", broker.keys.alive, dead.owner)
+
+
+async def test_a_consumer_that_stops_takes_no_quarantined_entry(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, _):
+        await quarantined_ones(broker, "t", "u")
+        consumer._alone = "agent"
+        await consumer.stop()
+        await consumer._adopt("agent")
+        assert await bus.own_pending("agent") == {}
+
+
+async def test_a_quarantined_entry_whose_owner_could_not_settle_it_runs_before_the_next_one(broker: Broker) -> None:
+    """Reconciliation returns it: it is still this owner's. The next one would run beside it."""
+    async with consumer_of(broker) as (consumer, bus, handler):
+        await quarantined_ones(broker, "t", "u")
+        consumer._alone = "agent"
+        handler.error = BusUnavailable("the reply was lost")
+        await consumer._adopt("agent")
+        assert handler.began.qsize() == 1
+        assert len(await bus.own_pending("agent")) == 1
 
 
 async def test_a_consumer_waits_until_the_broker_takes_it_for_idle(broker: Broker) -> None:

@@ -153,6 +153,20 @@ def test_only_work_that_waits_without_progress_is_unhealthy() -> None:
     assert watch.health().ok
 
 
+def test_work_within_its_own_time_limit_is_no_stall() -> None:
+    """A supervisor that restarted the process would interrupt it each time, so a slow tool would never end."""
+    now = 100.0
+    watch = ProgressWatch(10.0, lambda: now, work_seconds=600.0)
+    watch.waiting(True)
+    now += 600
+    assert watch.stalled_seconds == 0
+    now += 10
+    assert watch.health().ok
+    now += 1
+    assert watch.stalled_seconds == 11
+    assert not watch.health().ok
+
+
 def test_time_in_which_a_broker_owes_an_answer_does_not_count() -> None:
     now = 100.0
     watch = ProgressWatch(10.0, lambda: now)

@@ -50,6 +50,7 @@ class Consumer:
         finish_seconds: float | None = None,
         cancel_grace_seconds: float | None = None,
         stall_seconds: float | None = None,
+        work_seconds: float = 0.0,
     ) -> None:
         """`finish_seconds`: how long a stop waits for running deliveries before it hands them back; None: until they
         have ended.
@@ -58,6 +59,8 @@ class Consumer:
 
         `stall_seconds`: how long the held deliveries may make no progress before the consumer counts as stalled; None:
         the longer of 30 seconds and ten leases.
+
+        `work_seconds`: how long one delivery may run. This time is no stall.
         """
         self._bus = bus
         self._streams = list(streams)
@@ -68,7 +71,9 @@ class Consumer:
         self._finish_seconds = finish_seconds
         self._cancel_grace_seconds = cancel_grace_seconds
         self._owner = Owner(bus, service, lease_seconds)
-        self._watch = ProgressWatch(max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds)
+        self._watch = ProgressWatch(
+            max(30.0, 10 * lease_seconds) if stall_seconds is None else stall_seconds, work_seconds=work_seconds
+        )
         self._in_flight = InFlight(
             bus, handler, metrics, self._watch, limit=in_flight, on_fenced=self._on_fenced, on_failure=self._fail
         )
@@ -199,6 +204,8 @@ class Consumer:
             # Reads have a separate connection. A read before the first heartbeat would use a name that counts as
             # dead, and others would adopt its entries.
             while len(self._held) >= self._limit or self._alone is not None or self._rejoining:
+                if not self._held:
+                    self._in_flight.became_idle.set()
                 self._in_flight.has_room.clear()
                 await self._in_flight.has_room.wait()
             self._in_read = True
@@ -325,7 +332,14 @@ class Consumer:
                 logger.warning("adopt: %s", error)
             except Exception:
                 logger.exception("adopt: unexpected error")
-            await asyncio.sleep(self._lease / 4)
+            if self._alone is None:
+                await asyncio.sleep(self._lease / 4)
+            else:
+                # All other work waits for the quarantined entries: begin each of them as soon as nothing else runs.
+                self._in_flight.became_idle.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease / 4):
+                        await self._in_flight.became_idle.wait()
 
     async def _reconcile(self) -> None:
         for stream in self._streams:
@@ -358,13 +372,13 @@ class Consumer:
                 return  # this consumer is about to run a quarantined entry alone
             # Nothing may run beside a quarantined entry: no held delivery, and none that a read returns. A turn that
             # waits in the middle does not run, and may wait for an entry that only this process takes.
-            if self._in_read or not all(delivery.waits for delivery in self._held.values()):
-                return
-            adopted = await self._bus.adopt(stream, 1, idle=True)
-            if not adopted.must_be_idle and not adopted.deliveries:
-                self._alone = None
-                self._in_flight.has_room.set()
-            await self._take_adopted(adopted)
+            while not self._in_read and not self._stop.is_set() and all(each.waits for each in self._held.values()):
+                adopted = await self._bus.adopt(stream, 1, idle=True)
+                if not adopted.must_be_idle and not adopted.deliveries:
+                    self._alone = None
+                    self._in_flight.has_room.set()
+                if not await self._take_adopted(adopted) or self._alone is None or self._in_flight.unreconciled:
+                    break  # an unreconciled entry may still be this owner's
             return
         # One by one, each with a head start: an entry that kills its process immediately does so before others are
         # adopted, so they need not wait for another lease.

@@ -111,6 +111,8 @@ class InFlight:
         """Whether the group may count entries as this owner's that are not held."""
         self.has_room = asyncio.Event()
         """Set at each change after which the next read may be allowed."""
+        self.became_idle = asyncio.Event()
+        """Set when the last held delivery is released, and when a read ends without any."""
         self.closed = False
         """Whether the consumer stops. Deliveries that arrive now do not start: they are handed back."""
         self._stopped: set[Place] = set()
@@ -241,6 +243,7 @@ class InFlight:
         self._stopped.discard(place)
         if not self.held:
             self._watch.waiting(False)
+            self.became_idle.set()
         if len(self.held) == self._limit - 1:
             self.has_room.set()
 

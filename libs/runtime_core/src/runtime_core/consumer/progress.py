@@ -73,12 +73,15 @@ HEALTHY = Health(True)
 class ProgressWatch:
     """Unhealthy when work has waited without progress for longer than `limit_seconds`.
 
-    An idle process is healthy. So is one that waits for its broker: that time does not count. `monotonic` returns
-    seconds.
+    An idle process is healthy. So is one that waits for its broker: that time does not count. Nor does the time that
+    one piece of work may take, `work_seconds`: a slow tool is no defect. `monotonic` returns seconds.
     """
 
-    def __init__(self, limit_seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit_seconds: float, monotonic: Callable[[], float] = time.monotonic, *, work_seconds: float = 0.0
+    ) -> None:
         self._limit_seconds = limit_seconds
+        self._work_seconds = work_seconds
         self._monotonic = monotonic
         self._waiting = False
         self._since = monotonic()
@@ -111,9 +114,11 @@ class ProgressWatch:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long work has waited without progress while the brokers answered; 0 if no work waits."""
+        """How long work has waited without progress, beyond the time that it may take, while the brokers answered; 0
+        if no work waits.
+        """
         now = self._asked_at if self._asked else self._monotonic()
-        return max(0.0, now - self._since) if self._waiting else 0.0
+        return max(0.0, now - self._since - self._work_seconds) if self._waiting else 0.0
 
     def health(self) -> Health:
         silent = self.stalled_seconds

@@ -165,7 +165,14 @@ def add_agents(
             run_output_bytes=output.run,
         )
 
-    host.consume(buses, pool_streams("agent", pools), handler, service=AGENT_HANDLER, in_flight=in_flight)
+    host.consume(
+        buses,
+        pool_streams("agent", pools),
+        handler,
+        service=AGENT_HANDLER,
+        in_flight=in_flight,
+        work_seconds=max([agent.timeout_seconds for agent in app.agents.values() if agent.pool in pools], default=0.0),
+    )
     host.announce(lambda: announce_served(buses, "agent", _agents_of(app, pools)))
 
 
@@ -231,7 +238,11 @@ def add_tools(
     def handler(bus: EventBus) -> Handler:
         return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers, partitions=len(buses))
 
-    host.consume(buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER)
+    limits = [tool.timeout_seconds for tool in app.tools.values() if tool.pool in pools]
+    limits += [server.timeout_seconds for server in declared]
+    host.consume(
+        buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER, work_seconds=max(limits, default=0.0)
+    )
     host.announce(lambda: announce_served(buses, "tool", _tools_of(app, pools)))
     return abandoned
 
@@ -286,7 +297,7 @@ def add_gateway(host: Host, gateway: Gateway, buses: Sequence[EventBus], setting
         finish_share=GATEWAY_FINISH_SHARE,
         cancel_share=None,
         # A step may take hours. The gateway watches its driver for hangs.
-        stall_seconds=math.inf,
+        work_seconds=math.inf,
     )
     # Added last, so that it stops first: other gateways take over before this one finishes its steps.
     host.add(stop=withdraw)

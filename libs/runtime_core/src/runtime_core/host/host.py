@@ -136,7 +136,7 @@ class Host:
         in_flight: int | None = None,
         finish_share: float = FINISH_SHARE,
         cancel_share: float | None = CANCEL_SHARE,
-        stall_seconds: float | None = None,
+        work_seconds: float = 0.0,
     ) -> None:
         """Add a consumer for each partition.
 
@@ -144,7 +144,7 @@ class Host:
             in_flight: Deliveries held at once by all partitions together; None: 256 per partition.
             finish_share: The share of the shutdown time in which running deliveries may finish.
             cancel_share: The share in which cancelled deliveries may then end; None: as long as they need.
-            stall_seconds: See Consumer.
+            work_seconds: The longest time limit of the work. Only beyond it, the health check counts a stall.
         """
         consumers = [
             Consumer(
@@ -157,7 +157,7 @@ class Host:
                 in_flight=PARTITION_IN_FLIGHT if in_flight is None else max(1, in_flight // len(buses)),
                 finish_seconds=self._share_of_stop(finish_share),
                 cancel_grace_seconds=self._share_of_stop(cancel_share),
-                stall_seconds=stall_seconds,
+                work_seconds=work_seconds,
             )
             for bus in buses
         ]

@@ -85,7 +85,8 @@ HEARTBEAT_AGE = _gauge(
 )  # fmt: skip
 STALLED = _gauge(
     "weft_stalled_seconds",
-    "How long work has waited without progress in this process while the broker answered; 0 if none waits.",
+    "How long work has waited without progress in this process while the broker answered, beyond the longest time limit"
+    " of its agents or tools; 0 if none waits.",
     ("service",), attention="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
 )  # fmt: skip
 LOOP_LAG = _gauge(
