@@ -7,6 +7,7 @@ import pytest
 from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER, Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, ServerError
+from runtime_core.state_manager.waits import find_quarantines
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, group, now
 
 VALUE = f'{DIGEST}K1700000000000"done"'.encode()
@@ -363,3 +364,51 @@ async def test_progress_is_stored_while_the_group_is_lost(broker: Broker, bus: E
     assert await other.settle_call(turn, "2", VALUE) == (VALUE, "")
     turn.deliveries = QUARANTINE_AFTER
     assert await asks(other, turn, "c1") == {}
+
+
+async def test_a_handler_that_runs_a_delivery_alone_is_shown_with_what_waits_for_it(
+    broker: Broker, bus: EventBus
+) -> None:
+    """Nothing else tells why a lone handler takes no work."""
+    for task in ("poison", "second", "third"):
+        await broker.submit(bus, task)
+    await bus.read(["agent"], 10, 5)
+    key = broker.keys.stream("agent")
+    for entry in await broker.entries("agent"):
+        await broker.call("XCLAIM", key, "agent-handler", bus.owner, 0, entry["id"], "RETRYCOUNT", QUARANTINE_AFTER)
+    owner = await die(broker, bus)
+    await broker.submit(owner, "slow")
+    slow = await broker.take(owner)
+    assert await find_quarantines(owner) == []
+    assert (await owner.adopt("agent", 10, False)).must_be_idle
+    (found,) = await find_quarantines(owner)
+    assert (found.stream, found.handler, found.task, found.held, found.behind) == ("agent", owner.owner, "poison", 1, 2)
+    assert "until 1 other delivery ends (the first: a turn of agent 'writer' of task slow, taken " in str(found)
+    assert f"of task poison, delivered {QUARANTINE_AFTER} times, alone" in str(found)
+    await complete(owner, slow)
+    (found,) = await find_quarantines(owner)
+    assert str(found).startswith(f"{owner.owner} is about to run a turn of agent 'writer' of task poison, delivered ")
+    (adopted,) = (await owner.adopt("agent", 1, True)).deliveries
+    (found,) = await find_quarantines(owner)
+    assert (found.task, found.held, found.first, found.behind) == (adopted.task, 0, "", 2)
+    assert f"{owner.owner} has run a turn of agent 'writer' of task {adopted.task}, delivered " in str(found)
+    successor = await die(broker, owner)
+    assert await find_quarantines(successor) == [], "another one takes its turn"
+
+
+async def test_a_lone_handler_is_told_from_one_beside_others(broker: Broker, bus: EventBus) -> None:
+    """Others read on, so nothing waits for the delivery that runs alone."""
+    await broker.submit(bus, "poison")
+    turn = await broker.take(bus)
+    key = broker.keys.stream("agent")
+    await broker.call("XCLAIM", key, "agent-handler", bus.owner, 0, turn.entry, "RETRYCOUNT", QUARANTINE_AFTER)
+    owner = await broker.owner()
+    await broker.silence(bus)
+    assert (await adopt_alone(owner)).deliveries
+    (found,) = await find_quarantines(owner)
+    assert found.others == 0
+    assert str(found).endswith("it is the only handler, so all other work waits")
+    await (await broker.owner()).read(["agent"], 1, 5)
+    (found,) = await find_quarantines(owner)
+    assert found.others == 1
+    assert str(found).endswith("other handlers read on")

@@ -106,6 +106,7 @@ def page() -> Page:
             {"service": "Service", "instance": "Instance"},
             [
                 Column("Stalled", promql.worst(names.STALLED, by="service, instance"), "s", Limits(10, 30)),
+                Column("Alone", promql.worst(names.QUARANTINE, by="service, instance"), "s", Limits(30, 120)),
                 Column("Heartbeat", promql.worst(names.HEARTBEAT_AGE, by="service, instance"), "s", Limits(1.5, 2.5)),
                 Column(
                     "Broker",

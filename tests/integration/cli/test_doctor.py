@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -40,6 +41,28 @@ def test_tasks_that_wait_for_turns_are_shown_and_repaired(weft: Weft, desk: Desk
             server.hdel("weft:{0}:agents", "unserved")
             server.delete("weft:{0}:agent:nobody", "weft:{0}:queues", "weft:{0}:turns:agent:nobody")
             server.hdel("weft:{0}:meta", "queued")
+
+
+def test_the_doctor_names_the_delivery_for_which_a_lone_handler_takes_no_other_work(weft: Weft, desk: Desk) -> None:
+    stream, group = "weft:{0}:agent:nobody", "agent-handler"
+    with closing(desk.redis()) as server:
+        server.hset("weft:{0}:agents", "poison", "agent:nobody")
+        try:
+            server.xgroup_create(stream, group, "0", mkstream=True)
+            weft("submit", "poison", "--task-id", "killer", "--no-wait")
+            until(lambda: server.xlen(stream) == 1)
+            [[_, [[entry, _]]]] = cast(Any, server.xreadgroup(group, "gone", {stream: ">"}))  # Any: untyped
+            server.xclaim(stream, group, "gone", 0, [entry], retrycount=3)
+            alive = cast(list[bytes], server.zrange("weft:{0}:alive", 0, -1))
+            [handler] = [name for name in alive if name.startswith(b"agent-handler@")]
+            server.hset("weft:{0}:quarantine", "~agent:nobody", handler)
+            message = wrong(weft("doctor", "--json"))["quarantine"]
+            assert message.startswith(f"{handler.decode()} is about to run a turn of agent 'poison' of task killer,")
+            assert "cancel the task (weft task cancel killer)" in weft("doctor").out
+        finally:
+            weft("task", "cancel", "killer")
+            server.hdel("weft:{0}:agents", "poison")
+            server.delete(stream, "weft:{0}:quarantine")
 
 
 def wrong_or_nothing(ended: Ended) -> dict[str, str]:

@@ -234,10 +234,18 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "host/app_services.py",
         "slow_tools",
-        "limits = [tool.timeout_seconds for tool in app.tools.values() if tool.pool in pools]",
-        "limits = [0.0]",
+        "seconds = [tool.timeout_seconds for tool in app.tools.values() if tool.pool in pools]",
+        "seconds = [0.0]",
         "a tool-handler whose only work is slow is not restarted",
         "unit/host:app_services",
+    ),
+    python(
+        "state_manager/waits.py",
+        "quarantine_of_dead",
+        "        return None  # it is dead: another one takes the turn\n",
+        "        pass\n",
+        "a dead handler is not said to run a delivery alone",
+        "contracts:quarantine",
     ),
     python(
         CONSUMER,

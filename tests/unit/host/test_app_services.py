@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
-from runtime_core.bus.connection import RespTransport
+from runtime_core.bus.connection import RespTransport, Transport
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
@@ -70,12 +69,16 @@ async def test_work_may_take_as_long_as_its_longest_time_limit() -> None:
 
     app.add_mcp("files", command=["files-server"], pool="files", timeout_seconds=200)
     bus = EventBus(RespTransport(parse_address("redis://127.0.0.1:1")), Keys("weft", 0))
+
+    async def connect() -> Transport:
+        raise AssertionError("nothing connects")
+
     seconds = []
     for pools in (("",), ("gpu",), ("files",), ("", "gpu", "files")):
-        host = Host(asyncio.sleep, Metrics(CollectorRegistry(), "tool-handler"))
+        host = Host(connect, Metrics(CollectorRegistry(), "tool-handler"))
         add_tools(host, app, [bus], pools)
         seconds.append(host.consumers[0]._watch._work_seconds)
     assert seconds == [120, 900, 200, 900]
-    host = Host(asyncio.sleep, Metrics(CollectorRegistry(), "agent-handler"))
+    host = Host(connect, Metrics(CollectorRegistry(), "agent-handler"))
     add_agents(host, app, [bus], ("",), results=Results.of_settings(Settings.from_environment({})))
     assert host.consumers[0]._watch._work_seconds == 300

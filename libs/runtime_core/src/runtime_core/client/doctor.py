@@ -27,7 +27,7 @@ from runtime_core.state_manager.measures import UNSERVED_TASKS, find_unserved, g
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.state_manager.stuck import find_circles, find_stuck, free
-from runtime_core.state_manager.waits import find_lasting_waits
+from runtime_core.state_manager.waits import find_lasting_waits, find_quarantines
 
 if TYPE_CHECKING:
     from runtime_core.client.task_view import Row
@@ -381,6 +381,16 @@ async def waits(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("waits", True, "no message to an agent of a runtime has waited long")
 
 
+async def quarantine(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
+    """Find handlers that take no other work until a delivery that was delivered too often has run alone."""
+    found = [each for bus in opened.buses for each in await find_quarantines(bus)]
+    for each in found:
+        remedy = f"it ends by itself; to end it now, cancel the task (weft task cancel {each.task}), or add a handler"
+        yield Finding("quarantine", each.others > 0, str(each), "" if each.others else remedy)
+    if not found:
+        yield Finding("quarantine", True, "no handler runs a delivery alone")
+
+
 async def unserved(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Find work for an agent or a tool that was removed or renamed: no running handler has the name."""
     found = [each for bus in opened.buses for each in await find_unserved(bus, UNSERVED_TASKS * 500)]
@@ -473,7 +483,7 @@ async def _recorded_elsewhere(opened: Installation, url: str, published: dict[Ev
 
 CHECKS: tuple[Check, ...] = (
     server, memory, persistence, clock, namespace, functions, ingress, consumers, engines, apps, stuck, deadlock,
-    waits, unserved, parked, letters, store,
+    waits, quarantine, unserved, parked, letters, store,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from runtime_core.bus.connection import Transport
@@ -83,6 +84,7 @@ class Consumer:
         self._stop = asyncio.Event()
         self._alone: str | None = None
         """The stream of a quarantined entry that runs alone, or is about to."""
+        self._alone_since = 0.0
         self._in_read = False
         self._reconciled: set[Place] = set()
         """Entries that reconciliation took during the current read. The read's reply must not deliver them again."""
@@ -180,6 +182,11 @@ class Consumer:
     def stalled_seconds(self) -> float:
         """How long the held deliveries have waited without progress."""
         return self._watch.stalled_seconds
+
+    @property
+    def alone_seconds(self) -> float:
+        """How long this consumer has taken nothing but quarantined entries; 0 if it takes others."""
+        return time.monotonic() - self._alone_since if self._alone is not None else 0.0
 
     def ready(self) -> bool:
         return self._connected and not self._stop.is_set()
@@ -375,6 +382,7 @@ class Consumer:
             while not self._in_read and not self._stop.is_set() and all(each.waits for each in self._held.values()):
                 adopted = await self._bus.adopt(stream, 1, idle=True)
                 if not adopted.must_be_idle and not adopted.deliveries:
+                    logger.info("reading on: nothing of %s runs alone after %.1f s", stream, self.alone_seconds)
                     self._alone = None
                     self._in_flight.has_room.set()
                 if not await self._take_adopted(adopted) or self._alone is None or self._in_flight.unreconciled:
@@ -390,7 +398,7 @@ class Consumer:
                     "an entry of %s was delivered too often: waiting for other deliveries to end, to run it alone",
                     stream,
                 )
-                self._alone = stream
+                self._alone, self._alone_since = stream, time.monotonic()
             taken = await self._take_adopted(adopted)
             if not taken:
                 break

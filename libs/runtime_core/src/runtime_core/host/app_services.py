@@ -238,10 +238,10 @@ def add_tools(
     def handler(bus: EventBus) -> Handler:
         return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers, partitions=len(buses))
 
-    limits = [tool.timeout_seconds for tool in app.tools.values() if tool.pool in pools]
-    limits += [server.timeout_seconds for server in declared]
+    seconds = [tool.timeout_seconds for tool in app.tools.values() if tool.pool in pools]
+    seconds += [server.timeout_seconds for server in declared]
     host.consume(
-        buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER, work_seconds=max(limits, default=0.0)
+        buses, pool_streams("tool", pools), handler, service=TOOL_HANDLER, work_seconds=max(seconds, default=0.0)
     )
     host.announce(lambda: announce_served(buses, "tool", _tools_of(app, pools)))
     return abandoned

@@ -166,6 +166,7 @@ class Host:
             self.metrics.in_flight.set_function(lambda: sum(consumer.held for consumer in self.consumers))
             self.metrics.show_owner(lambda: max(consumer.silent_seconds for consumer in self.consumers), self._lease)
             self.metrics.stalled.set_function(lambda: max(consumer.stalled_seconds for consumer in self.consumers))
+            self.metrics.quarantine.set_function(lambda: max(consumer.alone_seconds for consumer in self.consumers))
         self.consumers += consumers
         self.add_roles(*consumers)
 

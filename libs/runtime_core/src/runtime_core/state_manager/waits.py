@@ -1,4 +1,5 @@
-"""Work that waits: how much of it, and messages that wait behind another one or for an agent that no process runs.
+"""Work that waits: how much of it, messages that wait behind another one or for an agent that no process runs, and
+handlers that run a delivery alone.
 
 A handler that waits for a message in its own agent's mailbox waits forever, and only its code knows. Weft can tell who
 waits behind whom.
@@ -14,8 +15,9 @@ from typing import Any, cast
 
 import msgspec
 
+from runtime_core.base.text import duration
 from runtime_core.bus.connection import Reply, fields, text
-from runtime_core.bus.deliveries import pairs
+from runtime_core.bus.deliveries import QUARANTINE_AFTER, Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
 from runtime_core.bus.tasks import TopicSubscription
@@ -29,6 +31,7 @@ from runtime_core.wire.ids import ROOT_RUN
 Row = dict[str, Any]
 """A stream, or a sum, as JSON. (Any: JSON.)"""
 PAUSE_SECONDS = 2.0
+PENDING_MAX = 1000
 SILENT_MS = 10_000
 """After this time without a heartbeat no process of the namespace lives."""
 
@@ -223,6 +226,103 @@ async def _described(bus: EventBus, place: str) -> str:
     kind = str(content.get("message_type", "")).rpartition(".")[2] if isinstance(content, dict) else ""
     sender = str(message.get("sender", "")) if isinstance(message, dict) else ""
     return f"{kind or 'a message'}{f' of {sender}' if sender else ''} (task {task})"
+
+
+# -- handlers that run a delivery alone ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A handler that takes no other work until a delivery of a stream has run alone: its processes died during it."""
+
+    stream: str
+    handler: str
+    what: str
+    """The delivery: what it runs, its task, and how often it was delivered."""
+    task: str
+    took_ms: float
+    """How long it has run alone; before that, how long the handler has taken no new delivery."""
+    runs: bool = True
+    """Whether it runs; False: it is the next one to run."""
+    held: int = 0
+    """The deliveries that have to end before it begins."""
+    first: str = ""
+    """The one of them that was delivered first, and when."""
+    behind: int = 0
+    """Further deliveries that are to run alone, one after the other."""
+    others: int = 0
+    """Handlers that read the stream meanwhile."""
+
+    def __str__(self) -> str:
+        since = duration(self.took_ms)
+        if self.held:
+            ends = f"{self.held} other {'delivery ends' if self.held == 1 else 'deliveries end'}"
+            does = (
+                f"has taken no new work for {since}, until {ends} (the first: {self.first}); then it runs {self.what}"
+            )
+        elif not self.runs:
+            does = f"is about to run {self.what}"
+        else:
+            does = f"has run {self.what} for {since}"
+        more = f"; {self.behind} more follow" if self.behind else ""
+        rest = "other handlers read on" if self.others else "it is the only handler, so all other work waits"
+        return f"{self.handler} {does} alone, since processes ended during it{more}; {rest}"
+
+
+async def find_quarantines(bus: EventBus) -> list[Quarantine]:
+    """Return the handlers of a partition that take no other work than a delivery that was delivered too often."""
+    turns = fields(await bus.transport.call("HGETALL", bus.keys.quarantine))
+    found = []
+    for field, owner in sorted(turns.items()):
+        if field.startswith("~") and (one := await _quarantine(bus, field[1:], owner.decode(), turns)) is not None:
+            found.append(one)
+    return found
+
+
+async def _quarantine(bus: EventBus, stream: str, owner: str, turns: dict[str, bytes]) -> Quarantine | None:
+    call, key, group = bus.transport.call, bus.keys.stream(stream), group_of(stream)
+    alive = set(cast(list[bytes], await call("ZRANGE", bus.keys.alive, 0, -1)))
+    if owner.encode() not in alive:
+        return None  # it is dead: another one takes the turn
+    held: list[tuple[str, list[Reply]]] = []
+    for each in await work_streams(bus):
+        if group_of(each) == group and (each == stream or await _length(bus, each)):
+            reply = await call("XPENDING", bus.keys.stream(each), group, "-", "+", PENDING_MAX, owner)
+            held += [(each, row) for row in cast(list[list[Reply]], reply)]
+    held.sort(key=lambda row: -cast(int, row[1][2]))
+    alone = [row for each, row in held if each == stream and f"{stream}|{text(row[0])}" in turns]
+    consumers = cast(list[Reply], await call("XPENDING", key, group))[3] or []
+    readers = cast(list[list[bytes]], consumers)
+    waiting: list[list[Reply]] = []
+    for name in [name for name, _ in readers if name not in alive]:
+        rows = cast(list[list[Reply]], await call("XPENDING", key, group, "-", "+", PENDING_MAX, name))
+        waiting += [row for row in rows if cast(int, row[3]) >= QUARANTINE_AFTER]
+    if not alone and not waiting:
+        return None  # its last one has ended
+    next_one = (alone or waiting)[0]
+    what, task = await _delivered(bus, stream, next_one)
+    what += f", delivered {cast(int, next_one[3])} times,"
+    idle = cast(int, (alone[0] if alone else held[-1][1] if held else next_one)[2])
+    first = ""
+    if held and not alone:
+        oldest = held[0]
+        first = f"{(await _delivered(bus, *oldest))[0]}, taken {duration(cast(int, oldest[1][2]))} ago"
+    return Quarantine(
+        stream, owner, what, task, idle, bool(alone), 0 if alone else len(held), first,
+        len(waiting) - (0 if alone else 1), max(0, await processes_of(bus, stream) - 1),
+    )  # fmt: skip
+
+
+async def _delivered(bus: EventBus, stream: str, row: list[Reply]) -> tuple[str, str]:
+    """Return a pending delivery in words, and its task."""
+    entry = cast(bytes, row[0])
+    found = pairs(await bus.transport.call("XRANGE", bus.keys.stream(stream), entry, entry))
+    try:
+        delivery = Delivery(bus.keys.partition, stream, entry, found[0][1] if found else [])
+    except InvalidInput:
+        return f"the entry {text(entry)}", ""
+    what = f"a call of {delivery.name!r}" if delivery.kind == "call" else f"a turn of agent {delivery.name!r}"
+    return f"{what} of task {delivery.task}", delivery.task
 
 
 # -- how much work waits, by stream --------------------------------------------------------------------------------

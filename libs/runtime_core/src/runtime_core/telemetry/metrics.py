@@ -217,6 +217,7 @@ class Metrics:
         self.heartbeat_age = gauge(names.HEARTBEAT_AGE).labels(service)
         self.broker_connected = gauge(names.BROKER_CONNECTED).labels(service)
         self.stalled = gauge(names.STALLED).labels(service)
+        self.quarantine = gauge(names.QUARANTINE).labels(service)
         self.loop_lag = gauge(names.LOOP_LAG).labels(service)
         dropped = names.SPANS_DROPPED
         self.spans_dropped = Counter(dropped.name, dropped.help, dropped.labels, registry=registry).labels(service)

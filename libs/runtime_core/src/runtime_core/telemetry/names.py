@@ -89,6 +89,11 @@ STALLED = _gauge(
     " of its agents or tools; 0 if none waits.",
     ("service",), attention="it grows: `/healthz` fails at 30 s or 10 leases, whichever is longer", unit="seconds",
 )  # fmt: skip
+QUARANTINE = _gauge(
+    "weft_quarantine_seconds",
+    "How long this handler has taken no new work, since a delivery that was delivered too often runs alone; else 0.",
+    ("service",), HANDLERS, "it grows and the stream has no other reader: `weft doctor` names the task", "seconds",
+)  # fmt: skip
 LOOP_LAG = _gauge(
     "weft_loop_lag_seconds", "How late the event loop woke up from its last timed sleep.", ("service",),
     attention="above 0.1: something blocks it", unit="seconds",

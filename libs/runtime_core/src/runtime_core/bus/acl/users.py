@@ -412,7 +412,7 @@ GATEWAY = User(
         "signal",
         "watch",
     ),
-    commands=_CLIENT_COMMANDS,
+    commands=(*_CLIENT_COMMANDS, "xinfo|consumers"),
     # What the console's page of the system shows, too.
     reads=(
         *_CLIENT_READS,
@@ -424,6 +424,7 @@ GATEWAY = User(
         "limited",
         "meta",
         "publishers",
+        "quarantine",
         "queues",
         "record",
         "replies",

@@ -23,7 +23,7 @@ from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
-from runtime_core.state_manager.waits import waiting_work
+from runtime_core.state_manager.waits import Quarantine, find_quarantines, waiting_work
 from runtime_core.wire import codec
 from runtime_core.wire.events import ENDED
 
@@ -95,6 +95,7 @@ class Boards:
             buckets=_buckets(rows, now),
             hour=await self._last_hour(visit, rows, now),
             backlog=None if visit.caller.tenant else await self._backlog(),
+            quarantines=[] if visit.caller.tenant else await self._quarantines(),
             cost=cost,
             now=now,
         )
@@ -125,6 +126,10 @@ class Boards:
                 for stream in ("agent", "tool")
             ]
         )
+
+    async def _quarantines(self) -> list[Quarantine]:
+        """Return the handlers that take no other work until a delivery has run alone."""
+        return [each for bus in self._access.client.buses for each in await find_quarantines(bus)]
 
     async def _cost_today(self, visit: Visit) -> tuple[float, float]:
         """Return the tokens and the cost of tasks that have ended since midnight (UTC)."""
@@ -213,6 +218,7 @@ class Boards:
             visit,
             "system.html",
             work=await waiting_work(buses, count_mailboxes=False),
+            quarantines=await self._quarantines(),
             places=[await _processes(bus) for bus in buses],
             info=info,
             used=int(info.get("used_memory", 0)),
