@@ -20,7 +20,6 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
-    Row,
     Table,
     Text,
     text,
@@ -108,6 +107,7 @@ STEPS = Table(
     PrimaryKeyConstraint("namespace", "task", "place", "attempt"),
 )
 
+_STEP_COLUMNS = len(STEPS.c)
 RARE = ("error", "errors", "usage", "input_refs", "output_refs", "attributes")
 """Columns that are null for most steps."""
 
@@ -529,31 +529,36 @@ def _add_usage(sums: _Sums, end: UsageEnd, reports: Collection[UsageRow]) -> Non
             sums[*of_model, "amount", without_nul(of)[:_NAME_MAX]] += amount
 
 
-# Any: the columns are read by name.
-def step_of(row: Row[Any], contents: Contents) -> Step:
-    """Return the step of a row; `contents` holds the contents that it refers to."""
-    attributes = _ATTRIBUTES.decode(row.attributes) if row.attributes else {}
-    if row.input_refs and contents.has_gap(REFERENCES.decode(row.input_refs)):
-        attributes[INCOMPLETE] = True
+# Any: a sequence cannot express the types of its columns.
+def step_of(row: Sequence[Any], contents: Contents) -> Step:
+    """Return the step of a row, which begins with the columns of STEPS; `contents` holds what it refers to."""
+    # By place, since a task may have thousands of rows: each access by name costs as much as all of this.
+    (
+        _namespace, _task, _place, attempt, run, step, kind, name, status, started, ended, key, given, output, error,
+        errors, usage, cause, owner, input_refs, output_refs, attributes, committed,
+    ) = row[:_STEP_COLUMNS]  # fmt: skip
+    noted = _ATTRIBUTES.decode(attributes) if attributes else {}
+    if input_refs and contents.has_gap(REFERENCES.decode(input_refs)):
+        noted[INCOMPLETE] = True
     return Step(
-        run=row.run,
-        kind=row.kind,
-        name=row.name,
-        status=row.status,
-        started=row.started,
-        ended=row.ended,
-        step=row.step,
-        attempt=row.attempt,
-        key=row.key,
-        input=_restore(contents, row.input, row.input_refs),
-        output=_restore(contents, row.output, row.output_refs),
-        error=_ERROR.decode(row.error) if row.error else None,
-        errors=_ERRORS.decode(row.errors) if row.errors else [],
-        usage=_USAGE.decode(row.usage) if row.usage else {},
-        cause=row.cause,
-        owner=row.owner,
-        attributes=attributes,
-        committed=row.committed or 0.0,
+        run=run,
+        kind=kind,
+        name=name,
+        status=status,
+        started=started,
+        ended=ended,
+        step=step,
+        attempt=attempt,
+        key=key,
+        input=_restore(contents, given, input_refs),
+        output=_restore(contents, output, output_refs),
+        error=_ERROR.decode(error) if error else None,
+        errors=_ERRORS.decode(errors) if errors else [],
+        usage=_USAGE.decode(usage) if usage else {},
+        cause=cause,
+        owner=owner,
+        attributes=noted,
+        committed=committed or 0.0,
     )
 
 

@@ -131,15 +131,15 @@ def render(trajectory: TaskTrajectory) -> str:
     return "\n".join(lines)
 
 
-def to_tree(trajectory: TaskTrajectory) -> TreeDict:
-    """Return the run tree as plain dicts, with inputs and outputs decoded."""
+def to_tree(trajectory: TaskTrajectory, *, decode: bool = True) -> TreeDict:
+    """Return the run tree as plain dicts, with inputs and outputs decoded; without `decode` they are `msgspec.Raw`."""
     end = trajectory.end
     roots = _roots(trajectory)
     made: list[NodeDict] = []
     pending = [(node, made) for node in reversed(roots)]
     while pending:
         node, siblings = pending.pop()
-        as_dict = _node_dict(node)
+        as_dict = _node_dict(node, decode)
         siblings.append(as_dict)
         pending += [(child, as_dict["children"]) for child in reversed(node.children)]
     return {
@@ -171,10 +171,12 @@ def _roots(trajectory: TaskTrajectory) -> list[_Node]:
     nodes: dict[tuple[str, str], _Node] = {}
     # Inherited steps of a fork appear where they would appear in the task itself.
     for step in (*trajectory.inherited, *trajectory.steps):
-        nodes.setdefault((step.run, step.step), _Node(step.run, step.step)).attempts.append(step)
+        node = nodes.get((step.run, step.step))
+        if node is None:
+            node = nodes[step.run, step.step] = _Node(step.run, step.step)
+        node.attempts.append(step)
     # A run that is not recorded yet gets a node, so that its steps do not appear under another run.
-    for recorded, _ in list(nodes):
-        run = recorded
+    for run in dict.fromkeys(run for run, _ in nodes):
         while run:
             if (run, "") not in nodes:
                 nodes[run, ""] = _Node(run, "")
@@ -376,7 +378,7 @@ def _error_line(error: StepError) -> str:
     return shortened(plain(f"{error.type}: {first}" if first else error.type), _ERROR_MAX)
 
 
-def _node_dict(node: _Node) -> NodeDict:
+def _node_dict(node: _Node, decode: bool) -> NodeDict:
     step = node.last
     recorded = step is not None
     if step is None:
@@ -393,8 +395,8 @@ def _node_dict(node: _Node) -> NodeDict:
         "started": step.started,
         "ended": step.ended,
         "committed": step.committed,
-        "input": decoded(step.input),
-        "output": decoded(step.output),
+        "input": decoded(step.input) if decode else step.input,
+        "output": decoded(step.output) if decode else step.output,
         "error": _error_dict(step.error) if step.error else None,
         "errors": [_error_dict(error) for error in errors],
         "usage": step.usage,

@@ -264,7 +264,7 @@ class Boards:
         from runtime_core.trajectory.tree import decoded, to_tree
 
         one, other = [await self._access.trajectory(visit.caller, task) for task in given]
-        lines = [views.timeline({}, to_tree(each)) for each in (one, other)]
+        lines = [views.timeline({}, to_tree(each, decode=False)) for each in (one, other)]
         found = await asyncio.to_thread(first_difference, one, other)
         difference = None
         if found is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
+import msgspec
 from starlette.responses import RedirectResponse, Response
 
 from runtime_core.client.task_view import Row, TaskFilter, read_task, task_in_store
@@ -94,6 +95,7 @@ class Pages:
         line = views.timeline(view, tree)
         failure = views.root_failure(line) if view["status"] == "failed" else None
         chosen = line.row(query.get("step", "")) or (failure.row if failure else None) or line.rows[0]
+        views.decode(chosen)
         now = views.now_ms()
         tokens, cost = views.tokens_and_cost(view.get("usage") or {})
         split = views.time_split(chosen, line.every) if chosen.kind == "agent" else []
@@ -138,7 +140,7 @@ class Pages:
 
         Raises Problem if neither is known.
         """
-        from runtime_core.trajectory.tree import to_tree  # here: it imports SQLAlchemy
+        from runtime_core.trajectory.tree import decoded, to_tree  # here: they import SQLAlchemy
 
         handle = await self._access.handle(visit.caller, task_id)
         view = await read_task(handle.bus, handle.task_id, letters=False)
@@ -153,9 +155,11 @@ class Pages:
         if view is None:
             assert recorded is not None
             view = {"created": 0, **task_in_store(recorded), "gone": True}
-        tree = None if recorded is None else to_tree(recorded)
+        tree = None if recorded is None else to_tree(recorded, decode=False)
         if "input" not in view and tree is not None and tree["runs"] and tree["runs"][0]["recorded"]:
-            view["input"] = tree["runs"][0]["input"]  # the broker keeps the input of open tasks only
+            view["input"] = decoded(
+                cast(msgspec.Raw, tree["runs"][0]["input"])
+            )  # the broker keeps the input of open tasks only
         if view["status"] == "failed" and visit.may(OPERATE):
             letters, _ = await self._access.letters(visit.caller, LetterFilter(task=task_id), LETTERS_MAX)
             view["dead_letters"] = [letter["letter_id"] for letter in letters]

@@ -15,6 +15,7 @@ import msgspec
 
 from runtime_core.base.text import duration, in_bytes, shortened
 from runtime_core.client.task_view import describe_wait
+from runtime_core.wire.codec import readable
 
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
@@ -207,7 +208,7 @@ def tokens_and_cost(usage: Mapping[str, Json]) -> tuple[float, float]:
 # -- a task's steps as rows --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bar:
     """A part of a time line."""
 
@@ -255,6 +256,11 @@ class StepRow:
     def place(self) -> str:
         """The step as `weft task fork --at` names it; empty for the task's first run."""
         return self.path.partition("/")[2]
+
+    @property
+    def label(self) -> str:
+        """Its bars in words."""
+        return "; ".join(bar.label for bar in self.bars if bar.label)
 
     @property
     def span(self) -> float:
@@ -307,9 +313,8 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     now = now_ms()
     created = float(view.get("created") or (tree or {}).get("created") or now)
     end = float(view.get("ended") or now)
-    rows: list[StepRow] = []
-    for depth, node in _walk((tree or {}).get("runs", ())):
-        rows.append(_row(depth, node))
+    rows = [_row(depth, node) for depth, node in _walk((tree or {}).get("runs", ()))]
+    _sum_up_usage(rows)
     if not rows:
         rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
     _open_steps(rows, view, created, now)
@@ -324,8 +329,10 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
         root.name, root.kind, root.status = str(view.get("agent", "")), "agent", str(view.get("status", ""))
         root.started, root.ended = created, end
         root.node = {**root.node, "input": view.get("input"), "output": view.get("output"), "error": view.get("error")}
+    shown = _shown(rows, most)
+    paths = {row.path for row in shown}
     for row in rows:
-        _draw(row)
+        _draw(row, row.path in paths)
     if root.path == "r":
         if 0 < created < root.started:
             root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
@@ -336,7 +343,16 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     _split_runs(rows)
     start = min([created, *(row.started for row in rows if row.started)])
     last = max([end if not view.get("ended") else created, *(row.ended for row in rows)])
-    return Timeline(rows, _shown(rows, most), start, max(last, start + 1))
+    return Timeline(rows, shown, start, max(last, start + 1))
+
+
+def decode(row: StepRow) -> None:
+    """Decode the input and the output of the row that a page shows. A task may have thousands of others."""
+    contents = {name: row.node.get(name) for name in ("input", "output")}
+    row.node = {
+        **row.node,
+        **{name: readable(bytes(raw)) for name, raw in contents.items() if isinstance(raw, msgspec.Raw)},
+    }
 
 
 def _shown(rows: list[StepRow], most: int) -> list[StepRow]:
@@ -362,17 +378,23 @@ def path_of(node: Json) -> str:
 
 
 def _row(depth: int, node: Json) -> StepRow:
-    tokens, cost = 0.0, 0.0
-    for _, below in _walk([node]):
-        more = tokens_and_cost(below["usage"])
-        # An agent's own row sums up nothing: its usage is in the rows below it.
-        tokens, cost = tokens + more[0], cost + more[1]
+    tokens, cost = tokens_and_cost(node["usage"]) if node["usage"] else (0.0, 0.0)
     status = node["status"] or ("running" if not node["recorded"] else "")
     entry = _ENTRY.fullmatch(node["cause"]) if node["kind"] in ("tool", "engine", "ray", "spark") else None
     return StepRow(
         path_of(node), depth, node["kind"] or "agent", node["name"], status, node["started"], node["ended"], node,
         node["attempts"] or 1, float(entry[1]) if entry else 0, tokens, cost,
     )  # fmt: skip
+
+
+def _sum_up_usage(rows: Sequence[StepRow]) -> None:
+    """Add to each row the usage of the rows below it: an agent's own row has none."""
+    below: dict[int, tuple[float, float]] = {}
+    for row in reversed(rows):
+        tokens, cost = below.pop(row.depth + 1, (0.0, 0.0))
+        row.tokens, row.cost = row.tokens + tokens, row.cost + cost
+        tokens, cost = below.get(row.depth, (0.0, 0.0))
+        below[row.depth] = tokens + row.tokens, cost + row.cost
 
 
 def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, now: float) -> None:
@@ -404,7 +426,8 @@ def _within(path: str, run: str) -> bool:
     return path == run or path.startswith(run + "/")
 
 
-def _draw(row: StepRow) -> None:
+def _draw(row: StepRow, labelled: bool) -> None:
+    """Add the bars of a row. Without `labelled` they have no words: the page shows its run's bars, but not the row."""
     kind = "wait" if row.kind in _WAITING else _WORK.get(row.kind, "step")
     errors = [error for error in (row.node.get("errors") or (row.wait or {}).get("errors") or ()) if error.get("at")]
     begun = row.node.get("started") or row.ended
@@ -414,16 +437,17 @@ def _draw(row: StepRow) -> None:
         row.started = min(row.started, errors[0]["at"])
         row.bars.append(Bar("retry", row.started, max(queued, row.started), "waiting for the next attempt"))
     if row.queued and queued < begun:
-        row.bars.append(Bar("queue", queued, begun, f"in the queue for {span(begun - queued)}"))
+        row.bars.append(Bar("queue", queued, begun, f"in the queue for {span(begun - queued)}" if labelled else ""))
         row.started = min(row.started, queued)
     start = row.node.get("started") or row.started
     if row.wait is not None and row.kind not in _WAITING:
         kind = _open_kind(row.wait, kind)
-    label = f"{row.word} {row.name}, {span(row.ended - start)}"
+    label = f"{row.word} {row.name}, {span(row.ended - start)}" if labelled else ""
     row.bars.append(Bar(kind, start, max(row.ended, start), label))
     committed = row.node.get("committed") or 0.0
     if kind in _COMMITTED and committed > row.ended:
-        row.bars.append(Bar("commit", row.ended, committed, f"committed in {span(committed - row.ended)}"))
+        label = f"committed in {span(committed - row.ended)}" if labelled else ""
+        row.bars.append(Bar("commit", row.ended, committed, label))
     row.bars += [
         Bar("failed", error["at"], error["at"], f"attempt {number} failed") for number, error in enumerate(errors, 1)
     ]
@@ -445,9 +469,12 @@ def _split_runs(rows: Sequence[StepRow]) -> None:
         below.setdefault(row.path.rpartition("/")[0], []).append(row)
     for row in rows:
         if row.kind == "agent":
-            parts = [bar for each in below.get(row.path, ()) for bar in each.bars if bar.kind in _PARTS]
+            parts: dict[str, list[Bar]] = {kind: [] for kind in _PARTS}
+            for bar in (bar for each in below.get(row.path, ()) for bar in each.bars):
+                if bar.kind in parts:
+                    parts[bar.kind].append(bar)
             at = next((number for number, bar in enumerate(row.bars, 1) if bar.kind == "agent"), 0)
-            row.bars[at:at] = [bar for kind in _PARTS for bar in _joined([each for each in parts if each.kind == kind])]
+            row.bars[at:at] = [bar for own in parts.values() for bar in _joined(own)]
 
 
 def _joined(bars: Sequence[Bar]) -> list[Bar]:
@@ -456,7 +483,7 @@ def _joined(bars: Sequence[Bar]) -> list[Bar]:
     gap = (max(bar.end for bar in bars) - min(bar.start for bar in bars)) / SEGMENTS_MAX if bars else 0
     for bar in sorted(bars, key=lambda bar: bar.start):
         if found and bar.start - found[-1].end < gap:
-            found[-1] = Bar(bar.kind, found[-1].start, max(bar.end, found[-1].end))
+            found[-1].end = max(bar.end, found[-1].end)
         else:
             found.append(Bar(bar.kind, bar.start, bar.end))
     return found
@@ -467,6 +494,11 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
     parallel count once.
     """
     below = [each for each in rows if each.path != row.path and each.path.rpartition("/")[0] == row.path]
+    times: dict[str, list[tuple[float, float]]] = {}
+    for each in below:
+        for bar in each.bars:
+            if each.kind != "agent" or bar.kind in ("agent", "commit"):
+                times.setdefault(bar.kind, []).append((bar.start, bar.end))
     found: list[tuple[str, float, str]] = []
     taken: list[tuple[float, float]] = []
     for word, kind in (
@@ -480,14 +512,9 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
         ("waiting", "wait"),
         ("between attempts", "retry"),
     ):
-        own = [
-            (bar.start, bar.end)
-            for each in below
-            for bar in (
-                each.bars if each.kind != "agent" else [bar for bar in each.bars if bar.kind in ("agent", "commit")]
-            )
-            if bar.kind == kind
-        ]
+        own = times.get(kind)
+        if not own:
+            continue
         before, taken = _length(taken), _union([*taken, *own])
         length = _length(taken) - before
         if length >= LEAST_MS:
