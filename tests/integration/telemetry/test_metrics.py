@@ -199,11 +199,8 @@ async def test_the_metrics_of_services_match_the_events(own_server: OwnServer, n
         # An outcome may be the first of its kind: a counter, or a histogram with all its buckets.
         assert len(added) < many / 10, added
         assert not [series for series in added if re.search(r"'(nobody|event|t|key|source)-\d", series)]
-        # A turn that gets nowhere.
-        await client.submit("dawdles", 600)
-        await seen(
-            fleet, lambda found: total(found, names.STALLED, service="agent-handler") > 1, "what stands still is told"
-        )
+        # A turn within its time limit is no stall, however slow it is.
+        assert total(found, names.STALLED, service="agent-handler") == 0
         await asked.cancel()
 
 
