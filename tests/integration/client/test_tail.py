@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,14 @@ async def counts(ctx: AgentContext, pieces: int) -> str:
         await ctx.emit(f"{number} ")
     await ctx.human("go on?")
     await ctx.emit("last")
+    return "done"
+
+
+@app.agent("swells")
+async def swells(ctx: AgentContext, pieces: int) -> str:
+    """Emits small pieces, then large ones."""
+    for number in range(pieces):
+        await ctx.emit(str(number) * (1 if number < pieces / 2 else 1_000))
     return "done"
 
 
@@ -112,6 +121,53 @@ async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(client: Client, m
     assert len(tail._events) <= 7
     found += [event.text or event.type async for event in slow]
     assert found == expected(500)
+
+
+async def test_readers_that_never_read_on_hold_little(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes are small here: a page is one large piece, or some small ones."""
+    monkeypatch.setattr(task_module, "WINDOW_EVENTS", 3)
+    monkeypatch.setattr(task_module, "PAGE_BYTES", 2_000)
+    transport = client.buses[0].transport
+    call, reading, most, asked = transport.call, 0, 0, list[int]()
+
+    async def counting(*command: Any) -> Any:
+        nonlocal reading, most
+        if command[0] != "XRANGE":
+            return await call(*command)
+        reading += 1
+        most = max(most, reading)
+        asked.append(command[-1])
+        try:
+            return await call(*command)
+        finally:
+            reading -= 1
+
+    task = await client.submit("swells", 40, stream=True)
+    whole = await texts_of(task)
+    monkeypatch.setattr(transport, "call", counting)
+    fast, behind = task.stream(), [task.stream() for _ in range(20)]
+    async for event in fast:
+        if len(event.text) > 1_000:
+            break  # the window has passed what the others begin with
+    pages, page = list[list[int]](), task_module.Tail._page
+
+    async def noting(tail: task_module.Tail, *given: Any) -> list[StreamEvent]:
+        found = await page(tail, *given)
+        pages.append([len(event.text) for event in found])
+        return found
+
+    monkeypatch.setattr(task_module.Tail, "_page", noting)
+    firsts = await asyncio.gather(*(anext(stream) for stream in behind))
+    assert {event.text for event in firsts} == {whole[0]}
+    for stream in behind:
+        rest = [event.text or event.type async for event in stream]
+        assert rest == whole[1:]
+    assert 1 < most <= task_module.PAGES_AT_ONCE
+    assert asked[0] == 1
+    assert max(asked) >= 4, "more of small pieces"
+    assert max(asked[-5:]) == 1, "one by one of large ones"
+    assert all(sum(sizes[:-1]) <= 2_000 for sizes in pages), "readers keep no more"
+    await fast.aclose()
 
 
 async def test_a_reader_whose_entries_are_gone_goes_on_with_the_rest(

@@ -33,6 +33,10 @@ from runtime_core.wire.ids import checked_key, checked_message
 
 PAGE_ENTRIES = 100
 """The most entries of one read."""
+PAGE_BYTES = 256 * 1024
+"""About the most bytes of one read, and what a slow reader keeps of it."""
+PAGES_AT_ONCE = 4
+"""How many readers of a client may read older entries at the same time: the broker holds their replies."""
 WINDOW_EVENTS = 1_000
 """How many of the latest events are kept for readers that are a little slower than the others."""
 WINDOW_BYTES = 1024 * 1024
@@ -52,11 +56,29 @@ def parsed_id(entry_id: str) -> EntryId:
         raise InvalidInput("after", f"{entry_id!r} is not the `entry_id` of an event") from None
 
 
+class _PageSize:
+    """How many entries the next read takes: about `PAGE_BYTES`, if they are as large as those of the last one."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries = 1
+
+    def saw(self, sizes: Sequence[int]) -> None:
+        fitting = PAGE_BYTES * len(sizes) // max(1, sum(sizes))
+        self.entries = max(1, min(PAGE_ENTRIES, 4 * self.entries, fitting))
+
+
 class Tail:
     """The end of one task's stream, as one connection reads it. Belongs to one event loop."""
 
-    def __init__(self, bus: EventBus, task_id: str, answerer: Answerer, start: EntryId) -> None:
-        """Read the entries after `start`; `answerer` answers the task's questions."""
+    def __init__(
+        self, bus: EventBus, task_id: str, answerer: Answerer, start: EntryId, paging: asyncio.Semaphore
+    ) -> None:
+        """Read the entries after `start`; `answerer` answers the task's questions.
+
+        `paging` bounds the reads of older entries.
+        """
         self.readers = 0
         """How many follow it."""
         self.error: Exception | None = None
@@ -65,6 +87,8 @@ class Tail:
         self._task_id = task_id
         self._key = bus.keys.out(task_id)
         self._answerer = answerer
+        self._paging = paging
+        self._size = _PageSize()
         self._ids: list[EntryId] = []
         self._events: list[StreamEvent] = []
         self._sizes: list[int] = []
@@ -87,10 +111,10 @@ class Tail:
 
     async def events(self, after: EntryId) -> AsyncGenerator[StreamEvent]:
         """Yield the events after an entry, up to the final event. Raises BusError and InvalidInput."""
-        cursor, looks = after, self._looks
+        cursor, looks, size = after, self._looks, _PageSize()
         while True:
             behind = cursor < self._before
-            found = await self._page(cursor) if behind else self._kept(cursor)
+            found = await self._page(cursor, size) if behind else self._kept(cursor)
             for event in found:
                 cursor = parsed_id(event.entry_id)
                 yield event
@@ -114,12 +138,19 @@ class Tail:
         at = bisect_right(self._ids, cursor)
         return self._events[at : at + PAGE_ENTRIES]
 
-    async def _page(self, cursor: EntryId) -> list[StreamEvent]:
-        """Return entries that are no longer kept, or were never read here."""
-        page = await self._bus.transport.call(
-            "XRANGE", self._key, f"({_text(cursor)}", _text(self._before), "COUNT", PAGE_ENTRIES
-        )
-        return [stream_event(entry, fields, self._answerer) for entry, fields in cast(list[list[Any]], page)]
+    async def _page(self, cursor: EntryId, size: _PageSize) -> list[StreamEvent]:
+        """Return entries that are no longer kept, or were never read here: at least one, and few of large ones."""
+        async with self._paging:
+            page = await self._bus.transport.call(
+                "XRANGE", self._key, f"({_text(cursor)}", _text(self._before), "COUNT", size.entries
+            )
+        found, sizes = cast(list[list[Any]], page), [0]
+        for at, (_, fields) in enumerate(found):
+            sizes.append(sum(map(len, fields)))
+            if sum(sizes) > PAGE_BYTES:
+                del found[at + 1 :]  # its reader may never come to the rest
+        size.saw(sizes[1:])
+        return [stream_event(entry, fields, self._answerer) for entry, fields in found]
 
     async def _change(self) -> None:
         """Wait until the tail has read entries, or has looked at the task."""
@@ -153,12 +184,15 @@ class Tail:
     async def _read_once(self, reader: Transport, cursor: EntryId) -> EntryId:
         """Read once. Return the last entry that was read."""
         reply = await reader.blocking(
-            "XREAD", "COUNT", PAGE_ENTRIES, "BLOCK", IDLE_MS, "STREAMS", self._key, _text(cursor)
+            "XREAD", "COUNT", self._size.entries, "BLOCK", IDLE_MS, "STREAMS", self._key, _text(cursor)
         )
         if reply is None:
             return await self._look(cursor)
-        for entry, fields in cast(list[list[list[Any]]], reply)[0][1]:  # Any: RESP2 shapes
-            cursor = self._add(stream_event(entry, fields, self._answerer), sum(map(len, fields)))
+        page = cast(list[list[list[Any]]], reply)[0][1]  # Any: RESP2 shapes
+        sizes = [sum(map(len, fields)) for _, fields in page]
+        for (entry, fields), size in zip(page, sizes, strict=True):
+            cursor = self._add(stream_event(entry, fields, self._answerer), size)
+        self._size.saw(sizes)
         return cursor
 
     def _add(self, event: StreamEvent, size: int) -> EntryId:
@@ -220,6 +254,7 @@ class Tails:
 
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
+        self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
         self._tails: dict[str, Tail] = {}
 
     async def follow(self, bus: EventBus, task_id: str, answerer: Answerer, after: str) -> AsyncGenerator[StreamEvent]:
@@ -231,7 +266,7 @@ class Tails:
         start, key = parsed_id(after), bus.keys.out(task_id)
         tail = self._tails.get(key)
         if tail is None or tail.error is not None:
-            tail = self._tails[key] = Tail(bus, task_id, answerer, start)
+            tail = self._tails[key] = Tail(bus, task_id, answerer, start, self._paging)
             tail.reading = asyncio.create_task(self._read(bus, tail), name=f"stream of {task_id}")
         tail.readers += 1
         events = tail.events(start)
