@@ -65,6 +65,8 @@ class Broker:
     keys: Keys
     connect: Connect
     admin: Transport
+    port: int = 0
+    """Of the server, for those that watch it."""
     buses: list[EventBus] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
 
@@ -81,7 +83,7 @@ class Broker:
         async def connect() -> Transport:
             return self.admin
 
-        return Broker(self.kind, Keys(namespace, 0), connect, self.admin)
+        return Broker(self.kind, Keys(namespace, 0), connect, self.admin, self.port)
 
     # -- owners ------------------------------------------------------------------------------------------------
 

@@ -73,8 +73,9 @@ async def broker(
 ) -> AsyncIterator[Broker]:
     """A fresh partition on each selected kind of broker in turn."""
     kind: str = request.param
-    connect = server_clients(container_url(kind) if kind in CONTAINERS else shared_server(kind).url)
-    broker = await open_broker(kind, namespace, connect)
+    url = container_url(kind) if kind in CONTAINERS else shared_server(kind).url
+    broker = await open_broker(kind, namespace, server_clients(url))
+    broker.port = int(url.rpartition(":")[2])
     yield broker
     await close_broker(broker)
 
@@ -97,7 +98,7 @@ def functions_stay_within_their_rights(request: pytest.FixtureRequest) -> Iterat
     if broker_of(request.node) != VALKEY_9:
         yield  # one server is enough
         return
-    with Watch(request.getfixturevalue("shared_server")(VALKEY_9)) as watch:
+    with Watch(request.getfixturevalue("shared_server")(VALKEY_9).port) as watch:
         yield
         beyond = watch.beyond_their_rights()
     assert not beyond, f"runtime_core/bus/acl/users.py does not see what functions do: {sorted(beyond)}"

@@ -6,6 +6,7 @@ import ast
 import re
 import secrets
 import socket
+from collections.abc import Iterator
 from itertools import islice
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ import hiredis
 
 from runtime_core.bus.acl.users import OWN_STREAMS, READING, STREAMS, function_rights, key_family
 from runtime_core.bus.library import library
-from tests.servers.process import HOST, Server
+from tests.servers.process import HOST
 
 _NAMES = {full: name for name, full in library().functions.items()}
 _NESTED = ("XGROUP", "XINFO")
@@ -29,9 +30,9 @@ _FROM_FUNCTION = b' lua] "'
 class Watch:
     """Reads what a server runs (MONITOR): each function, and the commands that it calls."""
 
-    def __init__(self, server: Server) -> None:
-        self._port = server.port
-        self._monitor = socket.create_connection((HOST, self._port))
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._monitor = socket.create_connection((HOST, port))
         self._reader = hiredis.Reader()
 
     def __enter__(self) -> Self:
@@ -44,15 +45,17 @@ class Watch:
     ) -> None:
         self._monitor.close()
 
+    def keys(self, base: str) -> set[str]:
+        """Return the keys of a partition that any command has named so far, without its base."""
+        start = base.encode()
+        words = {_text(quoted) for line in self._lines() for quoted in _WORD.findall(line)}
+        return {word[len(start) :].decode("utf-8", "replace") for word in words if word.startswith(start)}
+
     def beyond_their_rights(self) -> set[str]:
         """Return what functions have done beyond their rights so far."""
-        mark = secrets.token_hex(8).encode()
-        with socket.create_connection((HOST, self._port)) as marker:
-            marker.sendall(b"ECHO %s\r\n" % mark)
-            marker.recv(64)
         found: set[str] = set()
         function, base = "", b""
-        while mark not in (line := self._line()):
+        for line in self._lines():
             # The server says what a function calls right behind the call of the function itself.
             head = line[:_HEAD]
             if _CALL in head:
@@ -63,6 +66,15 @@ class Watch:
             elif function:
                 found.update(_beyond(function, base, _words(line)))
         return found
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield what the server has run so far."""
+        mark = secrets.token_hex(8).encode()
+        with socket.create_connection((HOST, self._port)) as marker:
+            marker.sendall(b"ECHO %s\r\n" % mark)
+            marker.recv(64)
+        while mark not in (line := self._line()):
+            yield line
 
     def _line(self) -> bytes:
         while (line := self._reader.gets()) is False:
