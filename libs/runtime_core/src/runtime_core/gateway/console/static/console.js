@@ -7,6 +7,9 @@
 
   // -- times: local, with UTC on hover ----------------------------------------------------------------------
   const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+  // Today's times need no date: it would wrap in the narrow panes.
+  const when = (at) => (new Date(at).toDateString() === new Date().toDateString() ? clock : local).format(at);
   const ago = (ms) => {
     const seconds = Math.max(0, ms) / 1000;
     for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
@@ -25,8 +28,8 @@
     for (const each of $$("time[datetime]")) {
       const at = Date.parse(each.dateTime);
       if (Number.isNaN(at)) continue;
-      each.textContent = each.hasAttribute("data-ago") ? ago(now - at) : local.format(at);
-      if (each.hasAttribute("data-ago")) each.title = `${local.format(at)} (${each.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
+      each.textContent = each.hasAttribute("data-ago") ? ago(now - at) : when(at);
+      each.title = `${local.format(at)} (${each.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
     }
     for (const each of $$("[data-since]")) each.textContent = span(now - Date.parse(each.dataset.since));
   };
@@ -184,7 +187,7 @@
         empty.hidden = true;
         const item = document.createElement("li"), at = document.createElement("time"), name = document.createElement("b"), text = document.createElement("code");
         at.dateTime = new Date(Number(id.split("-")[0])).toISOString();
-        at.textContent = local.format(new Date(at.dateTime));
+        at.textContent = when(Date.parse(at.dateTime));
         at.title = `${at.dateTime}, entry ${id}`;
         name.textContent = type;
         text.textContent = JSON.stringify(data);
