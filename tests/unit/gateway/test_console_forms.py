@@ -11,6 +11,7 @@ from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, fields_of, value_of
 from runtime_core.gateway.console.site import FOLDER
+from runtime_core.state_manager.waits import Quarantine
 
 SCHEMA = {
     "type": "object",
@@ -260,3 +261,20 @@ def test_spans_for_little_room() -> None:
     ]
     assert [views.whole(ms) for ms in (45_000, 60_000, 5_400_000, 0)] == ["45 s", "1 min", "1 h 30 min", "0 ms"]
     assert [views.money(value) for value in (0, 0.0485, 1234.5)] == ["0", "0.0485", "1,234.50"]
+
+
+def test_a_handler_that_runs_a_delivery_alone_is_shown_with_its_task() -> None:
+    """In red if it is the only one: all other work of its stream waits."""
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
+    templates.filters |= views.FILTERS
+    lone = Quarantine(
+        "tool", "tool-handler@a", "a call of '<b>' of task t9, delivered 4 times,", "t9", 34_000, behind=2
+    )
+    module: Any = templates.get_template("macros.html").module  # Any: the template's macros
+    shown = module.alone([lone], "/console")
+    assert (
+        "tool-handler@a has run a call of &#39;&lt;b&gt;&#39; of task t9, delivered 4 times, for 34.00 s alone" in shown
+    )
+    assert "; 2 more follow; it is the only handler, so all other work waits. " in shown
+    assert '<p class="notice wrong">' in shown
+    assert '<a href="/console/tasks/t9">' in shown
