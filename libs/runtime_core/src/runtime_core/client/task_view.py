@@ -372,6 +372,11 @@ class TaskPage:
     cursor: str
     """Continues behind this page; empty at the end of the list. A page may have fewer tasks than asked for."""
 
+    @property
+    def reached_ms(self) -> int:
+        """When the last task was created that the page has looked at; 0 at the end of the list."""
+        return _place_in(self.cursor)[0] if self.cursor else 0
+
 
 Inputs = Callable[[Sequence[str]], Awaitable[Mapping[str, bytes]]]
 """Reads the inputs of ended tasks (JSON) by id."""

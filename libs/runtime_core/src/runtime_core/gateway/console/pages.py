@@ -70,9 +70,9 @@ class Pages:
         )  # fmt: skip
         try:
             page = await self._access.tasks(visit.caller, wanted, PAGE, query.get("cursor", "")[:400])
-            rows, cursor = page.tasks, page.cursor
+            rows, cursor, reached = page.tasks, page.cursor, page.reached_ms
         except (Problem, InvalidInput) as error:
-            rows, cursor, problem = [], "", error.detail if isinstance(error, Problem) else error.message
+            rows, cursor, reached, problem = [], "", 0, error.detail if isinstance(error, Problem) else error.message
         return self._site.render(
             visit,
             "tasks.html",
@@ -83,6 +83,7 @@ class Pages:
             ages=AGES,
             with_filter=lambda **changed: _query(given, **changed),
             following=_query(given, cursor=cursor) if cursor else "",
+            reached=reached if len(rows) < PAGE else 0,
             first=not query.get("cursor"),
             filtered=any(given.values()),
             now=views.now_ms(),
