@@ -697,6 +697,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/declare:schema_huge_integers",
     ),
     python(
+        "state_manager/command.py",
+        "error_cycle",
+        "        error, self.error = self.error, None\n",
+        "        error = self.error\n",
+        "a refused command is freed at once",
+        "unit/state_manager:command",
+    ),
+    python(
         "consumer/in_flight.py",
         "silenced",
         "delivery.silenced = silenced_by(delivery, delivery.deliveries)",

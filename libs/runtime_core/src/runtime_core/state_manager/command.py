@@ -111,6 +111,7 @@ class Command:
     def close(self) -> None:
         """End the span, with the command's error."""
         manager, self._manager, self.span = self._manager, None, None
+        # The traceback of the error refers to this command: the cycle would keep its data until a late collection.
+        error, self.error = self.error, None
         if manager is not None:
-            error = self.error
             self._context.run(manager.__exit__, type(error) if error else None, error, None)
