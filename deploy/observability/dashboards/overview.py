@@ -101,8 +101,9 @@ def page() -> Page:
         ),
         table_of(
             "Processes",
-            "Stalled: how long work has waited there without progress. Heartbeat: close to the lease, others adopt "
-            "its work. Broker: whether it is connected to its broker.",
+            "Stalled: how long work has waited there without progress. Alone: how long a delivery that killed its "
+            "process has run there with nothing beside it. Heartbeat: close to the lease, others adopt its work. "
+            "Broker: whether it is connected to its broker.",
             {"service": "Service", "instance": "Instance"},
             [
                 Column("Stalled", promql.worst(names.STALLED, by="service, instance"), "s", Limits(10, 30)),
@@ -115,7 +116,7 @@ def page() -> Page:
                 ),
             ],
             sort="Stalled",
-            width=9,
+            width=10,
         ),
         table_of(
             "Leaders",
@@ -129,7 +130,7 @@ def page() -> Page:
             ],
             sort="Leaders",
             order="up",
-            width=7,
+            width=6,
         ),
         graph(
             "Timers",
