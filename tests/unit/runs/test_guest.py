@@ -483,6 +483,8 @@ async def test_code_that_ends_without_a_requested_step_parks_the_run() -> None:
 
     world = World()
     assert isinstance(await world.turn(Program(hosting(before))), Suspended)
+    assert world.run is not None
+    await world.run.aclose()
     world.run = None
     result = await world.turn(Program(hosting(after)))
     assert isinstance(result, Failed)
