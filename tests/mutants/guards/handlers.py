@@ -576,8 +576,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CALLS,
         "cancels_itself",
-        "                if not cancelled_by_code():\n                    raise\n",
-        "                raise\n",
+        "    if not cancelled_by_code():\n        raise error\n",
+        "    raise error\n",
         "a call whose code cancels its own task ends",
         "integration/host:service_shared_loop",
     ),

@@ -144,8 +144,7 @@ class CallHandler:
                 await self._end_unknown(delivery, started)
                 return "failed"
         if delivery.silenced:
-            await self._end_silenced(delivery, tool, started)
-            return "failed"
+            return await self._end_silenced(delivery, tool, started)
         context = ToolContext(
             task_id=delivery.task,
             run_id=delivery.run,
@@ -170,11 +169,7 @@ class CallHandler:
             await self._calls.wait(delivery, NOT_READY_SECONDS)
             return "waits"
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError):
-                if not cancelled_by_code():
-                    raise
-                error = RuntimeError(f"tool {tool.name!r} cancelled its own task, asyncio.current_task()")
-            failed = failed_from(error, repeatable=tool.repeatable)
+            failed = failed_from(_error_of(tool.name, error), repeatable=tool.repeatable)
             again = await self._calls.fail(delivery, tool.retry, failed, started, context.used())
             return "retried" if again else "failed"
         committed = await self._calls.complete(delivery, output, started, context.used())
@@ -189,9 +184,10 @@ class CallHandler:
     def stop_task(self, task: str) -> None:
         """Does nothing: the consumer cancels running calls."""
 
-    async def _end_silenced(self, delivery: Delivery, tool: CallableTool, now: float) -> None:
+    async def _end_silenced(self, delivery: Delivery, tool: CallableTool, now: float) -> str:
         silenced = failed_from(BlockedEventLoop(delivery.silenced, repeatable=False))
         await self._calls.fail(delivery, tool.retry, silenced, now, NOTHING_USED)
+        return "failed"
 
     async def _end_unknown(self, delivery: Delivery, now: float) -> None:
         error = StepError(
@@ -209,3 +205,14 @@ class CallHandler:
             return
         now = time.time() * 1000
         await self._calls.end(delivery, StepError("Unavailable", away.message, at=now), now)
+
+
+def _error_of(tool: str, error: Exception | asyncio.CancelledError) -> Exception:
+    """Return the error of a call that ended with this one. Raises CancelledError unless the tool's code has cancelled
+    itself.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    if not cancelled_by_code():
+        raise error
+    return RuntimeError(f"tool {tool!r} cancelled its own task, asyncio.current_task()")

@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any
 
 from runtime_core.consumer.settle import place_in_code
+from runtime_core.declare.schema import users_code_ended
 from runtime_core.errors import LoopInterrupt
-from runtime_core.telemetry.logs import HANDLED, Handled, users_code_ended
+from runtime_core.telemetry.logs import HANDLED, Handled
 
 logger = logging.getLogger(__name__)
 INTERRUPT_SIGNAL = getattr(signal, "SIGURG", None)

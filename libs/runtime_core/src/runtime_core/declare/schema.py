@@ -53,6 +53,14 @@ def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> byte
     return data
 
 
+def users_code_ended() -> None:
+    """Let other threads run here. Call it where users' code returns.
+
+    Python changes threads at calls. If the last thing that this code did was to keep the global lock in C code, the
+    loop's watch finds the thread here, and so its delivery.
+    """
+
+
 def encode_result(value: object) -> bytes:
     """Encode a tool's result as `encode` does. Raises InvalidResult for a value that JSON cannot represent."""
     try:

@@ -17,9 +17,9 @@ from runtime_core.base.periodic import TimeLimit
 from runtime_core.declare.declaration import Limit, Place, RetryPolicy, checked_limits, is_async, without_context
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
-from runtime_core.declare.schema import encode, encode_result
+from runtime_core.declare.schema import encode, encode_result, users_code_ended
 from runtime_core.errors import LoopInterrupt, error_of_exit
-from runtime_core.telemetry.logs import HANDLED, users_code_ended
+from runtime_core.telemetry.logs import HANDLED
 from runtime_core.wire.step import NOTHING_USED, Usage, total_usage
 
 PROGRESS_AT_ONCE = 16

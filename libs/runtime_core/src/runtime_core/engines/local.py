@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from runtime_core.declare.schema import encode
+from runtime_core.declare.schema import encode, users_code_ended
 from runtime_core.engines.results import has_references
 from runtime_core.engines.runtime_engine import CallFailed, EngineCall, Failure, RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError, InvalidInput, Outcome
-from runtime_core.telemetry.logs import HANDLED, users_code_ended
+from runtime_core.telemetry.logs import HANDLED
 from runtime_core.wire.commands import ENGINES
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.settle import failure_of
+from runtime_core.declare.schema import users_code_ended
 from runtime_core.errors import LoopInterrupt, WeftError, error_of_exit
 from runtime_core.runs.journal import StepOfRun
-from runtime_core.telemetry.logs import HANDLED, users_code_ended
+from runtime_core.telemetry.logs import HANDLED
 
 if TYPE_CHECKING:
     from runtime_core.consumer.effects import StepRequest

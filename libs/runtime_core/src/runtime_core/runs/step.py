@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, ca
 from runtime_core.base.text import text_of_error
 from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.consumer.settle import class_name, error_text, traceback_of
-from runtime_core.declare.schema import encode
+from runtime_core.declare.schema import encode, users_code_ended
 from runtime_core.errors import (
     AgentError,
     Deadlock,
@@ -41,7 +41,7 @@ from runtime_core.runs.journal import (
 )
 from runtime_core.runs.scheduler import OwnFlowOnly
 from runtime_core.runs.shared_context import unwrapped
-from runtime_core.telemetry.logs import HANDLED, users_code_ended
+from runtime_core.telemetry.logs import HANDLED
 from runtime_core.wire import codec
 from runtime_core.wire.ids import digest_in_attempt, step_digest
 from runtime_core.wire.step import StepError as RowError

@@ -32,14 +32,6 @@ class Handled(Protocol):
 HANDLED: ContextVar[Handled | None] = ContextVar("weft_handled", default=None)
 
 
-def users_code_ended() -> None:
-    """Let other threads run here. Call it where users' code returns.
-
-    Python changes threads at calls. If the last thing that this code did was to keep the global lock in C code, the
-    loop's watch finds the thread here, and so its delivery.
-    """
-
-
 def log_ids() -> dict[str, str]:
     """Return `task_id` and `run_id` of the current delivery, and `trace_id` and `span_id` of the current span."""
     handled = HANDLED.get()
