@@ -9,7 +9,7 @@ DEAD = "an owner that was declared dead writes nothing"
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
-        "deliveries",
+        "streams",
         "own_entry",
         "if held.err or not held[1] then return end",
         "if held.err then return end",
@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:quarantine",
     ),
     lua(
-        "deliveries",
+        "streams",
         "lost_group",
         "local held = redis.pcall('XPENDING'",
         "local held = redis.call('XPENDING'",
@@ -25,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:quarantine",
     ),
     lua(
-        "deliveries",
+        "streams",
         "starts_anew",
         "  if not keeps_count then redis.pcall('XCLAIM'",
         "  if false then redis.pcall('XCLAIM'",
@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:quarantine",
     ),
     lua(
-        "deliveries",
+        "streams",
         "leaves_quarantine",
         "  redis.pcall('HDEL', base .. 'quarantine', stream .. '|' .. entry)\n",
         "",

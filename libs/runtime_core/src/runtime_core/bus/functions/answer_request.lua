@@ -4,6 +4,16 @@
 --      8 usage of that task (JSON) or ''; if it exceeds the limit of this task, this task ends
 --      9 traceparent of the span that ended that task or ''
 -- RETURNS 'OK' · 'DONE' if the step has its result or nobody waits for it any more
+
+-- Whether the step has an answer that is held back: to the process that waits for it, it is still missing.
+local function is_held_back(rk, step)
+  local all = all_held_back(rk)
+  for i = 1, #all, 4 do
+    if all[i] == step then return true end
+  end
+  return false
+end
+
 local function answer_request(keys, args)
   local base, task, run, step = keys[1], args[1], args[2], args[3]
   local key = base .. 'task:' .. task

@@ -1,5 +1,4 @@
--- Deliveries that failed: whether one still counts, and the end of one that does not. And the count of those whose turn
--- has made progress.
+-- Deliveries that failed: whether one still counts, and the end of one that does not.
 
 -- Returns whether a delivery still counts: a turn while its run is at `current`, a call while its step is missing.
 local function is_wanted(base, current, is_turn, task, run, status)
@@ -17,16 +16,4 @@ local function settle_unwanted(base, stream, entry, is_turn, instance, task, run
   if not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 1 then
     keep_late(base, task, run, RESULT.error, now, error)
   end
-end
-
--- Ends the quarantine of an entry and counts its deliveries anew, unless `keeps_count`: its turn has got further than
--- when its owners died. `stream` is empty if it was delivered once. pcall: a lost group must not stop the write that
--- shows this.
-local function clear_deaths(base, owner, stream, entry, keeps_count)
-  if stream == '' then return end
-  local key, group = base .. stream, group_of(stream)
-  local held = redis.pcall('XPENDING', key, group, entry, entry, 1, owner)
-  if held.err or not held[1] then return end
-  if not keeps_count then redis.pcall('XCLAIM', key, group, owner, 0, entry, 'RETRYCOUNT', 1, 'JUSTID') end
-  redis.pcall('HDEL', base .. 'quarantine', stream .. '|' .. entry)
 end

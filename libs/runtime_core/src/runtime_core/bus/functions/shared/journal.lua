@@ -64,15 +64,6 @@ local function all_held_back(rk)
   return packed and cmsgpack.unpack(packed) or {}
 end
 
--- Whether the step has an answer that is held back: to the process that waits for it, it is still missing.
-local function is_held_back(rk, step)
-  local all = all_held_back(rk)
-  for i = 1, #all, 4 do
-    if all[i] == step then return true end
-  end
-  return false
-end
-
 -- With the answer, a run that called in mid-turn would continue while a nested run on its instance is in flight, and
 -- one of their changes of the state would be lost. So it gets the answer when the nested run has ended.
 local function hold_back(rk, step, status, ms, payload)

@@ -37,3 +37,15 @@ local function append_resume(base, task, run, stream, agent, key, turn, step, va
   local header = '1\nresume\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. turn
   return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.step, step, ENTRY.data, value)
 end
+
+-- Ends the quarantine of an entry and counts its deliveries anew, unless `keeps_count`: its turn has got further than
+-- when its owners died. `stream` is empty if it was delivered once. pcall: a lost group must not stop the write that
+-- shows this.
+local function clear_deaths(base, owner, stream, entry, keeps_count)
+  if stream == '' then return end
+  local key, group = base .. stream, group_of(stream)
+  local held = redis.pcall('XPENDING', key, group, entry, entry, 1, owner)
+  if held.err or not held[1] then return end
+  if not keeps_count then redis.pcall('XCLAIM', key, group, owner, 0, entry, 'RETRYCOUNT', 1, 'JUSTID') end
+  redis.pcall('HDEL', base .. 'quarantine', stream .. '|' .. entry)
+end
