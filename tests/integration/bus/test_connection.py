@@ -610,8 +610,12 @@ class Rotating(CredentialProvider):
     """A password that changes with each connection."""
 
     passwords: ClassVar[list[str]] = []
+    failures: ClassVar[int] = 0
 
     async def get_credentials_async(self) -> tuple[str, str]:
+        if not Rotating.passwords:
+            Rotating.failures += 1
+            raise LookupError("the vault is sealed")
         return "weft", Rotating.passwords.pop(0)
 
 
@@ -627,6 +631,29 @@ async def test_each_connection_asks_the_credential_provider(own_server: OwnServe
             async with asyncio.timeout(SECONDS):
                 assert await transport.call("ACL", "WHOAMI") == b"weft"
         assert Rotating.passwords == []
+
+
+async def test_a_connection_comes_back_after_its_credential_provider_has_failed(
+    own_server: OwnServer, namespace: str
+) -> None:
+    """As after any error that redis-py does not announce: an error that ended the reconnects would hang all calls."""
+    server = own_server()
+    async with client(server.url) as admin:
+        await admin.call("ACL", "SETUSER", "weft", "on", ">word", "~*", "+@all")
+        Rotating.passwords = ["word"]
+        async with client(f"{server.url}?credential_provider={__name__}:Rotating") as transport:
+            assert await transport.call("ACL", "WHOAMI") == b"weft"
+            Rotating.failures = 0
+            await admin.call("CLIENT", "KILL", "USER", "weft")
+            asked = asyncio.ensure_future(transport.call("ACL", "WHOAMI"))
+            async with asyncio.timeout(SECONDS):
+                while not Rotating.failures:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(BusUnavailable, match="LookupError: the vault is sealed"):
+                await transport.blocking("XREAD", "BLOCK", 10, "STREAMS", namespace, "$")
+            Rotating.passwords = ["word"]
+            async with asyncio.timeout(SECONDS):
+                assert await asked == b"weft"
 
 
 async def test_a_cluster_works_after_losing_the_server_in_the_url(own_server: OwnServer, namespace: str) -> None:

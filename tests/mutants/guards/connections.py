@@ -87,6 +87,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connector.py",
+        "unknown_error",
+        '            raise ConnectionError(f"{type(error).__name__}: {error}") from error\n',
+        "            raise\n",
+        "a connection comes back after an error of any kind",
+        "integration/bus:connection",
+    ),
+    python(
+        "bus/connector.py",
         "cancelled",
         "        if task.cancelling() > cancelled_before:\n",
         "        if False:\n",

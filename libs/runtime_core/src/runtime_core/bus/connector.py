@@ -252,6 +252,12 @@ class Connector:
                 connection = await self._open(place)
         except (RedisError, UnicodeError) as error:
             raise _plain(error) from error
+        except (OSError, ServerError):
+            raise
+        except Exception as error:
+            # From a credential provider, or redis-py. The caller connects again, so that it may pass.
+            logger.warning("cannot connect to %s", self._address, exc_info=True)
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
         if task.cancelling() > cancelled_before:
             # redis-py sends within `asyncio.wait_for`, which before Python 3.12 can lose a cancellation.
             await connection.disconnect(nowait=True)
@@ -292,7 +298,7 @@ class Connector:
             connection = pool.connection_class(**{**pool.connection_kwargs, "host": place[0], "port": place[1]})
         if self._address.host:
             await _resolve(place[0] if place else self._address.host)
-        await connection.connect()
+        await _connect(connection)
         return connection
 
     async def _connected_by_sentinels(
@@ -303,7 +309,7 @@ class Connector:
         sentinel: Sentinel = pool.sentinel_manager
         try:
             try:
-                await connection.connect()
+                await _connect(connection)
                 return connection
             except MasterNotFoundError as error:
                 some_failed = " : " in str(error)  # redis-py reports that some failed, but not why
@@ -386,6 +392,15 @@ async def _resolve(host: str) -> None:
     looking = asyncio.ensure_future(asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM))
     looking.add_done_callback(lambda looked: looked.cancelled() or looked.exception())
     await asyncio.shield(looking)
+
+
+async def _connect(connection: AbstractConnection) -> None:
+    try:
+        await connection.connect()
+    except BaseException:
+        # redis-py leaves it open after the errors of others, such as a credential provider.
+        await connection.disconnect(nowait=True)
+        raise
 
 
 def _plain(error: RedisError | UnicodeError) -> OSError | ServerError:
