@@ -259,7 +259,7 @@ async def count(owner: EventBus) -> int:
 
 
 async def asks(owner: EventBus, turn: Delivery, step: str) -> dict[str, tuple[bytes, bytes]] | None:
-    """Request a call in mid-turn, as a delivery does that has not been counted anew."""
+    """Request a call in mid-turn, with the count that the delivery has."""
     return await owner.ask(turn, now(), "asker", b"", ask(step), 1)
 
 

@@ -53,7 +53,7 @@ class Delivery:
         self.context = b""
         self.errors = b""
         self.deliveries = 1
-        """How often it was delivered. Progress of its turn starts the count anew."""
+        """How often it was delivered; 1 again after progress of its turn."""
         self.quarantined = False
         self.reopened = False
         """Whether this owner found it among its pending entries."""

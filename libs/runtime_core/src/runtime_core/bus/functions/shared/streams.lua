@@ -38,9 +38,9 @@ local function append_resume(base, task, run, stream, agent, key, turn, step, va
   return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.step, step, ENTRY.data, value)
 end
 
--- Ends the quarantine of an entry and counts its deliveries anew, unless `keeps_count`: its turn has got further than
--- when its owners died. `stream` is empty if it was delivered once. pcall: a lost group must not stop the write that
--- shows this.
+-- Ends the quarantine of an entry and sets its count of deliveries back to 1, unless `keeps_count`: its turn has got
+-- further than when its owners died. `stream` is empty if it was delivered once. pcall: a lost group must not stop the
+-- write that shows this.
 local function clear_deaths(base, owner, stream, entry, keeps_count)
   if stream == '' then return end
   local key, group = base .. stream, group_of(stream)
