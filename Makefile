@@ -146,7 +146,7 @@ ledger: setup ## Count the cost of one task and compare it with its bounds (ARGS
 	$(RUN) benchmarks.cost_ledger $(ARGS)
 
 chaos: setup ## Kill, stop and replace processes at random for many rounds (WEFT_CHAOS_ROUNDS, _TASKS, _CONVERSATIONS, _SEED)
-	WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \
+	WEFT_TEST_SERVERS=all WEFT_CHAOS_ROUNDS=$(WEFT_CHAOS_ROUNDS) WEFT_CHAOS_TASKS=$(WEFT_CHAOS_TASKS) \
 		WEFT_CHAOS_CONVERSATIONS=$(WEFT_CHAOS_CONVERSATIONS) $(RUN) pytest -m chaos --timeout=3600 $(ARGS)
 
 simulate: setup ## Simulate histories by seed (MINUTES, HISTORIES), or replay one (SEED; MINIMISE=1 makes it small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -69,6 +70,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown := (named_servers() or frozenset()).difference(KNOWN_SERVERS):
         known = ", ".join((ALL, *KNOWN_SERVERS))
         raise pytest.UsageError(f"{SELECTION}: unknown {', '.join(sorted(unknown))}; known are {known}")
+
+
+# What pytest collects stays until the end: looking through a million objects again and again takes seconds.
+gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,12 +35,23 @@ IMPORTED = (
     "runtime_core.host.app_services",
     "runtime_core.host.service",
     "runtime_core.host.manager",
+    "runtime_core.runs.hooks.pipeline",
+    "runtime_core.trajectory.recorder",
+    "aiosqlite",
+    "psutil",
+    "pydantic.dataclasses",
+    "redis.asyncio.cluster",
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "uvloop",
 )
 MODELS = "pydantic_ai.models.openai"
 """Imported for the first service that uses a model provider, since it takes as long as all other imports together."""
-FORKED = ("services.", "tests.engine_backends.gateway", "tests.openai_server")
+FORKED = (
+    "services.",
+    "tests.engine_backends.gateway",
+    "tests.integration.integrations.actors.worker",
+    "tests.openai_server",
+)
 LARGEST = 1 << 17
 """Bytes of a request: the environment is most of it."""
 
@@ -137,7 +148,8 @@ def _forks_of(process: int) -> Forks:
 def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start.
 
-    A gateway over a folder of `tests.engine_backends`, and the stand-in for a model provider, are services here.
+    A gateway over a folder of `tests.engine_backends`, a process with agents as objects, and the stand-in for a model
+    provider are services here.
     """
     special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
     return (

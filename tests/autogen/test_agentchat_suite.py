@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.autogen.suite import run_modules, totals
-from tests.servers.matrix import is_full
+from tests.servers.matrix import is_full, only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(3000)  # each test here is many of theirs
@@ -42,14 +42,14 @@ def test_teams_pass_whose_agents_are_in_other_processes(valkey: Server, autogen_
     assert found["test_group_chat"]["passed"] == 65
 
 
-@pytest.mark.skipif(not is_full(), reason="what `memory` starts is a server too: on a shared one in the matrix")
+@only_in_matrix("what `memory` starts is a server too; this is a shared one")
 def test_the_team_modules_pass_on_a_server(valkey: Server, autogen_cache: Path, tmp_path: Path) -> None:
     chosen = ["test_group_chat", "test_group_chat_nested", "test_group_chat_pause_resume"]
     found = run_modules("autogen-agentchat", chosen, "server", autogen_cache, tmp_path, valkey.url)
     assert totals(found) == {module: MODULES[module] for module in chosen}
 
 
-@pytest.mark.skipif(not is_full(), reason="with AutoGen's own runtime: in the matrix")
+@only_in_matrix("with AutoGen's own runtime")
 def test_the_harness_passes_with_autogens_own_runtime(autogen_cache: Path, tmp_path: Path) -> None:
     chosen = ["test_group_chat", "test_group_chat_nested"]
     found = run_modules("autogen-agentchat", chosen, "autogen", autogen_cache, tmp_path)

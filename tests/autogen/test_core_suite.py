@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.autogen.suite import run_modules, totals
-from tests.servers.matrix import is_full
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(3000)  # each test here is many of theirs
@@ -28,7 +28,7 @@ LIBRARY_MODULES = {"test_base_agent": 1, "test_serialization": 13, "test_types":
 """Modules that use no runtime: they show that the environment and the helper components are right."""
 
 
-@pytest.mark.skipif(not is_full(), reason="without a server, and with AutoGen's own runtime: in the matrix")
+@only_in_matrix("without a server, and with AutoGen's own runtime")
 @pytest.mark.parametrize("mode", ["autogen", "memory"])
 def test_the_runtime_modules_pass(mode: str, autogen_cache: Path, tmp_path: Path) -> None:
     found = run_modules("autogen-core", RUNTIME_MODULES, mode, autogen_cache, tmp_path)

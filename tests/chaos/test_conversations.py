@@ -21,6 +21,7 @@ from tests.chaos.harm import harm_services, under
 from tests.chaos.invariants import check_broker, check_effects, check_trajectories
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.openai_server.driver import Entry, OpenAIServer, Rule, Usage, answer, calls, gated, rate_limited, turns
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -78,6 +79,7 @@ def output_of(conversation: str) -> str:
     return f"{conversation}: {conversation}-{MODEL_CALLS - 2}-b"
 
 
+@only_in_matrix("without faults")
 async def test_without_faults_each_model_call_happens_once(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
@@ -197,6 +199,7 @@ async def test_an_answer_survives_a_kill_or_pause_of_its_process(
         assert [entry.number in kept[task] for entry in more].count(True) == 1
 
 
+@only_in_matrix("rate limits, through a restart of all services")
 async def test_a_storm_of_rate_limits_is_waited_out_on_the_broker(
     own_valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:

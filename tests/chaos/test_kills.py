@@ -13,6 +13,7 @@ from tests.chaos.harm import EVERY_SECONDS, LEASE_SECONDS, RESULT_SECONDS, TASKS
 from tests.chaos.invariants import check_broker, check_effects, check_ends, check_trajectories, held_of
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -34,6 +35,7 @@ async def test_services_are_killed_and_paused(
     await journeys(server, namespace, tmp_path, chaos_seed)
 
 
+@only_in_matrix("the broker is killed too")
 async def test_the_broker_is_killed_too(own_server: OwnServer, namespace: str, tmp_path: Path, chaos_seed: int) -> None:
     server = own_server(append="always")
     await journeys(server, namespace, tmp_path, chaos_seed, broker_dies=True)

@@ -23,6 +23,7 @@ from tests.chaos.harm import EVERY_SECONDS, MOST_HARM, RESULT_SECONDS, harm_brok
 from tests.chaos.invariants import check_broker
 from tests.conftest import ROOT, OwnServer
 from tests.fleet import DEFECTS, plain_redis
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 from weft.runtime import AgentId, Runtime, TypeSubscription
 
@@ -139,6 +140,7 @@ async def test_requests_survive_kills(own_server: OwnServer, namespace: str, tmp
     await orders(own_server(), namespace, tmp_path, chaos_seed)
 
 
+@only_in_matrix("the broker is killed too")
 async def test_requests_survive_kills_of_the_broker_too(
     own_server: OwnServer, namespace: str, tmp_path: Path, chaos_seed: int
 ) -> None:

@@ -22,6 +22,7 @@ from tests.chaos.harm import FULL, TASKS, under
 from tests.chaos.invariants import check_broker, check_instances, check_ledger, check_once, held_of
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600 if FULL else 300)]
@@ -176,6 +177,7 @@ async def test_no_finished_step_runs_again(
             await check_instances(redis, namespace)
 
 
+@only_in_matrix("agents under crossed keys")
 async def test_agents_that_ask_each_other_under_crossed_keys_all_end(
     own_server: OwnServer, namespace: str, tmp_path: Path, chaos_seed: int
 ) -> None:

@@ -23,6 +23,7 @@ import pytest
 from runtime_core.bus.library import FUNCTIONS
 from tests.architecture.tree import ROOT
 from tests.e2e.test_readme import the
+from tests.servers.matrix import only_in_matrix
 
 LIMIT_SECONDS = 60
 APP = """
@@ -122,6 +123,7 @@ def test_the_source_distribution_holds_only_what_builds_the_wheel(distributions:
     assert tops <= known
 
 
+@only_in_matrix("with every dependency installed anew")
 @pytest.mark.slow
 def test_the_first_app_of_the_readme_runs_in_an_empty_environment(distributions: list[Path], tmp_path: Path) -> None:
     venv.create(tmp_path / "empty", symlinks=True, with_pip=False)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fleet import Fleet
 from tests.openai_server.driver import OpenAIServer, Rule, answer, calls, output, turns
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.slow
@@ -51,6 +52,7 @@ def test_the_example_prints_its_documented_output(openai_server: OpenAIServer) -
     assert (counts.complete, counts.repeated) == (3, 0)
 
 
+@only_in_matrix("on services that are killed")
 @pytest.mark.timeout(300)
 async def test_the_example_continues_after_a_kill_while_a_human_is_asked(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer

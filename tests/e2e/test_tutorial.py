@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_readme import LIMIT_SECONDS, ROOT, Block, folder, running, said_by, variables
+from tests.servers.matrix import only_in_matrix
 
 __all__ = ["folder", "variables"]
 
 DOCS = ROOT / "docs"
-STARTED = "for _ in $(seq 600); do weft lag >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1"
 
 
 def blocks(page: str) -> list[Block]:
@@ -32,10 +32,20 @@ def shell(page: str) -> list[str]:
     return [block.text for block in blocks(page) if block.language == "sh"]
 
 
+def ready(folder: Path, services: int = 4) -> None:
+    """Wait until `weft up` has said of as many services that they are ready."""
+    log = folder.parent / "up.log"
+    give_up_at = time.monotonic() + LIMIT_SECONDS
+    while log.read_text(encoding="utf-8").count("✓ ready") < services:
+        assert time.monotonic() < give_up_at, log.read_text(encoding="utf-8")
+        time.sleep(0.1)
+
+
 def until(said: str, script: str, folder: Path, variables: dict[str, str]) -> str:
     give_up_at = time.monotonic() + LIMIT_SECONDS
     while said not in (shown := said_by(script, folder, variables)):
         assert time.monotonic() < give_up_at, shown
+        time.sleep(0.5)  # each look starts a process
     return shown
 
 
@@ -52,11 +62,11 @@ def test_the_tutorial_runs_as_printed(folder: Path, variables: dict[str, str]) -
     variables = {**variables, "WEFT_METRICS_PORT": "0"}
 
     with running(up, folder, variables):
-        said_by(STARTED, folder, variables)
+        ready(folder)
         said_by(submit, folder, variables)
         until("sleeping", "weft task show t-2", folder, variables)
     with running(up, folder, variables):
-        said_by(STARTED, folder, variables)
+        ready(folder)
         # The sleep ends after the page's minute, whatever stopped meanwhile.
         shown = said_by(watch, folder, variables)
         assert "completed" in shown
@@ -70,11 +80,7 @@ def test_the_tutorial_runs_as_printed(folder: Path, variables: dict[str, str]) -
         assert app.count(broken) == 1
         (folder / "app.py").write_text(app.replace(broken, ""), encoding="utf-8")
         # A redriven call that the old code takes would fail again.
-        log = folder.parent / "up.log"
-        give_up_at = time.monotonic() + LIMIT_SECONDS
-        while log.read_text(encoding="utf-8").count("✓ ready") < 6:
-            assert time.monotonic() < give_up_at, log.read_text(encoding="utf-8")
-            time.sleep(0.1)
+        ready(folder, 6)
         assert "rope costs 9.5" in said_by(mend, folder, variables)
 
         said_by(ask, folder, variables)
@@ -83,18 +89,20 @@ def test_the_tutorial_runs_as_printed(folder: Path, variables: dict[str, str]) -
         assert "published: " in said_by("weft task show t-4", folder, variables)
 
 
+@only_in_matrix("more pages")
 @pytest.mark.slow
 def test_the_how_to_pages_run_as_printed(folder: Path, variables: dict[str, str]) -> None:
     app = (folder / "app.py").read_text(encoding="utf-8") + code(PAGES[0])
     (folder / "app.py").write_text(app, encoding="utf-8")
     with running("weft up --app app:app", folder, {**variables, "WEFT_METRICS_PORT": "0"}):
-        said_by(STARTED, folder, variables)
+        ready(folder)
         for page in ("cancel", "schedule", "limit-cost", "redact", "tenants", "tune"):
             for block in shell(f"howto/{page}.md"):
                 said_by(block, folder, variables)
         assert "cancelled" in said_by("weft task show how-1", folder, variables)
 
 
+@only_in_matrix("more pages")
 @pytest.mark.slow
 def test_a_tool_in_javascript_runs_as_printed(folder: Path, variables: dict[str, str]) -> None:
     if shutil.which("node") is None and not os.environ.get("CI"):
@@ -105,7 +113,7 @@ def test_a_tool_in_javascript_runs_as_printed(folder: Path, variables: dict[str,
     (folder / "prices.mjs").write_text(code(page, "js"), encoding="utf-8")
     variables = {**variables, "WEFT_METRICS_PORT": "0"}
     with running("weft up --app app:app", folder, variables):
-        said_by(STARTED, folder, variables)
+        ready(folder)
         assert "tea costs 9.5" in said_by("weft submit buyer tea --timeout 60", folder, variables)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+import pytest
 
 from tests.servers.process import Append, Server
 from tests.servers.redis import REDIS_7_0, REDIS_8_0, VALKEY_8_1, RedisServer
@@ -18,6 +20,7 @@ PROGRAMS = {program.name: program for program in (REDIS_7_0, REDIS_8_0, VALKEY_8
 MATRIX = (VALKEY_9, *PROGRAMS)
 SELECTION = "WEFT_TEST_SERVERS"
 ALL = "all"
+Case = TypeVar("Case")
 
 
 def named_servers() -> frozenset[str] | None:
@@ -40,6 +43,16 @@ def repeat_on(*kinds: str) -> list[str]:
         named = named_servers()
         return [kind for kind in kinds if named is None or kind in named]
     return [kind for kind in kinds if kind == VALKEY_9]
+
+
+def only_in_matrix(reason: str) -> pytest.MarkDecorator:
+    """Mark a test of a variant, which `make test` leaves to the matrix; `reason` says what it varies."""
+    return pytest.mark.skipif(not is_full(), reason=f"in the matrix: {reason}")
+
+
+def first_of(*cases: Case, least: int = 1) -> list[Case]:
+    """Return the first of cases, or as many as `least` says, that run all of the code; in the matrix, all cases."""
+    return list(cases) if is_full() else list(cases[:least])
 
 
 def make_server(

@@ -28,7 +28,7 @@ from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, answer, ask, complete, send, suspend
 from tests.servers.cluster import CLUSTER_OPTIONS, SLOTS, join
-from tests.servers.matrix import repeat_on
+from tests.servers.matrix import only_in_matrix, repeat_on
 from tests.servers.process import HOST, Server, free_port
 from tests.servers.proxy import Proxy
 from tests.servers.sentinel import sentinel
@@ -582,6 +582,7 @@ async def test_sentinels_with_a_password(own_server: OwnServer, namespace: str, 
             await connect(f"{url}/other?sentinel_password=theirs", wait_seconds=HANDSHAKE_SECONDS)
 
 
+@only_in_matrix("TLS and a password at once")
 async def test_sentinels_with_tls_and_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     certify(key, certificate, f"IP:{HOST}")

@@ -12,6 +12,7 @@ import pytest
 from runtime_core.state_manager.dead_letters import DeadLetters
 from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, When, answer, calls, turns
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 from weft import Client, TaskHandle
 
@@ -104,6 +105,7 @@ async def test_a_deploy_with_other_tools_rules_and_instructions_disturbs_no_conv
     assert "there is no tool named 'find'; the tools are: pay, search" in results[2], "as it was decided then"
 
 
+@only_in_matrix("on services")
 async def test_tools_of_another_app_are_called_in_their_pool(
     openai_server: OpenAIServer, valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ async def test_tools_of_another_app_are_called_in_their_pool(
     assert [tool["function"]["name"] for tool in request["tools"]] == ["files_list", "files_read"]
 
 
+@only_in_matrix("on services")
 async def test_a_conversation_continues_after_its_limit_is_raised(
     openai_server: OpenAIServer, valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
@@ -152,6 +155,7 @@ async def test_a_conversation_continues_after_its_limit_is_raised(
     assert openai_server.counts().repeated == 0
 
 
+@only_in_matrix("on services")
 async def test_a_remembered_conversation_outlives_the_processes(
     openai_server: OpenAIServer, valkey: Server, namespace: str, tmp_path: Path
 ) -> None:

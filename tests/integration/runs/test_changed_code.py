@@ -14,6 +14,7 @@ import pytest
 
 from runtime_core.client.client import Client, TaskHandle
 from tests.fleet import Fleet, plain_redis, until
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 from tests.service_forks import SOURCES
 
@@ -154,6 +155,7 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
         assert [check["ok"] for check in report["checks"] if check["check"] == "parked"] == [True]
 
 
+@only_in_matrix("by all commands")
 async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, namespace: str, tmp_path: Path) -> None:
     release = tmp_path / "release"
     put(release, "1")

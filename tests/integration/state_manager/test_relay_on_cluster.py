@@ -19,6 +19,7 @@ from runtime_core.wire.ids import instance_address, partition_of
 from tests.conftest import OwnServer
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.cluster import CLUSTER_OPTIONS, SLOTS, follow, join
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -127,6 +128,7 @@ async def _services(masters: list[Server], own_server: OwnServer, namespace: str
         yield World(fleet, client, pairs)
 
 
+@only_in_matrix("what the partition loses")
 async def test_the_asked_partition_loses_the_request(world: World) -> None:
     """It is sent again, and starts a task with the same id."""
     await world.pairs[ASKED].lag()
@@ -138,6 +140,7 @@ async def test_the_asked_partition_loses_the_request(world: World) -> None:
     assert (await task.result(timeout=WAIT)).value() == "go"
 
 
+@only_in_matrix("what the partition loses")
 async def test_the_askers_partition_loses_the_answer(world: World) -> None:
     """The task in the other partition has ended: its result answers the step again."""
     task = await world.ask()

@@ -27,9 +27,12 @@ from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
 from tests.integration.bus.test_partition import PARTITIONS, ask_everywhere
 from tests.servers.cluster import CLUSTER_OPTIONS, join
+from tests.servers.matrix import only_in_matrix, repeat_on
 from tests.servers.process import HOST, Server
 
-pytestmark = pytest.mark.timeout(300)
+# What these promise on a Cluster, `test_publishers.py` promises on one server. That services work on a Cluster as their
+# own users, `tests/integration/bus/acl/test_every_feature.py` shows.
+pytestmark = [pytest.mark.timeout(300), only_in_matrix("publishers on a Cluster")]
 
 PUBLISHERS = {"shop": "acme", "desk": "globex"}
 FLOOD = 5_000
@@ -68,7 +71,7 @@ class Cluster:
         return {each for each in found if each != ("operator", "config|get") and each[1] != "function|load"}
 
 
-@pytest.fixture(params=["valkey-9", "redis-7.0"])
+@pytest.fixture(params=repeat_on("valkey-9", "redis-7.0"))
 def cluster(request: pytest.FixtureRequest, own_server: OwnServer, tmp_path: Path) -> Cluster:
     kind: str = request.param
     target = Target(partitions=PARTITIONS, lacks=lacking(kind))

@@ -27,7 +27,7 @@ from tests.integration.integrations.actors.agents import Answer, Ask, Echo
 from tests.mcp_servers.ledger import Ledger
 from tests.openai_server.driver import OpenAIServer, answer
 from tests.servers.cluster import CLUSTER_OPTIONS, join
-from tests.servers.matrix import is_full
+from tests.servers.matrix import first_of
 from tests.servers.process import HOST, Server
 from weft.runtime import AgentId, Runtime
 
@@ -61,8 +61,8 @@ class Brokers:
         return {each for each in found if each != ("operator", "config|get") and each[1] != "function|load"}
 
 
-# The Cluster has every kind of key that one server has, and more partitions; the nightly run has both.
-@pytest.fixture(params=["one server", "a Cluster"] if is_full() else ["a Cluster"])
+# The Cluster has every kind of key that one server has, and more partitions.
+@pytest.fixture(params=first_of("a Cluster", "one server"))
 async def brokers(request: pytest.FixtureRequest, own_server: OwnServer, tmp_path: Path) -> Brokers:
     number, partitions = (1, 1) if request.param == "one server" else (2, 2)
     target = Target(partitions=partitions, lacks=lacking("valkey-9"))

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from tests.conftest import OwnServer
 from tests.fleet import ROOT
 from tests.integration.bus.acl.test_function_rights import SHOP, Broker
-from tests.servers.matrix import MATRIX, repeat_on
+from tests.servers.matrix import MATRIX, only_in_matrix, repeat_on
 from tests.servers.process import HOST
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,6 +67,7 @@ def test_replies_that_a_publisher_never_reads_fill_no_memory_of_others(broker: B
     flood(broker, b"COMMAND\r\n" * 50)
 
 
+@only_in_matrix("another way to fill the memory of a connection")
 def test_a_command_that_a_publisher_never_ends_fills_no_memory_of_others(broker: Broker) -> None:
     flood(broker, b"*1000000\r\n$4\r\nXADD\r\n" + b"$1000000\r\n%b\r\n" % (b"x" * 1_000_000) * 20)
 

@@ -14,13 +14,13 @@ from redis.exceptions import ResponseError
 
 from runtime_core.bus.library import FUNCTIONS, library
 from tests.conftest import OwnServer
-from tests.servers.matrix import MATRIX, repeat_on
+from tests.servers.matrix import MATRIX, is_full, repeat_on
 from tests.servers.process import HOST
 
 pytestmark = pytest.mark.timeout(300)
 
 BASE = "weft:{0}:"
-CALLS = 60
+CALLS = 60 if is_full() else 24
 """Calls of each function with random arguments, for each number of arguments up to the largest."""
 SLOWEST_SECONDS = 4.0
 """Less than a server lets a script run before it refuses other commands, on a busy machine."""
@@ -98,8 +98,8 @@ def test_no_forged_argument_stops_the_server(broker: Broker, seed: int) -> None:
     assert broker.redis.execute_command("FUNCTION", "STATS")[1] is None, "a function still runs"
 
 
-EXAMPLES = 100
-"""Sequences of generated calls, which take about 20 seconds."""
+EXAMPLES = 100 if is_full() else 20
+"""Sequences of generated calls; 100 take about 20 seconds."""
 RIGHT: tuple[str | bytes, ...] = ("one", "t", "group", "agent", "tool", "1-1", "r", "r/1", "1", "0", "")
 """Values that get a function past its first checks."""
 JSON_TEXT = st.recursive(

@@ -23,7 +23,7 @@ from runtime_core.bus.namespace import connect
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 from tests.servers.cluster import CLUSTER_OPTIONS, join
-from tests.servers.matrix import MATRIX, repeat_on
+from tests.servers.matrix import MATRIX, only_in_matrix, repeat_on
 from tests.servers.process import HOST, Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -151,6 +151,7 @@ def test_every_command_is_refused_that_the_table_does_not_give(broker: Broker) -
     _check_commands(broker)
 
 
+@only_in_matrix("on a Cluster")
 def test_every_server_of_a_cluster_gives_what_the_table_gives(cluster: list[Broker]) -> None:
     for broker in cluster:
         _check_commands(broker)
@@ -292,6 +293,7 @@ def test_no_function_reaches_another_namespace(broker: Broker) -> None:
     _check_functions([broker])
 
 
+@only_in_matrix("on a Cluster")
 def test_no_function_reaches_another_namespace_of_a_cluster(cluster: list[Broker]) -> None:
     _check_functions(cluster)
 
@@ -378,6 +380,7 @@ def test_nobody_can_do_what_the_table_rules_out(broker: Broker) -> None:
     _check_claims([broker])
 
 
+@only_in_matrix("on a Cluster")
 def test_nobody_can_do_what_the_table_rules_out_on_a_cluster(cluster: list[Broker]) -> None:
     _check_claims(cluster)
 

@@ -20,7 +20,7 @@ from runtime_core.client.doctor import CHECKS
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
 from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
-from tests.servers.matrix import MATRIX, repeat_on
+from tests.servers.matrix import MATRIX, only_in_matrix, repeat_on
 from tests.servers.process import HOST, Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -76,6 +76,7 @@ def weft(fleet: Fleet, *arguments: str, **environ: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
+@only_in_matrix("on one server; test_every_feature.py does it on a Cluster")
 async def test_every_service_can_do_all_its_work_as_its_own_user(broker: Server, tmp_path: Path) -> None:
     folder = tmp_path / "fleet"
     async with Fleet(as_user(broker, "operator"), "weft", folder, urls=as_services(broker)) as fleet:
@@ -91,6 +92,7 @@ async def test_every_service_can_do_all_its_work_as_its_own_user(broker: Server,
     assert (about["ok"], about["remedy"].split(",")[0]) == (False, "start a trajectory-recorder")
 
 
+@only_in_matrix("from the users of an earlier release")
 async def test_a_fleet_goes_over_from_the_one_user_of_before(own_server: OwnServer, tmp_path: Path) -> None:
     """Old processes keep the user `services` while new ones use their own: no task is lost between them."""
     server = own_server("redis-8.0")

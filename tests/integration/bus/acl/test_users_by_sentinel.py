@@ -14,6 +14,7 @@ from runtime_core.bus.acl.users import USERS
 from runtime_core.client.client import Client
 from tests.conftest import OwnServer
 from tests.fleet import SERVICES, Fleet, PlainRedis, until
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import HOST
 from tests.servers.sentinel import sentinel
 
@@ -27,6 +28,7 @@ SENTINEL = (
 REPLICA = "user replica on >replica resetchannels -@all +psync +replconf +ping"
 
 
+@only_in_matrix("by a Sentinel")
 async def test_the_services_work_by_a_sentinel_also_after_a_failover(own_server: OwnServer, tmp_path: Path) -> None:
     file = tmp_path / "users.acl"
     lines = [user_line(user, Target(), [hashlib.sha256(user.name.encode()).hexdigest()]) for user in USERS.values()]

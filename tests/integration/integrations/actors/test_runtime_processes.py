@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pytest
 
@@ -30,8 +30,10 @@ from tests.integration.integrations.actors.agents import (
     Round,
     Sink,
 )
+from tests.servers.matrix import first_of
 from tests.servers.process import Server
-from tests.service_forks import SOURCES
+from tests.service_forks import SOURCES, Fork
+from tests.service_forks import start as start_module
 from weft.runtime import (
     AgentId,
     CancellationToken,
@@ -47,44 +49,40 @@ SECONDS = 60
 """A machine that is busy with other tests starts a process in seconds."""
 
 
+Process: TypeAlias = Fork | subprocess.Popen[bytes]
+
+
 class Start(Protocol):
     """Start a worker process and wait until it is ready."""
 
-    async def __call__(self, *types: str, url: str = "") -> subprocess.Popen[bytes]: ...
+    async def __call__(self, *types: str, url: str = "") -> Process: ...
 
 
 @pytest.fixture
 def start(valkey: Server, namespace: str, tmp_path: Path) -> Iterator[Start]:
-    workers: list[subprocess.Popen[bytes]] = []
+    workers: list[Process] = []
 
-    async def begin(*types: str, url: str = "") -> subprocess.Popen[bytes]:
+    async def begin(*types: str, url: str = "") -> Process:
         environ = {**os.environ, "PYTHONPATH": SOURCES, "WEFT_TEST_FOLDER": str(tmp_path)}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.integration.integrations.actors.worker",
-            url or valkey.url,
-            namespace,
-            *types,
-        ]
-        worker = subprocess.Popen(tied(command, signal.SIGKILL), stdout=subprocess.PIPE, env=environ, cwd=ROOT)
+        command = ("tests.integration.integrations.actors.worker", url or valkey.url, namespace, *types)
+        log = tmp_path / f"worker-{len(workers)}.log"
+        worker = start_module(command, environ, log)
         workers.append(worker)
-        assert worker.stdout is not None
-        # Beside the event loop: the test's own runtime starts meanwhile, and says that it lives.
-        line = await asyncio.to_thread(worker.stdout.readline)
-        # What it took over may have killed it before it could say so.
-        ready = line == b"ready\n" or await asyncio.to_thread(worker.wait) == -signal.SIGKILL
-        assert ready, "a worker did not start; see its log above"
+        async with asyncio.timeout(SECONDS):
+            while "ready\n" not in (log.read_text() if log.exists() else ""):
+                # What it took over may have killed it before it could say so.
+                if worker.poll() is not None:
+                    assert worker.returncode == -signal.SIGKILL, f"a worker did not start: {log.read_text()}"
+                    break
+                await asyncio.sleep(0.02)
         return worker
 
     yield begin
     for worker in workers:
-        worker.terminate()
-    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+    for number, worker in enumerate(workers):
         if worker.wait(SECONDS) not in (0, -9):
-            pytest.fail(f"a worker ended with {worker.returncode}")
-        assert worker.stdout is not None
-        worker.stdout.close()
+            pytest.fail(f"a worker ended with {worker.returncode}: {(tmp_path / f'worker-{number}.log').read_text()}")
 
 
 @pytest.fixture
@@ -180,7 +178,7 @@ async def read_line(program: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", ["it comes back", "its type is dropped"])
+@pytest.mark.parametrize("ends", first_of("its type is dropped", "it comes back"))
 async def test_a_program_names_what_a_killed_one_left_and_ends_once_that_is_done(
     ends: str, valkey: Server, namespace: str, start: Start, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from runtime_core.integrations.aworld.runners import Runners
 from runtime_core.integrations.aworld.task import Task
 from tests.apps.runners_app import FailsAlways, Noting
 from tests.fleet import Fleet, until
-from tests.servers.matrix import repeat_on
+from tests.servers.matrix import only_in_matrix, repeat_on
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -83,6 +83,7 @@ async def test_a_swarm_outlives_kills_of_its_handler(valkey: Server, namespace: 
         assert found == {"agent first": 1, "agent left": 1, "agent right": 1}
 
 
+@only_in_matrix("what outlives the kill")
 async def test_the_limits_of_a_tasks_tools_outlive_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "effects"
     async with (
@@ -100,6 +101,7 @@ async def test_the_limits_of_a_tasks_tools_outlive_a_kill(valkey: Server, namesp
         assert sum(line.startswith("tool allowed") for line in lines(path)) == 1
 
 
+@only_in_matrix("what outlives the kill")
 async def test_the_attributes_of_an_object_outlive_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "effects"
     async with (
@@ -115,6 +117,7 @@ async def test_the_attributes_of_an_object_outlive_a_kill(valkey: Server, namesp
         assert [line.split()[1] for line in lines(path)] == ["c1", "c2", "c3", "c4"]
 
 
+@only_in_matrix("what outlives the kill")
 async def test_w3_tries_are_counted_across_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "effects"
     async with (

@@ -12,6 +12,7 @@ import pytest
 from runtime_core.client.client import Client
 from tests.fleet import Fleet, until
 from tests.openai_server.driver import OpenAIServer, answer, calls, failing, gated, output, rate_limited, turns
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -119,6 +120,7 @@ async def test_the_model_learns_that_the_outcome_of_an_unrepeatable_tool_is_unkn
     assert lines(path) == ["once x"]
 
 
+@only_in_matrix("on services")
 async def test_structured_output_is_requested_until_it_is_valid(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
@@ -138,6 +140,7 @@ async def test_structured_output_is_requested_until_it_is_valid(
     assert {entry.retry for entry in openai_server.ledger()} == {"0"}
 
 
+@only_in_matrix("on services")
 async def test_a_human_approves_edits_or_denies_a_call(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
@@ -170,6 +173,7 @@ async def test_a_human_approves_edits_or_denies_a_call(
     assert openai_server.counts().repeated == 0
 
 
+@only_in_matrix("on services")
 async def test_a_conversation_with_a_key_continues(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
@@ -184,6 +188,7 @@ async def test_a_conversation_with_a_key_continues(
     assert [entry.model_messages for entry in openai_server.ledger()] == [0, 1]
 
 
+@only_in_matrix("on services")
 async def test_a_permanent_error_is_one_line(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
