@@ -21,6 +21,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a key that nobody waits for any more has no row",
         "contracts:released_keys",
     ),
+    lua(
+        "checks",
+        "interleaved_read",
+        "  if busy then redis.call('HLEN', base .. 'interleaved') end\n",
+        "",
+        "a broken list of interleaving agents changes nothing",
+        "contracts:atomicity",
+    ),
     python(
         "client/fork.py",
         "key_of_a_fork",

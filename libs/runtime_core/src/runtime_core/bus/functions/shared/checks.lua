@@ -22,6 +22,7 @@ local function check_instance(base, inst, stream)
   local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
   if waiting >= 50 then redis.call('ZCARD', base .. 'timers') end
   if stream then check_stream(base, stream) end
+  if busy then redis.call('HLEN', base .. 'interleaved') end
   if busy and string.find(busy, '\n', 1, true) then
     for _, ref in ipairs(lines(busy)) do
       local task, run = split_ref(ref)
