@@ -8,6 +8,7 @@ import json
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.state_manager.admission import answer_question
 from tests.contracts.broker import Broker, again, ask, complete, question, suspend
 
 DEADLINE_MS = 60_000
@@ -291,13 +292,20 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_ope
 ) -> None:
     await asked(broker, bus, question("1", shown=TYPED, timeout_ms=DEADLINE_MS))
     before = await broker.snapshot()
-    kind, message, part = await bus.signal("t", "r:1", value, "shop\ne1")
+    kind, message, part = await answer_question(bus, "t", "r:1", value, "shop\ne1")
     assert (kind, part) == ("invalid", field)
     assert problem in message
     assert await broker.snapshot() == before
-    assert await bus.signal("t", "r:1", b'{"day":"2030-01-04"}', "shop\ne1") == ["ok"]
-    assert await bus.signal("t", "r:1", b'{"day":"2030-01-04"}', "shop\ne1") == ["ok"], "sent again"
+    assert await answer_question(bus, "t", "r:1", b'{"day":"2030-01-04"}', "shop\ne1") == ["ok"]
+    assert await answer_question(bus, "t", "r:1", b'{"day":"2030-01-04"}', "shop\ne1") == ["ok"], "sent again"
     assert await results(broker) == {"1": 'K{"day":"2030-01-04"}'}
+
+
+async def test_an_answer_that_nobody_has_compared_is_not_delivered(broker: Broker, bus: EventBus) -> None:
+    await asked(broker, bus, question("1", shown=TYPED, timeout_ms=DEADLINE_MS))
+    before = await broker.snapshot()
+    assert await bus.signal("t", "r:1", b"null") == ["schema", TYPED.decode()]
+    assert await broker.snapshot() == before
 
 
 async def test_only_the_question_itself_has_the_schema(broker: Broker, bus: EventBus) -> None:

@@ -12,8 +12,7 @@ import msgspec
 
 from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.durability import DurabilityVerbs
-from runtime_core.declare.manifest import value_check
-from runtime_core.errors import Fenced, InvalidInput, Rejected, ServerError
+from runtime_core.errors import Fenced, Rejected, ServerError
 from runtime_core.wire.commands import Begun, Submission
 from runtime_core.wire.step import ENCODER, FORK_STEP, Fork, Step
 
@@ -168,24 +167,27 @@ class TaskVerbs(DurabilityVerbs):
         return await self.call("withdraw_request", task) == b"OK"
 
     async def signal(
-        self, task: str, request: str, value: bytes, event: str = "", *, trace: str = "", durable: bool = True
+        self,
+        task: str,
+        request: str,
+        value: bytes,
+        event: str = "",
+        *,
+        trace: str = "",
+        durable: bool = True,
+        fits: bool = False,
     ) -> list[str]:
         """Answer a question of a task.
 
-        Returns `ok`, `answered`, `no_request`, `unknown`, `ended` + status, or `invalid` + what the question expects +
-        the wrong part of the answer, as in `value.topic`.
+        Returns `ok`, `answered`, `no_request`, `unknown`, `ended` + status, `invalid` + what the question expects +
+        the wrong part of the answer, as in `value.topic`, or `schema` + the question (JSON), if that has a schema:
+        check the answer against it, then call again with `fits`.
         `event` is the source and id of the answer, one line each: within the dedupe window, a repeat of the accepted
         answer gets `ok` again, even after the task has ended. `trace` is the traceparent of the span that delivers the
         answer. Raises `NotDurable` as `cancel` does.
         """
         connection = self.transport.reconnects
-        answer = texts(await self.call("signal", task, request, value, trace, event))
-        if answer[0] == "schema":
-            wrong = _misfit(value, answer[1])
-            if wrong is not None:
-                return ["invalid", wrong.message, wrong.field]
-            # The schema of a question never changes, so it need not be read again.
-            answer = texts(await self.call("signal", task, request, value, trace, event, "fits"))
+        answer = texts(await self.call("signal", task, request, value, trace, event, *(("fits",) if fits else ())))
         if answer[0] == "invalid":
             return [*answer, "value"]
         if answer[0] == "ok" and durable:
@@ -357,16 +359,6 @@ class TopicVerbs(DurabilityVerbs):
                     prefix, _, agent = line.partition(" ")
                     found.append(TopicSubscription(prefix, agent, prefix=True))
         return sorted(found, key=lambda each: (each.topic, each.prefix, each.agent))
-
-
-def _misfit(value: bytes, question: str) -> InvalidInput | None:
-    """Return why an answer does not fit the schema in its question, or None."""
-    schema = msgspec.json.decode(question)["schema"]
-    try:
-        value_check(schema, formats=True)(msgspec.json.decode(value), "value")
-    except InvalidInput as error:
-        return error
-    return None
 
 
 def _misplaced(answer: Sequence[str], task: str) -> Misplaced:

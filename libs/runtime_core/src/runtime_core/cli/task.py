@@ -56,6 +56,7 @@ from runtime_core.client.task_view import (
 )
 from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.settings import Settings, without_password
+from runtime_core.state_manager.admission import answer_question
 from runtime_core.state_manager.dead_letters import DeadLetters, LetterFilter
 from runtime_core.state_manager.measures import groups_of
 from runtime_core.wire import codec
@@ -385,7 +386,8 @@ async def signal(
     """
     given = codec.typed(value, words=True, field="value")
     event = f"weft task signal\n{secrets.token_hex(8)}"
-    answer = await _write(task_id, lambda bus: bus.signal(task_id, request_id, codec.encode(given), event))
+    data = codec.encode(given)
+    answer = await _write(task_id, lambda bus: answer_question(bus, task_id, request_id, data, event))
     check_answered(answer, task_id, request_id)
     print_result(
         {"task_id": task_id, "request_id": request_id, "value": given},

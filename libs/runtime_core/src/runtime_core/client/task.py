@@ -18,6 +18,7 @@ from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
 from runtime_core.errors import BusError, BusLost, InvalidInput
+from runtime_core.state_manager.admission import answer_question
 from runtime_core.wire import codec
 from runtime_core.wire.events import (
     ENDED,
@@ -423,7 +424,7 @@ class TaskHandle:
         bus, data = self._partition.bus, codec.encode(value)
         # One id for all tries, so that the broker recognizes a repeat of an accepted answer.
         event = f"client\n{secrets.token_hex(8)}"
-        answer = await repeat_after_reconnect(lambda: bus.signal(self.task_id, request_id, data, event))
+        answer = await repeat_after_reconnect(lambda: answer_question(bus, self.task_id, request_id, data, event))
         check_answered(answer, self.task_id, request_id)
 
     async def send(self, name: str, value: Any = None, *, id: str = "") -> None:  # Any: JSON

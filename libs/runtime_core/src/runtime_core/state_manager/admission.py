@@ -1,4 +1,4 @@
-"""Starts the task of a valid submit, after the checks that need the broker. Every submit path uses it."""
+"""Starts the task of a valid submit and delivers a valid answer to a question. Every path into Weft uses it."""
 
 from __future__ import annotations
 
@@ -231,6 +231,24 @@ class InputCheck(SchemaCheck):
 
     def __init__(self, name: str, agent: AgentEntry) -> None:
         super().__init__(f"input of agent {name!r}", agent.input)
+
+
+async def answer_question(
+    bus: EventBus, task: str, request: str, value: bytes, event: str, *, trace: str = "", durable: bool = True
+) -> list[str]:
+    """Answer a question of a task, if the value (JSON) fits the question's schema. Returns what `EventBus.signal` does.
+
+    Raises `NotDurable` as `EventBus.signal` does.
+    """
+    answer = await bus.signal(task, request, value, event, trace=trace, durable=durable)
+    if answer[0] != "schema":
+        return answer
+    try:
+        value_check(msgspec.json.decode(answer[1])["schema"], formats=True)(msgspec.json.decode(value), "value")
+    except InvalidInput as error:
+        return ["invalid", error.message, error.field]
+    # The schema of a question never changes, so it need not be read again.
+    return await bus.signal(task, request, value, event, trace=trace, durable=durable, fits=True)
 
 
 def _plain_kind(schema: Schema) -> str:

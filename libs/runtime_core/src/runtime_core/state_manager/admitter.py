@@ -33,7 +33,7 @@ from runtime_core.bus.topics import Topics, published
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
 from runtime_core.state_manager import schedules
-from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.admission import Admission, answer_question
 from runtime_core.state_manager.command import Command
 from runtime_core.state_manager.publishers import Publisher, PublisherStreams
 from runtime_core.state_manager.relay import AnswerBounds, Answers
@@ -424,8 +424,8 @@ class Admitter:
     async def _deliver_signal(self, wanted: commands.Signal, trace: str = "") -> None:
         bus = await self._admission.find(wanted.task_id)
         event = f"{wanted.source}\n{wanted.event_id}"
-        answer = await bus.signal(
-            wanted.task_id, wanted.request_id, wanted.value_json, event, trace=trace, durable=False
+        answer = await answer_question(
+            bus, wanted.task_id, wanted.request_id, wanted.value_json, event, trace=trace, durable=False
         )
         match answer[0]:
             case "unknown":
