@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias
 
 from redis.asyncio import Redis
 
-from tests.service_forks import SOURCES, Fork, start
+from tests.service_forks import COMMAND, SOURCES, Fork, start
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("agent-handler", "tool-handler", "state-manager", "trajectory-recorder")
@@ -32,6 +32,7 @@ READY_SECONDS = 60.0
 CLEAN_SECONDS = 60.0
 REPLACE_SECONDS = 300.0
 """How long a replica that is replaced may take to finish what it runs."""
+COMMAND_SECONDS = 120.0
 WATCH_SECONDS = 0.05
 READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
 DEFECTS = (
@@ -159,6 +160,7 @@ class Fleet:
         """Each kill and each pause of a process."""
         self._supervisor: asyncio.Task[None] | None = None
         self._surprises: list[str] = []
+        self._commands_run = 0
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -186,6 +188,19 @@ class Fleet:
             self._end()
 
     # -- what a test does to it --------------------------------------------------------------------------------
+
+    async def weft(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the command as the operator of this fleet."""
+        self._commands_run += 1
+        printed, errors = (self.folder / f"weft-{self._commands_run}.{name}" for name in ("out", "err"))
+        process = start((COMMAND, *arguments), {**self.environ, **environ}, printed, errors)
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                while (status := process.poll()) is None:
+                    await asyncio.sleep(0.01)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, status, printed.read_text(), errors.read_text())
 
     def names(self, *services: str) -> list[str]:
         """The replicas of these services, or of all."""

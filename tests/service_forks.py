@@ -46,8 +46,10 @@ IMPORTED = (
 )
 MODELS = "pydantic_ai.models.openai"
 """Imported for the first service that uses a model provider, since it takes as long as all other imports together."""
+COMMAND = "runtime_core.cli.main"
 FORKED = (
     "services.",
+    COMMAND,
     "tests.engine_backends.gateway",
     "tests.integration.integrations.actors.worker",
     "tests.openai_server",
@@ -102,9 +104,10 @@ class Forks:
                 start_new_session=True,
             )
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> Fork:
-        """Run a module with its arguments in a new process that appends what it prints to `log`."""
-        self._end.send(json.dumps({"command": command, "environ": dict(environ), "log": str(log)}).encode())
+    def start(self, command: Sequence[str], environ: Mapping[str, str], log: Path, errors: Path | None = None) -> Fork:
+        """Run a module with its arguments in a new process that appends to `log`; its errors may go to a file apart."""
+        request = {"command": command, "environ": dict(environ), "log": str(log), "errors": str(errors or log)}
+        self._end.send(json.dumps(request).encode())
         while (pid := self._receive()) is None:
             pass
         fork = self._forks[pid] = Fork(self, pid)
@@ -148,8 +151,8 @@ def _forks_of(process: int) -> Forks:
 def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start.
 
-    A gateway over a folder of `tests.engine_backends`, a process with agents as objects, and the stand-in for a model
-    provider are services here.
+    The command, a gateway over a folder of `tests.engine_backends`, a process with agents as objects, and the stand-in
+    for a model provider are services here.
     """
     special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
     return (
@@ -160,18 +163,23 @@ def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     )
 
 
-def start(command: Sequence[str], environ: Mapping[str, str], log: Path) -> Fork | subprocess.Popen[bytes]:
-    """Start a module with its arguments, as a fork where that does the same. What it prints is appended to `log`."""
+def start(
+    command: Sequence[str], environ: Mapping[str, str], log: Path, errors: Path | None = None
+) -> Fork | subprocess.Popen[bytes]:
+    """Start a module with its arguments, as a fork where that does the same.
+
+    What it prints is appended to `log`, or its errors to `errors`.
+    """
     if can_fork(command, environ):
-        return forks().start(command, environ, log)
-    with log.open("ab") as output:
+        return forks().start(command, environ, log, errors)
+    with log.open("ab") as output, (errors or log).open("ab") as apart:
         return subprocess.Popen(
             tied([sys.executable, "-m", *command], signal.SIGKILL),
             cwd=ROOT,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=apart,
             start_new_session=True,
         )
 
@@ -217,10 +225,10 @@ def serve(end: socket.socket) -> list[str]:
 def _become(request: dict[str, Any]) -> list[str]:
     """Take over what a new process would be given. Return the command."""
     os.setsid()
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    for descriptor, path in ((1, request["log"]), (2, request["errors"])):
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(log, descriptor)
+        os.close(log)
     os.environ.clear()
     os.environ.update(request["environ"])
     return list(request["command"])

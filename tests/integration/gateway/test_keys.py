@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +19,7 @@ from runtime_core.gateway.keys import READ, ROLES
 from runtime_core.gateway.requests import Limits
 from runtime_core.gateway.server import operations
 from runtime_core.gateway.tasks import StreamRoutes
-from tests.fleet import ROOT, Fleet, PlainRedis, until
+from tests.fleet import Fleet, PlainRedis, until
 from tests.integration.gateway.gateways import SECONDS, ended, gateway_fleet, http, problem
 from tests.servers.process import Server
 from weft import Client, SubmitOptions
@@ -42,11 +39,7 @@ async def keyed_fleet(
 
 
 async def weft(fleet: Fleet, *arguments: str) -> str:
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-        cwd=ROOT, env=fleet.environ, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = await fleet.weft(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

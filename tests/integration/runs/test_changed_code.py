@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from runtime_core.client.client import Client, TaskHandle
 from tests.fleet import Fleet, plain_redis, until
 from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
-from tests.service_forks import SOURCES
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -79,23 +75,6 @@ async def test_tasks_end_while_handlers_are_killed_and_come_back_with_newer_code
             assert await redis.xlen(f"{namespace}:{{0}}:dead") == 0
 
 
-def weft(server: Server, namespace: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of `weft` on the fleet's broker and store."""
-    return subprocess.run(
-        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-        env={
-            **os.environ,
-            "WEFT_REDIS_URL": server.url,
-            "WEFT_NAMESPACE": namespace,
-            "WEFT_DATA_DIR": str(folder),
-            "PYTHONPATH": SOURCES,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
@@ -126,21 +105,21 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
         async with plain_redis(valkey.port, text=True) as redis:  # wake it
             await redis.zadd(f"{namespace}:{{0}}:timers", {"s|t-1|r|2": 1}, xx=True)
         await until(lambda: waits("park"), 30, "the task is parked")
-        shown = weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        shown = (await fleet.weft("task", "show", "t-1")).stdout
         assert "status   waiting (parked)\n" in shown
-        assert re.search(r"t-1 +parked +careless", weft(valkey, namespace, tmp_path, "task", "list").stdout)
+        assert re.search(r"t-1 +parked +careless", (await fleet.weft("task", "list")).stdout)
         assert "changing_app.py:" in shown
         assert "in careless\n" in shown
         assert "code: found = await ctx.tool(lookup_all, names=[name])\n" in shown
         assert 'recorded: ctx.tool("lookup", name="tea")\n' in shown
         assert 'now: ctx.tool("lookup_all", names=["tea"])\n' in shown
-        letters = json.loads(weft(valkey, namespace, tmp_path, "dead", "list", "--json").stdout)
+        letters = json.loads((await fleet.weft("dead", "list", "--json")).stdout)
         message = letters[0]["error"]["message"]
         assert message.startswith("step 1 of run r (changing_app.py:")
         assert (
             'the journal has ctx.tool("lookup", name="tea"), but the code now requests ctx.tool("lookup_all"' in message
         )
-        report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
+        report = json.loads((await fleet.weft("doctor", "--json")).stdout)
         (parked,) = [check for check in report["checks"] if check["check"] == "parked"]
         assert not parked["ok"]
         assert "agent 'careless' of task t-1 is parked: step 1 of run r" in parked["message"]
@@ -149,9 +128,9 @@ async def test_a_task_whose_code_differs_names_both_calls_and_the_line(
         put(release, "1")
         fleet.kill("agent-handler-1")
         await fleet.ready(["agent-handler-1"])
-        assert weft(valkey, namespace, tmp_path, "dead", "redrive", "--all").returncode == 0
+        assert (await fleet.weft("dead", "redrive", "--all")).returncode == 0
         assert (await task.result(timeout=30)).output == "tea"
-        report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
+        report = json.loads((await fleet.weft("doctor", "--json")).stdout)
         assert [check["ok"] for check in report["checks"] if check["check"] == "parked"] == [True]
 
 
@@ -174,7 +153,7 @@ async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, 
                 return str(await redis.hget(f"{namespace}:{{0}}:task:t-1", "status")) == "waiting"
 
         await until(waits, 30, "the task waits")
-        assert "no running handler" not in weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        assert "no running handler" not in (await fleet.weft("task", "show", "t-1")).stdout
         put(release, "4")
         fleet.kill("agent-handler-1")
         await fleet.ready(["agent-handler-1"])
@@ -183,9 +162,9 @@ async def test_a_renamed_agent_is_named_by_commands_and_the_log(valkey: Server, 
             return "no running handler has agent 'att'" in fleet.members["state-manager-1"].text()
 
         await until(logged, 30, "the state-manager names it")
-        shown = weft(valkey, namespace, tmp_path, "task", "show", "t-1").stdout
+        shown = (await fleet.weft("task", "show", "t-1")).stdout
         assert "no running handler has agent 'att': start one, or roll back" in shown
-        report = json.loads(weft(valkey, namespace, tmp_path, "doctor", "--json").stdout)
+        report = json.loads((await fleet.weft("doctor", "--json")).stdout)
         (names,) = [check for check in report["checks"] if check["check"] == "names"]
         assert names["message"] == "no running handler has agent 'att': 1 run or call waits for it, such as task t-1"
         put(release, "1")

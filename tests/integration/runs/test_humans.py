@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -44,14 +41,7 @@ async def by_xadd(fleet: Fleet, server: Server, task: str, request: str, value: 
 
 async def by_command(fleet: Fleet, server: Server, task: str, request: str, value: Json) -> None:
     arguments = ("task", "signal", task, request, json.dumps(value))
-    ended = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-        env={"WEFT_REDIS_URL": server.url, "WEFT_NAMESPACE": fleet.namespace, "WEFT_DATA_DIR": str(fleet.folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = await fleet.weft(*arguments)
     assert ended.returncode == 0, ended.stderr
 
 

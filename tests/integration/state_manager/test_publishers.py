@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,7 +50,7 @@ async def tenants(broker: Server, folder: Path) -> AsyncIterator[tuple[Fleet, Pl
         async with Redis.from_url(broker.url, protocol=2) as admin:
             for name, tenant in (("shop", "acme"), ("desk", "globex")):
                 await admin.execute_command(*rule.replace("PASSWORD", name).replace("shop", name).split())
-                assert weft(fleet, "publisher", "set", name, "--tenant", tenant).returncode == 0
+                assert (await fleet.weft("publisher", "set", name, "--tenant", tenant)).returncode == 0
         async with as_user(broker, "shop") as shop, as_user(broker, "desk") as desk:
             yield fleet, shop, desk
 
@@ -63,13 +60,6 @@ def documented_rule() -> str:
     found = re.search(r"ACL SETUSER shop.*?(?=\n *```)", page, re.DOTALL)
     assert found is not None
     return found.group().replace("\\\n", " ")
-
-
-def weft(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-        cwd=ROOT, env=fleet.environ, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
 
 
 async def send(publisher: PlainRedis, name: str, kind: str, data: object, **attributes: str) -> None:
@@ -122,14 +112,14 @@ async def test_one_tenant_reaches_nothing_of_another(broker: Server, tmp_path: P
         refused = await told(desk, theirs, "rejected")
         assert refused["message"] == "no agent is named executor"
         await emptied(fleet, "desk")
-        [schedule] = [one for one in json.loads(weft(fleet, "schedule", "list", "--json").stdout)
+        [schedule] = [one for one in json.loads((await fleet.weft("schedule", "list", "--json")).stdout)
                       if one["schedule_id"] == "acme.s"]  # fmt: skip
         assert schedule["cron"] == "@yearly"
         # Nothing of all that has touched the task: it still asks, and its own publisher answers.
         await send(shop, "shop", "task.signal", {"task_id": "t", "request_id": asked["request_id"], "value": True})
         end = await told(shop, mine, "task.completed")
         assert (end["task_id"], end["output"]) == ("acme.t", ["acme", "refund"])
-        found = json.loads(weft(fleet, "doctor", "--json").stdout)
+        found = json.loads((await fleet.weft("doctor", "--json")).stdout)
         [ingress] = [check for check in found["checks"] if check["check"] == "ingress"]
         assert (ingress["ok"], "desk (globex), shop (acme)" in ingress["message"]) == (True, True)
 
@@ -176,9 +166,9 @@ async def test_damage_to_one_publishers_stream_stops_no_other_publisher(broker: 
 
         await until(lambda: takes_entries(desk), 60, "the stream took entries again")
         await emptied(fleet, "desk")
-        letters = json.loads(weft(fleet, "dead", "list", "--json").stdout)
+        letters = json.loads((await fleet.weft("dead", "list", "--json")).stdout)
         assert {letter["stream"] for letter in letters} == {"tasks:desk"}
-        assert json.loads(weft(fleet, "doctor", "--json").stdout)["ok"]
+        assert json.loads((await fleet.weft("doctor", "--json")).stdout)["ok"]
 
 
 async def takes_entries(publisher: PlainRedis) -> bool:
@@ -226,38 +216,38 @@ async def test_the_doctor_finds_and_repairs_a_stream_that_was_ended(broker: Serv
             await admin.delete(key)
             await admin.xdel(key, await admin.xadd(key, {"nonsense": "x"}, id=LAST_ID))
         await admin.set("weft:tasks:shop", "a string")
-        found = await asyncio.to_thread(about_ingress, fleet)
+        found = await about_ingress(fleet)
         assert [one["ok"] for one in found] == [False, False, False]
         assert "in the future" in found[0]["message"]
-        repaired = await asyncio.to_thread(about_ingress, fleet, "--repair")
+        repaired = await about_ingress(fleet, "--repair")
         assert [one["ok"] for one in repaired] == [True, True, False]
         assert not await admin.exists("weft:tasks", "weft:tasks:desk")
         assert "DEL weft:tasks:shop" in repaired[2]["remedy"]
 
 
-def about_ingress(fleet: Fleet, *options: str) -> list[dict[str, Any]]:  # Any: JSON
-    found = json.loads(weft(fleet, "doctor", "--json", *options).stdout)
+async def about_ingress(fleet: Fleet, *options: str) -> list[dict[str, Any]]:  # Any: JSON
+    found = json.loads((await fleet.weft("doctor", "--json", *options)).stdout)
     return [check for check in found["checks"] if check["check"] == "ingress"]
 
 
 async def test_the_command_registers_lists_and_removes(broker: Server, tmp_path: Path) -> None:
     async with tenants(broker, tmp_path / "fleet") as (fleet, _, _):
-        done = weft(
-            fleet, "publisher", "set", "web", "--tenant", "acme", "--agents", "echo,approver", "--topics", "a.*"
+        done = await fleet.weft(
+            "publisher", "set", "web", "--tenant", "acme", "--agents", "echo,approver", "--topics", "a.*"
         )
         assert done.stdout == "web of tenant acme writes to weft:tasks:web and reads web:answers…\n"
-        listed = json.loads(weft(fleet, "publisher", "list", "--json").stdout)
+        listed = json.loads((await fleet.weft("publisher", "list", "--json")).stdout)
         assert listed[2] == {
             "publisher": "web", "tenant": "acme", "agents": ["echo", "approver"], "topics": ["a.*"],
             "stream": "weft:tasks:web", "answers": "web:answers", "waiting": 0,
         }  # fmt: skip
-        assert "web        acme    echo,approver  a.*     0" in weft(fleet, "publisher", "list").stdout
-        wrong = weft(fleet, "publisher", "set", "A b", "--tenant", "acme")
+        assert "web        acme    echo,approver  a.*     0" in (await fleet.weft("publisher", "list")).stdout
+        wrong = await fleet.weft("publisher", "set", "A b", "--tenant", "acme")
         assert wrong.stderr.startswith('weft publisher set: publisher: "A b" is not a valid name: use 1 to 63 of a-z')
-        assert weft(fleet, "publisher", "delete", "web").returncode == 0
-        gone = weft(fleet, "publisher", "delete", "web")
+        assert (await fleet.weft("publisher", "delete", "web")).returncode == 0
+        gone = await fleet.weft("publisher", "delete", "web")
         assert (gone.returncode, "there is no publisher 'web'" in gone.stderr) == (1, True)
-        lag = json.loads(weft(fleet, "lag", "--json").stdout)
+        lag = json.loads((await fleet.weft("lag", "--json")).stdout)
         assert [row["stream"] for row in lag["streams"] if row["stream"].startswith("tasks")] == [
             "tasks", "tasks:desk", "tasks:shop",
         ]  # fmt: skip

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +21,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.client.client import Client
 from runtime_core.wire.ids import partition_of
 from tests.conftest import OwnServer
-from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
+from tests.fleet import SERVICES, Fleet, PlainRedis, until
 from tests.integration.bus.test_partition import PARTITIONS, ask_everywhere
 from tests.servers.cluster import CLUSTER_OPTIONS, join
 from tests.servers.matrix import only_in_matrix, repeat_on
@@ -98,20 +95,12 @@ async def services(cluster: Cluster, folder: Path, **environ: str) -> AsyncItera
         environ={"WEFT_PARTITIONS": str(PARTITIONS), **environ},
     ) as fleet:
         for name, tenant in PUBLISHERS.items():
-            assert (await weft(fleet, "publisher", "set", name, "--tenant", tenant)).returncode == 0
+            assert (await fleet.weft("publisher", "set", name, "--tenant", tenant)).returncode == 0
         yield fleet
 
 
-async def weft(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-        cwd=ROOT, env=fleet.environ, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
 async def asked_for(fleet: Fleet, *arguments: str) -> Any:  # Any: JSON
-    done = await weft(fleet, *arguments, "--json")
+    done = await fleet.weft(*arguments, "--json")
     assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
     return json.loads(done.stdout)
 
@@ -168,7 +157,7 @@ async def test_every_user_does_its_work_on_a_cluster(cluster: Cluster, tmp_path:
         assert {"trusted", *(f"errand-{number}" for number in range(2 * PARTITIONS))} <= tasks
         [letter] = await asked_for(fleet, "dead", "list")
         assert letter["reason"] == "rejected"
-        assert (await weft(fleet, "dead", "drop", letter["letter_id"])).returncode == 0
+        assert (await fleet.weft("dead", "drop", letter["letter_id"])).returncode == 0
         streams = {row["stream"] for row in (await asked_for(fleet, "lag"))["streams"]}
         assert {"tasks", "tasks:shop", "tasks:desk"} <= streams
         assert await cluster.refusals() == set()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from tests.chaos.test_every_call import OUTPUT, answered
 from tests.conftest import OwnServer
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import INLINE
-from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
+from tests.fleet import SERVICES, Fleet, PlainRedis, until
 from tests.integration.integrations.actors.agents import Answer, Ask, Echo
 from tests.mcp_servers.ledger import Ledger
 from tests.openai_server.driver import OpenAIServer, answer
@@ -86,11 +83,7 @@ class World:
 
     async def weft(self, *arguments: str) -> str:
         """Run a command of `weft` as the operator. Return what it prints."""
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-            cwd=ROOT, env=self.fleet.environ, capture_output=True, text=True, timeout=WAIT, check=False,
-        )  # fmt: skip
+        done = await self.fleet.weft(*arguments)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 

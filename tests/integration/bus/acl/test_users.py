@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from runtime_core.client.client import Client
 from runtime_core.client.doctor import CHECKS
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
-from tests.fleet import ROOT, SERVICES, Fleet, PlainRedis, until
+from tests.fleet import SERVICES, Fleet, PlainRedis, until
 from tests.servers.matrix import MATRIX, only_in_matrix, repeat_on
 from tests.servers.process import HOST, Server
 
@@ -64,16 +62,9 @@ async def refused(broker: Server) -> set[tuple[str, str]]:
 
 
 async def doctor(fleet: Fleet, **environ: str) -> dict[str, Any]:  # Any: JSON
-    done = await asyncio.to_thread(weft, fleet, "doctor", "--clean", "--json", **environ)
+    done = await fleet.weft("doctor", "--clean", "--json", **environ)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def weft(fleet: Fleet, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "runtime_core.cli.main", *arguments],
-        cwd=ROOT, env={**fleet.environ, **environ}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
 
 
 @only_in_matrix("on one server; test_every_feature.py does it on a Cluster")
@@ -119,10 +110,10 @@ async def test_a_fleet_goes_over_from_the_one_user_of_before(own_server: OwnServ
 
 
 async def _commands(fleet: Fleet) -> None:
-    first = await asyncio.to_thread(weft, fleet, "submit", "echo", '"hello"', "--task-id", "by-command")
+    first = await fleet.weft("submit", "echo", '"hello"', "--task-id", "by-command")
     assert (first.returncode, first.stdout) == (0, "hello\n"), first.stderr
     others = (("task", "show", "by-command"), ("task", "list"), ("lag",), ("dead", "list"), ("schedule", "list"))
-    for done in await asyncio.gather(*(asyncio.to_thread(weft, fleet, *arguments) for arguments in others)):
+    for done in await asyncio.gather(*(fleet.weft(*arguments) for arguments in others)):
         assert done.returncode == 0, f"{done.args}: {done.stdout}{done.stderr}"
     # As where the recorder runs, and as in any other pod.
     for environ in ({}, {"WEFT_TRAJECTORY_URL": ELSEWHERE}):
@@ -168,6 +159,6 @@ async def _publishers(broker: Server, fleet: Fleet) -> None:
         for task in ("binary", "structured"):
             end = await (await client.task(task)).result(timeout=60)
             assert (end.status, end.output) == ("completed", task)
-    told = await asyncio.to_thread(weft, fleet, "dead", "list", "--json")
+    told = await fleet.weft("dead", "list", "--json")
     reasons = [letter["reason"] for letter in json.loads(told.stdout)]
     assert reasons == ["rejected"] * len(bad), told.stdout
