@@ -28,9 +28,9 @@ LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation: an isolated build would fetch its backend without the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-# Four test files at a time, since tests wait more than they compute: with the second lane they use two cores fully.
+# Three test files at a time, since tests wait more than they compute: with the other lanes they use two cores fully.
 # A file stays in one process, as it was written to run; tests/conftest.py puts those that take longest first.
-TOGETHER = --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+TOGETHER = --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 RAY_TESTS = $(wildcard tests/engines/test_*ray*.py)
 
@@ -106,7 +106,7 @@ check: setup ## Check format, lint, types and the import rule
 # Every environment is created first: an installation during the tests would slow them down.
 test: check $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
 	@$(MAKE) --no-print-directory test-simulation
-	$(RUN) tests.lanes test-main -- test-spark test-ray test-autogen
+	$(RUN) tests.lanes test-main -- test-spark test-ray -- test-autogen
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)

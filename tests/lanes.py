@@ -1,4 +1,4 @@
-"""Run make targets in lanes beside each other: `python -m tests.lanes test-main -- test-autogen test-engines`.
+"""Run make targets in lanes beside each other: `python -m tests.lanes test-main -- test-ray -- test-autogen`.
 
 Targets of one lane run one after the other, also after one that fails. The first lane prints as it goes. Each other
 lane writes to `.cache/lanes/`, and its output follows once all lanes have ended. Most tests wait more than they

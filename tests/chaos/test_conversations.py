@@ -21,12 +21,12 @@ from tests.chaos.harm import harm_services, under
 from tests.chaos.invariants import check_broker, check_effects, check_trajectories
 from tests.fleet import Fleet, PlainRedis, plain_redis, until
 from tests.openai_server.driver import Entry, OpenAIServer, Rule, Usage, answer, calls, gated, rate_limited, turns
-from tests.servers.matrix import only_in_matrix
+from tests.servers.matrix import is_full, only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CONVERSATIONS = int(os.environ.get("WEFT_CHAOS_CONVERSATIONS") or 30)
+CONVERSATIONS = int(os.environ.get("WEFT_CHAOS_CONVERSATIONS") or (30 if is_full() else 16))
 APP = "tests.apps.conversations_app:app"
 LEASE_SECONDS = 2.0
 EVERY_SECONDS = 2.0
