@@ -24,10 +24,10 @@ from tests.contracts.broker import (
     suspend,
 )
 from tests.contracts.conftest import close_broker, open_broker, server_clients
-from tests.servers.matrix import MATRIX
+from tests.servers.matrix import MATRIX, repeat_on
 
 
-@pytest.fixture(params=MATRIX)
+@pytest.fixture(params=repeat_on(*MATRIX))
 async def broker(request: pytest.FixtureRequest, own_server: OwnServer, namespace: str) -> AsyncIterator[Broker]:
     """A server for this test alone: its memory limit is a setting of the whole server."""
     kind: str = request.param

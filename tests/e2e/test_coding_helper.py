@@ -13,6 +13,7 @@ import pytest
 from runtime_core.client.client import Client
 from tests.fleet import Fleet
 from tests.openai_server.driver import OpenAIServer, answer, calls, gated, turns
+from tests.servers.matrix import only_in_matrix
 from tests.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -104,6 +105,7 @@ def test_a_call_that_the_user_refuses_does_not_run_and_the_model_gets_the_reason
     assert done.stdout.endswith("I have left it.\n")
 
 
+@only_in_matrix("on services that are killed")
 async def test_services_that_are_killed_pay_for_no_answer_twice_and_write_once_approved(
     openai_server: OpenAIServer, valkey: Server, namespace: str, tmp_path: Path, folder: Path
 ) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.matrix import first_of
+
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -28,6 +30,7 @@ REDIS_CLI = """\
 #!{python}
 import sys
 import redis
+from tests.servers.matrix import first_of
 
 def show(reply, indent=""):
     if isinstance(reply, (list, tuple)):
@@ -144,6 +147,7 @@ def test_the_first_app_runs_as_the_page_says(folder: Path, variables: dict[str, 
             if "completed" in shown and "agent writer" in shown and "not complete" not in shown:
                 break
             assert time.monotonic() < give_up_at, shown
+            time.sleep(0.5)  # each look starts a process
         printed = said_by(
             f"python - <<'PROGRAM'\n{the('python', 'asyncio.run(main')}\nPROGRAM", folder, variables
         ).splitlines()
@@ -151,7 +155,7 @@ def test_the_first_app_runs_as_the_page_says(folder: Path, variables: dict[str, 
         assert printed[-1] == f"completed {expected}"
 
 
-@pytest.mark.parametrize("plugins", [(), ("-p", "no:asyncio")], ids=["with-pytest-asyncio", "alone"])
+@pytest.mark.parametrize("plugins", first_of((), ("-p", "no:asyncio")), ids=str)
 def test_the_test_of_the_first_app_passes(folder: Path, variables: dict[str, str], plugins: tuple[str, ...]) -> None:
     (folder / "test_app.py").write_text(the("python", "async def test_the_researcher_survives"), encoding="utf-8")
     command = " ".join([the("sh", "pytest -q").strip(), *plugins])

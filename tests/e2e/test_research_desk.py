@@ -23,6 +23,7 @@ from examples.research_desk.passages import LINE_MAX, split
 from examples.research_desk.ranking import find, rank, topic_words
 from examples.research_desk.report import cite
 from tests.openai_server.driver import OpenAIServer, When, answer, output
+from tests.servers.matrix import first_of, only_in_matrix
 from tests.servers.process import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,6 +201,7 @@ def test_it_cites_the_lines_that_speak_of_the_topic_and_shows_how_it_went(
     assert "not complete" not in done.stdout
 
 
+@only_in_matrix("other questions")
 def test_the_same_question_gets_the_same_answer(
     docs: Path, undisturbed: tuple[Path, subprocess.CompletedProcess[str]], report: str
 ) -> None:
@@ -207,12 +209,14 @@ def test_the_same_question_gets_the_same_answer(
     assert report_of(run(undisturbed[0], "--docs", str(docs), "--topic", TOPIC).stdout) == report
 
 
+@only_in_matrix("other questions")
 def test_a_topic_that_nothing_speaks_of_gets_a_polite_report(docs: Path, data_dir: Path) -> None:
     done = run(data_dir, "--docs", str(docs), "--topic", "zebras")
     assert (done.returncode, without_hints(done.stderr)) == (0, "")
     assert "Nothing found: " in report_of(done.stdout)
 
 
+@only_in_matrix("other questions")
 def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp_path: Path) -> None:
     done = run(data_dir, cwd=tmp_path)
     assert (done.returncode, without_hints(done.stderr)) == (0, "")
@@ -221,6 +225,7 @@ def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp
     assert all((ROOT / file).suffix == ".md" for file, _ in cited)
 
 
+@only_in_matrix("with a large collection")
 def test_an_engine_finds_in_a_large_collection_what_the_tools_find(data_dir: Path) -> None:
     done = run(data_dir, "--passages", "1500", "--engine", "local")
     assert (done.returncode, without_hints(done.stderr)) == (0, "")
@@ -292,6 +297,7 @@ def test_a_model_plans_the_search_and_writes_where_one_is_named(
     assert openai_server.counts().repeated == 0
 
 
+@only_in_matrix("with a model, while a service is killed")
 def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
     docs: Path, data_dir: Path, openai_server: OpenAIServer
 ) -> None:
@@ -349,7 +355,7 @@ def test_a_broker_that_is_not_there_is_reported_in_one_line(docs: Path, data_dir
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), first_of((signal.SIGINT, 130), (signal.SIGTERM, 143)))
 def test_a_signal_ends_it_and_all_that_it_started(docs: Path, data_dir: Path, number: int, status: int) -> None:
     with started(data_dir, "--docs", str(docs), "--pause", "50") as process:
         wait_for(process, " documents in ")

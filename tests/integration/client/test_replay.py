@@ -24,6 +24,7 @@ from runtime_core.host.local import LocalApp
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 from runtime_core.wire.step import ENCODER, NOTHING, StepError
+from tests.servers.matrix import is_full
 from tests.service_forks import SOURCES
 from weft import AgentContext, App
 
@@ -276,13 +277,16 @@ async def test_tasks_are_selected(tmp_path: Path) -> None:
             await count(since=datetime(2026, 1, 1))  # that is what is refused
 
 
-async def test_a_thousand_tasks_are_checked_in_seconds(tmp_path: Path) -> None:
+TASKS = 1_000 if is_full() else 300
+
+
+async def test_hundreds_of_tasks_are_checked_in_seconds(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'trajectory.db'}"
     local = LocalApp(desk(before), trajectory=url)
     async with local as client:
-        handles = [await client.submit("desk", f"tea {number}", task_id=f"t-{number}") for number in range(1_000)]
+        handles = [await client.submit("desk", f"tea {number}", task_id=f"t-{number}") for number in range(TASKS)]
         await asyncio.gather(*(handle.result(timeout=120) for handle in handles))
-        await asyncio.gather(*(local.recorded(f"t-{number}", timeout=60) for number in range(1_000)))
+        await asyncio.gather(*(local.recorded(f"t-{number}", timeout=60) for number in range(TASKS)))
     store = await TrajectoryStore.open(url)
     try:
         began = time.process_time()
@@ -290,8 +294,8 @@ async def test_a_thousand_tasks_are_checked_in_seconds(tmp_path: Path) -> None:
         took = time.process_time() - began
     finally:
         await store.close()
-    assert (found.ok, found.tasks, found.runs) == (True, 1_000, 2_000)
-    assert took < 10, f"{took:.1f} s"
+    assert (found.ok, found.tasks, found.runs) == (True, TASKS, 2 * TASKS)
+    assert took < TASKS / 100, f"{took:.1f} s"
     print(f"{took:.2f} s")
 
 

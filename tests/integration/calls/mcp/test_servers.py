@@ -24,6 +24,7 @@ from runtime_core.runs.context import AgentContext
 from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer
+from tests.servers.matrix import first_of
 from tests.servers.proxy import Proxy
 from weft import Limit, SubmitOptions, TaskHandle
 
@@ -42,7 +43,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
 
 
-@pytest.fixture(params=["stdio-auto", "stdio-legacy", "http-auto", "http-legacy"])
+@pytest.fixture(params=first_of("stdio-auto", "http-legacy", "stdio-legacy", "http-auto", least=2))
 def way(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger) -> Iterator[MCPSettings]:
     """The settings to connect to the server `desk`."""
     transport, mode = request.param.split("-")
