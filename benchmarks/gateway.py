@@ -35,7 +35,8 @@ async def gateway(tasks: int, streams: int, rounds: int) -> dict[str, object]:
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {"WEFT_HTTP_AUTH": "keys", "WEFT_HTTP_PORT": str(port), "WEFT_HTTP_STREAMS_MAX": str(streams + 1)}
+    bounds = {"WEFT_HTTP_STREAMS_MAX": str(streams + 1), "WEFT_HTTP_CALLER_STREAMS_PERCENT": "100"}
+    settings = {"WEFT_HTTP_AUTH": "keys", "WEFT_HTTP_PORT": str(port), **bounds}
     async with started(settings) as stack, Client.connect(stack.url) as client:
         await stack.start_service("gateway")
         await _until_it_listens(port)

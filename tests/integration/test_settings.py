@@ -108,6 +108,7 @@ BAD_VALUES = [
     Case("WEFT_HTTP_LOG_URL", "javascript:{task_id}", "{task_id}"),
     Case("WEFT_HTTP_RATE", "-1", "requests per second from 0"),
     Case("WEFT_HTTP_STREAMS_MAX", "0", "whole number from 1"),
+    Case("WEFT_HTTP_CALLER_STREAMS_PERCENT", "101", "whole number from 1 to 100"),
     Case("WEFT_LEASE", "3", "there is no such setting"),
     Case("WEFT_REDIS_URL", f"http://u:{SECRET}@host", "must be redis://host:port"),
     Case("WEFT_REDIS_URL", "memory://", "name a Redis or Valkey server"),

@@ -331,6 +331,32 @@ async def test_the_rate_is_counted_for_each_key(valkey: Server, namespace: str, 
         assert [guess.status_code for guess in guesses] == [401, 429, 429]
 
 
+async def test_a_tenant_leaves_streams_to_others(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    """The tasks ask a person, so their streams stay open until the test leaves them."""
+    async with (
+        keyed_fleet(
+            valkey, namespace, tmp_path, WEFT_HTTP_STREAMS_MAX="4", WEFT_HTTP_CALLER_STREAMS_PERCENT="50"
+        ) as fleet,
+        http(fleet) as client,
+    ):
+        first, second = await make_key(fleet, "--tenant", "acme"), await make_key(fleet, "--tenant", "acme")
+        other = await make_key(fleet, "--tenant", "other")
+        for key in (first, other):
+            asked = {"agent": "asks", "input": "Go on?", "task_id": "a"}
+            assert (await client.post("/v1/tasks", json=asked, headers=key)).status_code == 202
+        path = "/v1/tasks/a/events"
+        async with (
+            client.stream("GET", path, headers=first) as one,
+            client.stream("GET", path, headers=second) as two,
+            client.stream("GET", path, headers=other) as three,
+        ):
+            assert [one.status_code, two.status_code, three.status_code] == [200, 200, 200]
+            for key in (first, second):
+                refused = await client.get(path, headers=key)
+                assert problem(refused) == (429, "streams", "")
+                assert refused.headers["retry-after"] == "1"
+
+
 async def stream_of(client: httpx2.AsyncClient, key: dict[str, str], task: str) -> list[str]:
     async with client.stream("GET", f"/v1/tasks/{task}/events", headers=key) as response:
         return [line async for line in response.aiter_lines() if line.startswith("event: ")]

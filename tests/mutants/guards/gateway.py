@@ -10,11 +10,28 @@ TOKENS = "integration/gateway:tokens"
 EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
 REPLAYS = "unit/gateway:replays"
+REQUESTS = "unit/gateway:requests"
 PLANS = "integration/trajectory:store_plans"
 USAGE = "integration/trajectory:store_usage"
 LOGIN = "integration/gateway:console_login"
 
 MUTANTS: tuple[Mutant, ...] = (
+    python(
+        "gateway/requests.py",
+        "caller_streams",
+        "        if self._streams[holder] >= self._caller_streams_max:\n",
+        "        if False:\n",
+        "one caller does not hold all streams of a replica",
+        REQUESTS,
+    ),
+    python(
+        "gateway/keys.py",
+        "tenant_streams",
+        'return f"tenant {self.tenant}" if self.tenant else self.name',
+        "return self.name",
+        "a tenant with many keys has no more streams than one with a single key",
+        REQUESTS,
+    ),
     lua(
         "ends",
         "keeps_tenant",

@@ -104,6 +104,8 @@ class Settings:
     """Requests per second that one caller of the gateway may send; 0: no limit."""
     http_streams_max: int = 1000
     """How many streams of events one gateway serves at once."""
+    http_caller_streams_percent: int = 50
+    """How many of these one caller may have: all keys of a tenant together, a key without one, or an address."""
     lease_seconds: float = 3.0
     """How long an owner may be silent before others adopt its deliveries."""
     loop_block_seconds: float = 10.0
@@ -226,6 +228,9 @@ class Settings:
             http_log_url=read.matching("WEFT_HTTP_LOG_URL", LINK, "http(s)://host/…{task_id}"),
             http_rate=read.seconds("WEFT_HTTP_RATE", 0.0, 1_000_000.0, cls.http_rate, "requests per second"),
             http_streams_max=read.whole("WEFT_HTTP_STREAMS_MAX", 1, 100_000, cls.http_streams_max),
+            http_caller_streams_percent=read.whole(
+                "WEFT_HTTP_CALLER_STREAMS_PERCENT", 1, 100, cls.http_caller_streams_percent
+            ),
             lease_seconds=read.seconds("WEFT_LEASE_SECONDS", 0.1, 3600.0, cls.lease_seconds),
             loop_block_seconds=read.seconds("WEFT_LOOP_BLOCK_SECONDS", 0.1, 3600.0, cls.loop_block_seconds),
             retention_seconds=read.seconds("WEFT_RETENTION_SECONDS", 0.0, 31_536_000.0, cls.retention_seconds),

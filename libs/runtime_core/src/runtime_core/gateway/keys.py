@@ -79,6 +79,11 @@ class Caller:
     def tenant(self) -> str:
         return "" if self.scope is None else self.scope.tenant
 
+    @property
+    def holder(self) -> str:
+        """Who holds its open streams: the tenant, whose keys share one bound, or the caller."""
+        return f"tenant {self.tenant}" if self.tenant else self.name
+
     def bind(self, new: Submission, blobs: str) -> Submission:
         """Bind every name in a submit to the tenant. `blobs` is the URL of the namespace's blobs, if it has any.
 

@@ -10,7 +10,7 @@ import ipaddress
 import math
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,13 +151,21 @@ BURST_SECONDS = 1.0
 class Limits:
     """Counts the bodies in memory, the open streams, and the requests of each caller."""
 
-    def __init__(self, rate: float, streams_max: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        rate: float,
+        streams_max: int,
+        caller_streams_percent: int = 100,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`rate`: requests per second of one caller; 0: no limit."""
         self._rate = rate
         self._streams_max = streams_max
+        self._caller_streams_max = max(1, streams_max * caller_streams_percent // 100)
         self._monotonic = monotonic
         self._bodies = 0
-        self.open_streams = 0
+        self._streams: Counter[str] = Counter()
+        """Open streams by holder."""
         self._spent: OrderedDict[str, float] = OrderedDict()
         """Caller → when its last request will be paid for; the longest silent first."""
 
@@ -192,14 +200,19 @@ class Limits:
         finally:
             self._bodies -= counted
 
-    def open_stream(self) -> None:
-        """Count a stream until `close_stream`. Raises Problem if too many are open."""
-        if self.open_streams >= self._streams_max:
+    def open_stream(self, holder: str) -> None:
+        """Count a stream of `Caller.holder` until `close_stream`. Raises Problem if too many are open."""
+        if self._streams.total() >= self._streams_max:
             raise Problem(STREAMS, f"this replica has {self._streams_max} open streams", "", RETRY_SECONDS)
-        self.open_streams += 1
+        if self._streams[holder] >= self._caller_streams_max:
+            why = f"this caller has {self._caller_streams_max} open streams at this replica"
+            raise Problem(STREAMS, why, "", RETRY_SECONDS)
+        self._streams[holder] += 1
 
-    def close_stream(self) -> None:
-        self.open_streams -= 1
+    def close_stream(self, holder: str) -> None:
+        self._streams[holder] -= 1
+        if not self._streams[holder]:
+            del self._streams[holder]
 
 
 BODY_MAX_BYTES = 2 * 1024 * 1024
@@ -329,15 +342,16 @@ LINES = "application/jsonl"
 class Lines(StreamingResponse):
     """JSON lines. They count as an open stream until they are sent."""
 
-    def __init__(self, lines: AsyncIterator[bytes], limits: Limits) -> None:
+    def __init__(self, lines: AsyncIterator[bytes], limits: Limits, holder: str) -> None:
         super().__init__(lines, media_type=LINES)
         self._limits = limits
+        self._holder = holder
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: of ASGI
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._limits.close_stream()
+            self._limits.close_stream(self._holder)
 
 
 def is_loopback(host: str) -> bool:

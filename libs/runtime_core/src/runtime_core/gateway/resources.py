@@ -149,8 +149,8 @@ class TrajectoryRoutes:
             "since": datetime.fromtimestamp(since / 1000, UTC) if since else None,
         }
         await self._access.store()  # an error now is a problem; later it can only end the lines
-        self._limits.open_stream()
-        return Lines(self._lines(caller, filters), self._limits)
+        self._limits.open_stream(caller.holder)
+        return Lines(self._lines(caller, filters), self._limits, caller.holder)
 
     async def _lines(self, caller: Caller, filters: Filters) -> AsyncIterator[bytes]:
         lines: list[bytes] = []

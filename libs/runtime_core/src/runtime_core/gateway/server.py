@@ -322,7 +322,7 @@ class Gateway:
         self._asking.start()
         self._socket = listen(host, PORT if self._settings.http_port is None else self._settings.http_port)
         settings = self._settings
-        limits = Limits(settings.http_rate, settings.http_streams_max)
+        limits = Limits(settings.http_rate, settings.http_streams_max, settings.http_caller_streams_percent)
         buses = self._client.buses
         self._access = Access(
             self._client,

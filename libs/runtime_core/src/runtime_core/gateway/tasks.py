@@ -338,9 +338,8 @@ class StreamRoutes:
         # An EventSource connects again whenever a stream ends; 204 tells it that this one has nothing left.
         if after and await handle.has_ended_at(after, without_entry=bool(end)):
             return Response(status_code=204)
-        self._limits.open_stream()
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return _EventStream(self._limits, self._texts(handle, after or "0-0", mode), headers=headers)
+        self._limits.open_stream(caller.holder)
+        return _EventStream(self._limits, caller.holder, self._texts(handle, after or "0-0", mode))
 
     async def _texts(self, handle: TaskHandle, after: str, mode: StreamingMode | None) -> AsyncGenerator[bytes]:
         """Yield the task's events as text, and a comment after each silence, until the task or this gateway ends."""
@@ -384,15 +383,17 @@ def _text(event: StreamEvent, id: str) -> bytes:
 class _EventStream(StreamingResponse):
     """Counts as open until it has been sent, or its reader has gone."""
 
-    def __init__(self, limits: Limits, texts: AsyncGenerator[bytes], headers: dict[str, str]) -> None:
+    def __init__(self, limits: Limits, holder: str, texts: AsyncGenerator[bytes]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(texts, headers=headers, media_type=MEDIA_TYPE)
         self._limits = limits
+        self._holder = holder
         self._texts = texts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._limits.close_stream()
+            self._limits.close_stream(self._holder)
             with contextlib.suppress(RuntimeError):
                 await self._texts.aclose()
