@@ -79,7 +79,7 @@ async def cancel_all() -> None:
 async def cancel_others() -> None:
     begun = asyncio.create_task(asyncio.sleep(60))
     await asyncio.sleep(0)
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+    for task in asyncio.tasks.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await asyncio.wait([begun])
     raise LookupError(f"went on, cancelled: {begun.cancelled()}")

@@ -412,12 +412,14 @@ class _GuardedLoop:
     """Keeps code of agents and tools from ending the event loop that all runs of the process share."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._stop = loop.stop
+        self._every_task = asyncio.tasks.all_tasks
         self._users: WeakKeyDictionary[asyncio.Task[Any], tuple[str, str]] = WeakKeyDictionary()
         """The tasks that users' code has created, and its task and run."""
         loop.stop = self._refuse_stop  # type: ignore[method-assign]  # a subclass would have to know the loop's class
         loop.set_task_factory(self._create)
-        asyncio.all_tasks = self._all_tasks
+        asyncio.all_tasks = asyncio.tasks.all_tasks = self._all_tasks
 
     def _refuse_stop(self) -> None:
         if logs.HANDLED.get() is not None:
@@ -439,10 +441,11 @@ class _GuardedLoop:
 
     def _all_tasks(self, loop: asyncio.AbstractEventLoop | None = None) -> set[asyncio.Task[Any]]:  # Any: as above
         """As `asyncio.all_tasks`; inside an agent or tool without the tasks of Weft and of other runs."""
-        found, handled = asyncio.tasks.all_tasks(loop), logs.HANDLED.get()
-        if handled is None:
-            return found
-        mine, here = (handled.task, handled.run), asyncio.current_task()
+        found, handled = self._every_task(loop), logs.HANDLED.get()
+        running = asyncio._get_running_loop()
+        if handled is None or (loop or running) is not self._loop:
+            return found  # for Weft, and for a loop that a tool runs in its thread
+        mine, here = (handled.task, handled.run), asyncio.current_task() if running is self._loop else None
         return {task for task in found if task is here or self._users.get(task) == mine}
 
 
