@@ -204,6 +204,35 @@ def test_values_of_variables_with_names_like_keys_are_redacted() -> None:
         assert known.text(f"it is {value}") == f"it is {value}"
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        'pass"word\\of mine',
+        '"quoted secret"',
+        "\\back\\slashes",
+        "\\\\host\\share",
+        "ein Schlüssel",
+        "überall geheim",
+        "\nline\nbreaks\t",
+    ],
+)
+def test_a_known_secret_is_hidden_where_json_has_escaped_it(secret: str) -> None:
+    known = Redactor([secret])
+    for ascii in (True, False):
+        once = json.dumps(secret, ensure_ascii=ascii)[1:-1]
+        twice = json.dumps(once, ensure_ascii=ascii)[1:-1]
+        for form in (secret, once, twice):
+            text = f"it is {form}, and more"
+            # The first character's own escape may stay.
+            expected = re.compile(r"it is \\{0,7}\*\*\*, and more")
+            assert expected.fullmatch(known.text(text)), form
+            for data in (json.dumps([text]), json.dumps({"a": json.dumps(["x", text])})):
+                shown = known.data(data.encode())
+                assert form.strip('"\\n ') not in shown.decode()
+                assert json.dumps(form)[1:-1].strip('"\\n ') not in shown.decode()
+                assert "***" in json.loads(shown)[0 if data[0] == "[" else "a"]
+
+
 def test_a_secret_that_is_learned_later_is_redacted_afterwards() -> None:
     known = Redactor()
     assert known.text("plain words here") == "plain words here"

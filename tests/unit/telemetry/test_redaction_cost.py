@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from runtime_core.telemetry import json_redaction, secret_search
 from runtime_core.telemetry.json_redaction import ESCAPES
 from runtime_core.telemetry.redaction import Redactor, patterns_of
-from runtime_core.telemetry.secret_search import MAX_CANDIDATES, RULE, candidate_pattern
+from runtime_core.telemetry.secret_search import FAR_COST, MAX_CANDIDATES, RULE, candidate_pattern
 from runtime_core.trajectory.recorder import record_entries
 from runtime_core.wire.contents import SentLists
 from runtime_core.wire.step import ENCODER, STEPS, Step, StepError
@@ -103,6 +103,16 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "a mixture of keys": lambda length: _mixed(("sk-", "AIza", "eyJ", "glpat-", "xoxb-", "AKIA", "hf_", "-"), length),
     "a mixture with a digit at its end": lambda length: _mixed(("sk-", "bearer ", "password:", "x"), length) + "1",
 }
+
+
+FRAGMENTS = (
+    *(unit.strip() for unit in REPEATED[:60]),
+    *(" ", "\n", "\t", "=", ":", ",", "'", '"', "/", "@", "-", "_", ".", "abc123", "abcdefgh", "0123456789", "b1" * 20),
+    *("A" * 16, "a" * 35, "é", "\u3000", "\u2028", "b'", "Basic ", "Bearer", "API-KEY", "PassWord", "<", "\U0001f600"),
+    *(KEY, KNOWN, "known\n", '"quoted" \\é日/\U0001f600'),
+)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=8).map("".join)
+SECRETS = (KNOWN, '"quoted" \\é日/\U0001f600', "known\nsecret", "12345678")
 
 
 def test_the_end_of_a_long_secret_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +365,87 @@ def test_no_level_of_json_is_searched_again_up_to_its_first_candidate(value: obj
     data = json.dumps(value).encode()
     assert KEY.encode() not in known.data(data)
     assert counted.searched < 1.9 * len(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ("\\" * 16_000 + '"password":"xyz1"') * 60,
+        ("\\" * 16_000 + '"quoted" known') * 60,
+    ],
+    ids=["a name", "a known secret"],
+)
+def test_many_backslashes_are_searched_once(text: str) -> None:
+    known = Redactor(['"quoted" known'])
+    counted = Counted(known)
+    assert known.text(text) != text
+    assert counted.searched < 1.3 * len(text)
+
+
+def test_a_candidate_ends_early_among_many_escapes() -> None:
+    assert candidate_pattern(()).search(b"password" + b"\\u0020" * 2500).end() < 200
+
+
+@pytest.mark.parametrize("text", ["eyJ" + "a" * 4000 + ".eyJ" + "a" * 4000 + ".a ", "bearer a1" + "a" * 8000 + " "])
+def test_long_words_are_not_searched(text: str) -> None:
+    known = Redactor()
+    counted = Counted(known)
+    assert "a1" not in known.text(text * 100)
+    assert counted.searched < 10 * len(text)
+
+
+def test_a_secret_at_the_end_of_a_long_word_is_hidden() -> None:
+    secret = "a1" * 50 + " is a known secret"
+    known = Redactor([secret])
+    word = "sk-" + "a1" * 500
+    many = "\\" * 300
+    for name in ("password :", "password=", f"password{many}:", f"password:{many}", "password: ", "api_key\t=b"):
+        assert "ABC" not in known.text(f"{word}{name}'ABCD1234'"), name
+    for name in (f"authorization:b{many}basic", f"authorization{many}=b{many}bearer", "authorization:basic"):
+        assert "ABC" not in known.text(f"{word}{name} ABCD1234"), name
+    for start in (word, "eyJ" + "a" * 600 + ".eyJ" + "a" * 600):
+        assert known.text(f"{start}{secret}b") in ("***b", "***")
+
+
+WORDS = st.sampled_from(
+    ("sk-" + "a1" * 400, "a1" * 300, "eyJ" + "a" * 600, ".eyJ" + "b" * 600, "bearer ", "\\" * 70, "\u3000" * 30, "b1'")
+)
+
+
+@settings(max_examples=150)
+@given(text=st.lists(WORDS | st.sampled_from(FRAGMENTS), max_size=8).map("".join))
+def test_the_end_of_a_long_word_is_searched_as_if_all_of_it_was(text: str) -> None:
+    known, thorough = Redactor(SECRETS), Redactor(SECRETS)
+    thorough._search._longest = len(text) + 1
+    assert known.text(text) == thorough.text(text)
+
+
+def test_the_end_of_a_long_name_is_not_read() -> None:
+    name = b'"%b"' % (b"a" * MIB)
+    once = _seconds(lambda: name.translate(None, b"-_"))
+    assert _seconds(lambda: json_redaction._names_secret(name)) < once / 4
+    assert json_redaction._names_secret(b'"pass%bword"' % (b"-" * 50_000))
+
+
+def test_a_secret_behind_much_white_space_counts_as_several_candidates() -> None:
+    far, most = "password:" + " " * 300 + "'abcd' ", MAX_CANDIDATES // (1 + FAR_COST)
+    assert Redactor().text(far * most + "and sk-abcd words").endswith("***")
+    assert Redactor().text(far * (most - 1) + "and sk-abcd words").endswith("sk-abcd words")
+
+
+def test_each_level_of_long_json_inside_texts_counts() -> None:
+    def made(length: int) -> bytes:
+        inner = {"note": "words " * (length // 6) + "\n", "password": "plain", "n": 1}
+        return json.dumps([{"a": json.dumps({"b": json.dumps(inner), "n": 1})}]).encode()
+
+    small, large = made(json_redaction.DECODED_BYTES // 4), made(json_redaction.DECODED_BYTES)
+    for data in (small, large):
+        assert b"plain" not in Redactor().data(data)
+    inner = json.loads(json.loads(json.loads(Redactor().data(small))[0]["a"])["b"])
+    assert (inner["password"], inner["n"]) == ("***", 1)
+    assert json.loads(json.loads(Redactor().data(large))[0]["a"]) == {"b": "***", "n": 1}
+    beside = json.loads(Redactor().data(json.dumps([json.loads(large), f"line\n{KEY} and more"]).encode()))
+    assert beside[1] in ("line\n*** and more", "***")
 
 
 def test_json_with_too_many_strings_is_not_decoded_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,16 +702,6 @@ def test_endless_words_are_hidden_completely() -> None:
     assert Redactor().text(f"t={token};path=/") == "t=***;path=/"
 
 
-FRAGMENTS = (
-    *(unit.strip() for unit in REPEATED[:60]),
-    *(" ", "\n", "\t", "=", ":", ",", "'", '"', "/", "@", "-", "_", ".", "abc123", "abcdefgh", "0123456789", "b1" * 20),
-    *("A" * 16, "a" * 35, "é", "\u3000", "\u2028", "b'", "Basic ", "Bearer", "API-KEY", "PassWord", "<", "\U0001f600"),
-    *(KEY, KNOWN, "known\n", '"quoted" \\é日/\U0001f600'),
-)
-TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=8).map("".join)
-SECRETS = (KNOWN, '"quoted" \\é日/\U0001f600', "known\nsecret", "12345678")
-
-
 def _written(value: object, style: int) -> str:
     """Return JSON as different encoders write it."""
     text = json.dumps(value, ensure_ascii=style % 2 == 0)
@@ -677,7 +758,10 @@ def test_json_loses_what_its_texts_lose(text: str, style: int, inner: int) -> No
 
 @given(
     texts=st.lists(
-        st.lists(st.sampled_from(("a", '"', "\\", '"' * 70, "\\" * 70, "\n", "é")), max_size=6).map("".join), max_size=4
+        st.lists(st.sampled_from(("a", "x", '"', "\\", '"' * 70, "\\" * 70, "\n", "é", "e" * 40)), max_size=6).map(
+            "".join
+        ),
+        max_size=4,
     )
 )
 def test_strings_begin_and_end_as_in_json(texts: list[str]) -> None:

@@ -32,6 +32,13 @@ _STRINGS_WITH_ESCAPES = 2
 _HOPS = 8
 """How many escaped quotes, and backslashes before one, are checked one by one before msgspec reads the string."""
 _BACKSLASH = ord("\\")
+_ONLY_IN_STRINGS = re.compile(rb"[^]\[{}:,\x00-\x20\"\x5c0-9truefalsnE+.-]")
+"""Matches a byte that valid JSON has only inside strings."""
+_NEAR = 1024
+"""Up to this distance, skipping whole strings is as fast."""
+_NAME_BYTES = 32
+"""How many bytes of a candidate are searched for one."""
+_TO_LAST_QUOTE = re2.compile(rb'(?s:(?:(?:[^"\\]|\\.)*")*)', bytes_options())
 _REST_OF_STRING = re2.compile(rb'(?s:(?:[^"\\]|\\.)*")', bytes_options())
 _TO_STRING = re2.compile(rb'(?s:[^"]|"(?:[^"\\]|\\.)*")*', bytes_options())
 """Matches whole strings and the text between them, up to the start of an unclosed string."""
@@ -54,8 +61,12 @@ Edits = list[tuple[int, int, bytes]]
 
 def string_around(data: bytes, at: int, position: int) -> tuple[int, int] | None:
     """Return the span of the string that contains `position`; None if no string does. `at` is between strings."""
-    for _ in range(_STRINGS_WITH_ESCAPES):
-        # Up to the first escape, every second quote ends a string.
+    if position - at > _NEAR and (start := _quote_before(data, at, position)) >= 0:
+        end = string_end(data, start)
+        # In a string, since JSON has these bytes nowhere else: the quote does not end one.
+        if _ONLY_IN_STRINGS.search(data, position, min(position + _NAME_BYTES, end - 1)) is not None:
+            return start, end
+    for _ in range(_STRINGS_WITH_ESCAPES):  # up to the first escape, every second quote ends a string
         escape = data.find(b"\\", at, position)
         until = position if escape < 0 else escape
         if data.count(b'"', at, until) % 2:
@@ -70,6 +81,21 @@ def string_around(data: bytes, at: int, position: int) -> tuple[int, int] | None
             at = escape + 1
     start = _TO_STRING.match(data, at, position).end()
     return (start, string_end(data, start)) if start < position else None
+
+
+def _quote_before(data: bytes, at: int, position: int) -> int:
+    """Return the last quote before `position` that is not escaped; -1 if there is none nearby."""
+    quote = data.rfind(b'"', at, position)
+    if quote <= at or data[quote - 1] != _BACKSLASH:
+        return quote
+    start = back = max(at, position - _LONG_STRING // 4)
+    while back > at and start - back < _HOPS and data[back - 1] == _BACKSLASH:
+        back -= 1
+    if start - back == _HOPS:
+        return -1
+    start += (start - back) % 2  # not inside an escape
+    end = int(_TO_LAST_QUOTE.match(data, start, position).end())
+    return end - 1 if end > start else -1
 
 
 def string_end(data: bytes, start: int) -> int:
@@ -129,7 +155,7 @@ def _escapes_in(written: bytes) -> int:
     found, at = 0, written.find(b"\\")
     while at >= 0:
         found += 1
-        if found > len(written) >> 10:
+        if found > len(written) >> 12:
             return written.count(b"\\")
         at = written.find(b"\\", at + 1)
     return found
@@ -198,6 +224,12 @@ ESCAPES = 65_536
 VALUES = 80
 """How many values of JSON with too many candidates are checked one by one before the rest is hidden."""
 
+DECODED_BYTES = 524_288
+"""How many bytes of strings are decoded, or as many as the payload has. Each level of JSON inside texts counts again.
+
+A longer text that may hold a secret is hidden.
+"""
+
 NESTING = 3
 """How deep JSON inside texts is read. A deeper text that may hold a secret is hidden."""
 
@@ -208,7 +240,7 @@ _KEPT_BYTES = (sys.maxsize, 131_072, 16_384, 16_384)
 _KEPT_ELEMENTS = 200
 _ELEMENT_BYTES = 128
 """An array of many elements with a shorter average is hidden as a whole; rows are longer."""
-_MEMBER_BYTES = 512
+_MEMBER_BYTES = 1024
 """The same for the members of an object, each of which costs more."""
 
 SLICE_BYTES = 65_536
@@ -245,10 +277,11 @@ class _TooManyCandidates(Exception):
 class _Allowance(Allowance):
     """The remaining work for one payload."""
 
-    __slots__ = ("escapes", "strings", "values")
+    __slots__ = ("decoded", "escapes", "strings", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
+        self.decoded = max(DECODED_BYTES, size)
         self.escapes = ESCAPES
         self.strings = STRINGS
         self.values = VALUES
@@ -263,25 +296,25 @@ class JsonRedaction:
     def data(self, data: bytes, first: re2._Match | None) -> bytes:
         """Implement `Redactor.data`; `first` is the first candidate."""
         try:
-            return edited(data, self._json(data, _Allowance(), 0, first))
+            return edited(data, self._json(data, _Allowance(len(data)), 0, first))
         except _TooManyCandidates:
-            return self._coarsely(data.strip(), _Allowance())
+            return self._coarsely(data.strip(), _Allowance(0))
 
     async def rows(self, data: bytes, first: re2._Match | None) -> bytes:
         """Implement `Redactor.rows`; `first` is the first candidate."""
         try:
-            return edited(data, self._json(data, _Allowance(), 0, first))
+            return edited(data, self._json(data, _Allowance(len(data)), 0, first))
         except _TooManyCandidates:
             try:
                 rows = _rows(data)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                return self._coarsely(data.strip(), _Allowance())
+                return self._coarsely(data.strip(), _Allowance(0))
         slices = Slices(SLICE_BYTES)
         shown = []
         for row in rows:
             size = sum(len(bytes(value)) for value in row.values())
             await slices.worked(_ROW_BYTES + size)
-            shown.append(self._coarse_object(row, size, _Allowance(), 1, 0))
+            shown.append(self._coarse_object(row, size, _Allowance(0), 1, 0))
         return b"[%b]" % b",".join(shown)
 
     def _json(self, data: bytes, allowance: _Allowance, depth: int, first: re2._Match | None) -> Edits:
@@ -362,6 +395,9 @@ class JsonRedaction:
         self, written: bytes, start: int, allowance: _Allowance, depth: int, hit: int, *, named: bool
     ) -> Edits:
         whole: Edits = [(start, start + len(written), _HIDDEN_VALUE)]
+        allowance.decoded -= len(written)
+        if allowance.decoded < 0:
+            return whole
         escapes = _escapes_in(written) if allowance.escapes > 0 else 1
         allowance.escapes -= escapes
         if allowance.escapes < 0:
@@ -479,7 +515,7 @@ class JsonRedaction:
         """Return the elements of an array, or the members (also as `members`) of an object, joined. Only those with a
         hit change. `size` and `hit` are as in the whole array or object, with its brackets and white space."""
         data = b",".join(values)
-        ends = list(accumulate(len(value) + 1 for value in values))
+        lengths = list(accumulate(map(len, values)))  # without the commas, since a generator would take thrice as long
         every = not self._search.matches_no_pattern(data)
         pieces: list[bytes] = []
         kept, at = 0, max(0, hit - (size - len(data)))
@@ -487,8 +523,9 @@ class JsonRedaction:
             found = None if every else self._search.candidate.search(data, at)
             if found is None and not every:
                 break
-            index = bisect_right(ends, at if found is None else found.start())
-            start, end = ends[index - 1] if index else 0, ends[index] - 1
+            place = at if found is None else found.start()
+            index = bisect_right(range(len(lengths)), place, key=lambda index: lengths[index] + index + 1)
+            start, end = lengths[index - 1] + index if index else 0, lengths[index] + index
             allowance.values -= 1
             if allowance.values < 0:
                 # A value in an object needs a name.
@@ -526,8 +563,10 @@ class JsonRedaction:
 
 
 def _names_secret(written: bytes) -> bool:
-    if len(written) > _LONGEST_NAME and len(written.translate(None, b"-_")) > _LONGEST_NAME:
-        return False
+    if len(written) > _LONGEST_NAME:
+        for part in (written[:_LONG_STRING], written):  # few are long only by `-` and `_`
+            if len(part.translate(None, b"-_")) > _LONGEST_NAME:
+                return False
     try:
         return _is_secret_name(_decode_text(written))
     except (msgspec.DecodeError, UnicodeError):

@@ -6,6 +6,7 @@ One pattern (`candidate_pattern`) scans everything for the starts of possible se
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,6 +15,9 @@ import re2
 
 LOOKAHEAD = 256
 """Bytes that a rule reads to decide whether a word is a key. A longer word always counts as one."""
+
+_LONGEST_NAME = 64
+"""More bytes than the longest word that `RULE` matches before a secret."""
 
 LONGEST_WORD = 512
 """Bytes of a word that a rule matches. A longer word is hidden up to the next space or quote."""
@@ -40,8 +44,8 @@ _QUOTE = rb"(?:\\*\"|\\+u0022)"
 _ESCAPES = (rb"\\[nrtfb]", rb"\\x[0-9a-fA-F]{2}", rb"\\u[0-9a-fA-F]{4}", rb"%[0-9a-fA-F]{2}", rb"[0-9;\[]m")
 _NO_LETTER_BEFORE = rb"(?:\b|" + b"|".join(_ESCAPES) + rb")"
 _AFTER_ESCAPE = b"|".join(rb"(?<=%b)" % escape for escape in _ESCAPES)
-# RE2 reads each match of a candidate three times, so a long gap counts as a match by itself.
-_VALUE_FOLLOWS = rb"(?:['\"\\]|\\+u00[0-9a-fA-F]{2})*(?:" + _GAP + rb"{0,15}(?:[:=,]|\\+u00)|" + _GAP + rb"{16})"
+# RE2 reads each match of a candidate three times, so a long gap counts as a match by itself, and `*?` ends it early.
+_VALUE_FOLLOWS = rb"(?:['\"\\]|\\+u00[0-9a-fA-F]{2})*?(?:" + _GAP + rb"{0,15}(?:[:=,]|\\+u00)|" + _GAP + rb"{16})"
 _COLON_FOLLOWS = rb"(?:" + _GAP + rb"{0,15}:|" + _GAP + rb"{16})"
 _KEY_WORDS = rb"api[-_]?key|access_token|client_secret|secret_access_key|password|passwd|passphrase"
 
@@ -58,8 +62,8 @@ _CANDIDATE = b"|".join(
         rb"(?i:authorization)" + _VALUE_FOLLOWS,
         rb"(?i:" + _KEY_WORDS + rb")" + _VALUE_FOLLOWS,
         rb"(?:['\"]|u00(?:22|27))(?i:pw|pwd)" + _VALUE_FOLLOWS,
-        _QUOTE
-        + rb"[-_]*(?i:"
+        # Without the backslashes before the quote: otherwise each of them would begin a match of all that follow.
+        rb"(?:\"|u0022)[-_]*(?i:"
         + b"|".join(rb"[-_]*".join(bytes([byte]) for byte in name.encode()) for name in sorted(SECRET_MEMBERS))
         + rb")[-_]*"
         + _QUOTE
@@ -190,6 +194,13 @@ ENDS: dict[int, Callable[[bytes, int], int]] = {
 }
 """Groups of `RULE` that match only the start of a secret, and the functions that find its end, or `NO_SECRET`."""
 
+_ENDS_OF_WORDS = (end_of_word, _end_of_token)
+_UNPLAIN = re.compile(rb"[\\\x00-\x20\x80-\xff]")
+"""Matches the bytes of which `RULE` allows any number between a name and its secret."""
+_FAR = frozenset((RULE.groupindex["far_value"], RULE.groupindex["far_separator"]))
+FAR_COST = 3
+"""How many more candidates a secret behind much white space costs: its end takes four reads."""
+
 
 def _table(pattern: bytes) -> bytes:
     """Return a table for `bytes.translate`: 0 for each byte that the pattern matches, 1 for every other one."""
@@ -201,7 +212,7 @@ _IN_TOKEN = _table(rb"[A-Za-z0-9_-]")
 _IN_SPACE = _table(rb"[\x00-\x20\x80-\xff]")
 _IN_GAP = _table(rb"[\x00-\x20\x80-\xff:=,\\]")
 _FIRST_CHUNK = 512
-_LARGEST_CHUNK = 4096
+_LARGER_CHUNK = 8192
 
 
 def _end_of(table: bytes, text: bytes, start: int) -> int:
@@ -212,26 +223,43 @@ def _end_of(table: bytes, text: bytes, start: int) -> int:
         if found >= 0:
             return start + found
         start += size
-        size = min(2 * size, _LARGEST_CHUNK)
+        size = _LARGER_CHUNK
     return len(text)
 
 
 def _as_json_writes(secret: str) -> bytes:
     """Return a pattern for the beginning of a secret in all spellings of JSON, at any depth of JSON inside texts."""
     return b"".join(
-        character.encode() if _AS_IT_IS.match(character) and character != "." else _escaped(character)
-        for character in secret[:_SIGN_LENGTH]
+        character.encode()
+        if _AS_IT_IS.match(character) and character != "."
+        else _escaped(character, first=position == 0)
+        for position, character in enumerate(secret[:_SIGN_LENGTH])
     )
 
 
-def _escaped(character: str) -> bytes:
+def _escaped_forms(secret: str) -> list[bytes]:
+    """Return the secret as JSON writes it, once and twice, from where the candidate pattern finds it."""
+    forms, latest = set[str](), {secret}
+    for _ in range(2):
+        latest = {json.dumps(form, ensure_ascii=ascii)[1:-1] for form in latest for ascii in (False, True)}
+        forms |= latest
+    if not (forms := forms - {secret}):
+        return []
+    written = [form.encode("utf-8", "surrogatepass") for form in sorted(forms)]
+    pattern = re2.compile(_as_json_writes(secret), bytes_options())
+    return [form[found.start() :] for form in written if (found := pattern.search(form)) is not None]
+
+
+def _escaped(character: str, *, first: bool) -> bytes:
+    # If the first character took all backslashes before it, each of them would begin a match of all that follow.
+    any_number, some = (b"", rb"\\") if first else (rb"\\*", rb"\\+")
     written = re2.escape(character.encode("utf-8", "surrogatepass"))
     units = character.encode("utf-16-be", "surrogatepass").hex()
-    numbers = b"".join(rb"\\+u%b" % units[at : at + 4].encode() for at in range(0, len(units), 4))
-    short = rb"|\\+%b" % _CHARACTERS[character] if character in _CHARACTERS else b""
+    numbers = rb"\\+".join(b"u%b" % units[at : at + 4].encode() for at in range(0, len(units), 4))
+    short = rb"|%b%b" % (some, _CHARACTERS[character]) if character in _CHARACTERS else b""
     if character == "\\":
         written = rb"\\"
-    return rb"(?:\\*%b|(?i:%b)%b)" % (written, numbers, short)
+    return rb"(?:%b%b|(?i:%b%b)%b)" % (any_number, written, some, numbers, short)
 
 
 HIDDEN = "***"
@@ -263,10 +291,13 @@ class _HiddenParts:
     Reads to the end of a secret once, and not again from each candidate inside it.
     """
 
-    __slots__ = ("_ends",)
+    __slots__ = ("_allowance", "_ends", "word_end")
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
         self._ends: dict[int, int] = {}
+        self.word_end = 0
+        """The end of the last long word. A secret that ends behind it begins near it: with a name, or a known one."""
 
     def by(self, text: bytes, found: re2._Match) -> tuple[int, int] | None:
         here, end = found.span()
@@ -285,9 +316,13 @@ class _HiddenParts:
         if end_of_rest is not None:
             if end > self._ends.get(group, 0):
                 self._ends[group] = end_of_rest(text, end)
+                if group in _FAR:
+                    self._allowance.candidates -= FAR_COST
             end = self._ends[group]
             if end == NO_SECRET:
                 return None
+            if end_of_rest in _ENDS_OF_WORDS and not _UNPLAIN.search(text, max(0, end - _LONGEST_NAME), end):
+                self.word_end = end
         return start, end
 
 
@@ -299,6 +334,7 @@ class SecretSearch:
         self._secrets: tuple[str, ...] = ()
         self._by_head: dict[bytes, list[bytes]] = {}
         self._lines = _in_lines(self.patterns)
+        self._longest = _LONGEST_NAME
         for secret in secrets:
             self.learn(secret)
 
@@ -307,11 +343,15 @@ class SecretSearch:
         if not secret or len(secret) < SHORTEST_SECRET or secret in self._secrets:
             return
         self._secrets = (*self._secrets, secret)
-        known = secret.encode("utf-8", "surrogatepass")
+        for known in (secret.encode("utf-8", "surrogatepass"), *_escaped_forms(secret)):
+            self._keep(known)
+        self.__dict__.pop("candidate", None)
+
+    def _keep(self, known: bytes) -> None:
+        self._longest = max(self._longest, len(known))
         # Longest first: a shorter one may be a part of it.
         same = self._by_head.get(known[:SHORTEST_SECRET], [])
         self._by_head[known[:SHORTEST_SECRET]] = sorted((*same, known), key=len, reverse=True)
-        self.__dict__.pop("candidate", None)
 
     @cached_property
     def candidate(self) -> re2._Regexp:
@@ -336,7 +376,7 @@ class SecretSearch:
         """Return the spans of the secrets in a text. There is no candidate before `at`."""
         spans: list[tuple[int, int]] = []
         candidate = self.candidate
-        parts = _HiddenParts()
+        parts = _HiddenParts(allowance)
         while (found := candidate.search(text, at)) is not None:
             here = found.start()
             if allowance.candidates <= 0:
@@ -352,6 +392,7 @@ class SecretSearch:
                 spans.append(span)
                 if span[1] == len(text):
                     break
+                at = max(at, parts.word_end - self._longest)
         for pattern in self.patterns:
             for found in pattern.finditer(text):
                 if allowance.candidates <= 0:
