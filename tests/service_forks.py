@@ -38,7 +38,6 @@ IMPORTED = (
     "runtime_core.runs.hooks.pipeline",
     "runtime_core.trajectory.recorder",
     "aiosqlite",
-    "psutil",
     "pydantic.dataclasses",
     "redis.asyncio.cluster",
     "sqlalchemy.dialects.sqlite.aiosqlite",
