@@ -206,7 +206,7 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
             assert "Send this newsletter" not in answer.text
         assert "waiting" in (await page(acme, task)).text
         done = await send(acme, f"{task}/answer", asked, {"request_id": question, "verdict": "approve"})
-        assert done.headers["location"].endswith("notice=answered")
+        assert done.headers["location"].endswith("notice=approved")
         await shown(acme, task, "completed")
 
 
@@ -280,12 +280,20 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
             await send(client, "/tasks/t-editor/answer", editor, {"request_id": "x", "value": "1"})
         ).status_code == 409
         await send(client, "/tasks/t-editor/answer", editor, {"request_id": request, "value": "go"})
-        assert "go: some text" in (await shown(client, "/tasks/t-editor", "completed")).text
+        await shown(client, "/tasks/t-editor", "go: some text")
 
         approver = await shown(client, "/tasks/t-approver", "Deny")
         request = approver.all("input", name="request_id")[0]["value"]
-        fields = {"request_id": request, "verdict": "edit", "value": "other text", "reason": "shorter"}
-        await send(client, "/tasks/t-approver/answer", approver, fields)
+        before = approver.all("input", name="before")[0]["value"]
+        fields = {
+            "request_id": request,
+            "verdict": "approve",
+            "before": before,
+            "text.": "other text",
+            "reason": "shorter",
+        }
+        edited = await send(client, "/tasks/t-approver/answer", approver, fields)
+        assert edited.headers["location"].endswith("notice=edited")
         assert "other text" in (await shown(client, "/tasks/t-approver", "completed")).text
 
         await send(client, "/tasks/t-listener/send", approver, {"name": "breaking-news", "value": '{"a": 1}'})
@@ -305,7 +313,7 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
 
         many = await send(client, "/cancel", approver,
                           {"task": ["t-archivist", "unknown"], "back": "/console/tasks?status=waiting"})  # fmt: skip
-        assert many.headers["location"] == "/console/tasks?status=waiting&notice=cancelled-many"
+        assert many.headers["location"] == "/console/tasks?status=waiting&notice=cancelled-many&done=1&left=1"
         await shown(client, "/tasks/t-archivist", "cancelled")
 
 
@@ -355,7 +363,11 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         letter = dead.all("a", **{"data-open": ""})[0]["href"].removeprefix("/console")
         detail = await page(client, letter)
         assert "parse_quotes" in detail.text
-        data = {"replace": "1", "data": '{"symbol": "OTHER"}'}
+        before = detail.all("input", name="before")[0]["value"]
+        broken = await send(client, f"{letter}/redrive", detail, {"before": before, "json.": '{"symbol": "OTHER"'})
+        assert broken.status_code == 422
+        assert "is not JSON" in broken.text
+        data = {"before": before, "json.": '{"symbol": "OTHER"}'}
         redriven = await send(client, f"{letter}/redrive", detail, data)
         assert redriven.headers["location"] == "/console/tasks/t-analyst?notice=redriven"
         again = (
@@ -372,9 +384,9 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         for number in range(3):
             await shown(client, f"/tasks/many-{number}", "It took down")
         many = await send(client, "/redrive", dead, {"task": ["many-0", "t-editor", "unknown"], "back": "/console"})
-        assert many.headers["location"] == "/console?notice=redriven-many"
+        assert many.headers["location"] == "/console?notice=redriven-of-many&done=1&left=2"
         nothing = await send(client, "/redrive", dead, {"task": ["t-editor"], "back": "/console"})
-        assert nothing.headers["location"] == "/console?notice=none"
+        assert nothing.headers["location"] == "/console?notice=redriven-of-many&done=0&left=1"
         error = "ValueError: the exchange returned no JSON for ACME: <html>502 Bad Gateway</html>"
 
         async def letters() -> list[str]:
@@ -387,7 +399,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         await until(all_back, SECONDS, "the letter of the redriven task")
         first, *others = await letters()
         done = await send(client, "/dead", dead, {"letter": [first, "1-0"], "do": "drop"})
-        assert done.headers["location"] == "/console/dead?notice=dropped-many"
+        assert done.headers["location"] == "/console/dead?notice=dropped-many&done=1&left=1"
         assert await letters() == others
         await send(client, "/dead", dead, {"error": error, "all": "1", "do": "drop"})
         assert await letters() == []

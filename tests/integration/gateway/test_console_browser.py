@@ -140,13 +140,13 @@ async def test_a_person_works_with_tasks(desk: Desk) -> None:
         # Select and redrive; select and cancel.
         await page.check("#t-works-analyst input")
         await page.click("text=Redrive selected")
-        await expect(page.locator(".notice")).to_have_text("The dead letters run again.")
+        await expect(page.locator(".notice")).to_have_text("1 dead letter runs again.")
         page = await console.open("/tasks?session=works")
         await page.check("#t-works-archivist input")
         await expect(page.locator("[data-count]")).to_have_text("1 selected")
         page.once("dialog", lambda dialog: dialog.accept())
         await page.click("text=Cancel selected")
-        await expect(page.locator(".notice")).to_have_text("The selected tasks were cancelled.")
+        await expect(page.locator(".notice")).to_have_text("1 task was cancelled.")
         await expect(page.locator("#t-works-archivist .status")).to_have_text("cancelled")
         assert console.errors == []
 
@@ -171,8 +171,11 @@ async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
         await expect(page.locator(".events li")).to_have_count(4)
         # A question is answered, and the page follows the task to its end.
         page = await console.open("/tasks/explains-approver")
-        await page.fill("textarea[name=value]", "edited")
-        await page.click("text=Approve the edited text")
+        await expect(page.locator("button[value=approve]")).to_have_text("Approve")
+        await page.fill("textarea[data-edits]", "edited")
+        await page.click("text=Approve as edited")
+        await expect(page.locator(".notice")).to_have_text("Approved, as edited.")
+        await expect(page).to_have_url(re.compile(r"/explains-approver$"))
         await expect(page.locator(".status").first).to_have_text("completed")
         page = await console.open("/people")
         card = page.locator(".card", has_text="explains-editor")
@@ -195,7 +198,14 @@ async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
         await page.click(".crumbs a:has-text('explains-analyst')")
         await page.click("summary:has-text('Redrive')")
         await page.click("text=Edit its data first")
-        await page.fill("textarea[name=data]", '{"symbol": "OTHER"}')
+        await page.fill("textarea[data-edits]", '{"symbol": "OTHER"')
+        await page.click("text=Redrive with the edited data")
+        await expect(page.locator(".problem")).to_contain_text("is not JSON")
+        assert len(console.errors) == 1, "the browser itself says that the answer was 422"
+        console.errors.clear()
+        await page.click("text=Back")
+        await expect(page.locator("textarea[data-edits]")).to_have_value('{"symbol": "OTHER"')
+        await page.fill("textarea[data-edits]", '{"symbol": "OTHER"}')
         await page.click("text=Redrive with the edited data")
         await expect(page.locator(".notice")).to_have_text("The dead letter runs again.")
         assert console.errors == []
@@ -223,7 +233,7 @@ async def test_a_person_looks_at_the_system_and_tries_an_agent(desk: Desk) -> No
         await page.click(".groups a")
         page.once("dialog", lambda dialog: dialog.accept())
         await page.click("text=Drop all")
-        await expect(page.locator(".notice")).to_have_text("The dead letters were dropped.")
+        await expect(page.locator(".notice")).to_have_text("2 dead letters were dropped.")
         assert console.errors == []
 
 

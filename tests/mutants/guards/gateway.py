@@ -11,6 +11,7 @@ EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
 REPLAYS = "unit/gateway:replays"
 REQUESTS = "unit/gateway:requests"
+FORMS = "unit/gateway:console_forms"
 PLANS = "integration/trajectory:store_plans"
 USAGE = "integration/trajectory:store_usage"
 LOGIN = "integration/gateway:console_login"
@@ -400,6 +401,22 @@ MUTANTS: tuple[Mutant, ...] = (
         'return Caller(f"oidc-{name}", roles)',
         "a token is bound to the tenant of its claim",
         TOKENS,
+    ),
+    python(
+        "gateway/console/actions.py",
+        "edited",
+        'return ... if not shown or digest(shown[0]) == form.get("before", [""])[0] else',
+        "return ... if True else",
+        "an edited value is what is approved or redriven",
+        FORMS,
+    ),
+    python(
+        "gateway/console/actions.py",
+        "broken_json",
+        "codec.typed(form[name][0], words=True, field=what)",
+        "codec.typed(form[name][0], words=True)",
+        "broken JSON in a form does not become text",
+        FORMS,
     ),
     python(
         "gateway/console/site.py",

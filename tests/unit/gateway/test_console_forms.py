@@ -9,8 +9,8 @@ import pytest
 
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
-from runtime_core.gateway.console.actions import FIELDS_MAX, fields_of, value_of
-from runtime_core.gateway.console.site import FOLDER
+from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
+from runtime_core.gateway.console.site import FOLDER, notice_of
 from runtime_core.state_manager.waits import Quarantine
 
 SCHEMA = {
@@ -278,3 +278,47 @@ def test_a_handler_that_runs_a_delivery_alone_is_shown_with_its_task() -> None:
     assert "; 2 more follow; it is the only handler, so all other work waits. " in shown
     assert '<p class="notice wrong">' in shown
     assert '<a href="/console/tasks/t9">' in shown
+
+
+# -- what a person edits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "sent"), [("a\nb", "a\r\nb"), ("\n\nfirst", "\r\nfirst"), ("last\n", "last"), ("\0", "\ufffd")]
+)
+def test_a_text_that_only_the_browser_has_changed_is_not_edited(shown: str, sent: str) -> None:
+    assert edited({"text.": [sent], "before": [views.digest(shown)]}, "value") is ...
+
+
+def test_what_is_on_the_screen_is_sent() -> None:
+    before = [views.digest('{"amount": 41}')]
+    assert edited({"json.": ['{"amount": 1}'], "before": before}, "value") == {"amount": 1}
+    assert edited({"text.": ["[draft] true"], "before": before}, "value") == "[draft] true"
+    assert edited({"any.": ['{"amount": 1}'], "before": before}, "value") == {"amount": 1}
+    assert edited({"any.": ["some text"], "before": before}, "value") == "some text"
+    assert edited({"verdict": ["approve"]}, "value") is ...
+
+
+@pytest.mark.parametrize("name", ["json.", "any."])
+def test_broken_json_does_not_become_text(name: str) -> None:
+    with pytest.raises(InvalidInput, match="is not JSON") as refused:
+        edited({name: ['{"amount": 1'], "before": [""]}, "value")
+    assert refused.value.field == "value"
+    with pytest.raises(InvalidInput, match="is not JSON"):
+        value_of({"input": ['{"amount": 1']})
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"notice": "cancelled-many", "done": "1", "left": "0"}, "1 task was cancelled."),
+        ({"notice": "cancelled-many", "done": "2", "left": "1"}, "2 tasks were cancelled; 1 had ended before."),
+        ({"notice": "redriven-of-many", "done": "0", "left": "3"},
+         "No dead letters run again; 3 selected tasks have none."),
+        ({"notice": "dropped-many", "done": "x", "left": "9" * 5000}, "No dead letters were dropped; 9999 are gone."),
+        ({"notice": "denied"}, "Denied."),
+        ({"notice": "<b>"}, ""),
+    ],
+)  # fmt: skip
+def test_a_notice_counts_what_was_done(query: dict[str, str], words: str) -> None:
+    assert notice_of(query) == words

@@ -14,6 +14,7 @@ from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console.site import HOME, Form, Page, Visit, see
+from runtime_core.gateway.console.views import digest
 from runtime_core.gateway.keys import ANSWER, OPERATE, SUBMIT
 from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Kind, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
@@ -38,7 +39,7 @@ class Field:
 
     name: str
     kind: str
-    """`text`, `whole`, `number`, `choice`, `json`, or `any`: text, or JSON."""
+    """`text`, `whole`, `number`, `choice`, `json`, or `any`: JSON if it looks like it, else text."""
     label: str
     required: bool
     value: str = ""
@@ -100,10 +101,11 @@ def _kind(schema: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
     return kinds.get(str(schema.get("type")), "json"), ()
 
 
-def value_of(form: Form) -> object:
-    """Return what the fields of `fields_of` hold. Raises InvalidInput."""
-    if "input" in form:
-        return codec.typed(form["input"][0], words=True)
+def value_of(form: Form, what: str = "input") -> object:
+    """Return what the fields of `fields_of` hold. Raises InvalidInput with the member, or `what` for the whole."""
+    for name in ("input", "any."):
+        if name in form:
+            return codec.typed(form[name][0], words=True, field=what)
     members: dict[str, object] = {}
     for name, values in form.items():
         kind, dot, member = name.partition(".")
@@ -113,13 +115,20 @@ def value_of(form: Form) -> object:
         try:
             value = _READERS[kind.rstrip("?")](values[0])
         except (ValueError, RecursionError, InvalidInput):
-            raise InvalidInput(
-                member or "input", f"{codec.quoted(values[0])} is not {_WORDS[kind.rstrip('?')]}"
-            ) from None
+            raise InvalidInput(member or what, f"{codec.quoted(values[0])} is not {_WORDS[kind.rstrip('?')]}") from None
         if not member:
             return value
         members[member] = value
     return members
+
+
+def edited(form: Form, what: str) -> Any:  # Any: JSON, or an ellipsis
+    """Return what a person made of the value that the macro `editable` shows; `...` if it is as it was.
+
+    Raises InvalidInput.
+    """
+    shown = [form[name][0] for name in ("text.", "json.", "any.") if name in form]
+    return ... if not shown or digest(shown[0]) == form.get("before", [""])[0] else value_of(form, what)
 
 
 def _json(text: str) -> object:
@@ -129,6 +138,7 @@ def _json(text: str) -> object:
 _READERS: Mapping[str, Callable[[str], object]] = {
     "text": str, "whole": int, "number": float, "choice": _json, "json": _json,
 }  # fmt: skip
+_VERDICTS = {"approve": "approved", "edit": "edited", "deny": "denied"}
 _WORDS = {"whole": "a whole number", "number": "a number", "choice": "one of the choices", "json": "JSON"}
 
 
@@ -173,22 +183,23 @@ class Actions:
 
     async def cancel_selected(self, visit: Visit) -> Response:
         selected = visit.form.get("task", [])[:SELECTED_MAX]
+        done = 0
         for task_id in selected:
             with _passed(NO_TASK):
-                await self._access.cancel(visit.caller, task_id, CANCELLED)
-        return see(visit.field("back"), "cancelled-many" if selected else "none")
+                done += await self._access.cancel(visit.caller, task_id, CANCELLED) == "cancelled"
+        return _seen_many(visit.field("back"), "cancelled", done, len(selected) - done)
 
     async def redrive_selected(self, visit: Visit) -> Response:
         """Redrive the dead letters of the selected tasks. Tasks without any are left as they are."""
         selected = frozenset(visit.form.get("task", [])[:SELECTED_MAX])
         found, _ = await self._access.letters(visit.caller, LetterFilter(), LETTERS_MAX) if selected else ([], "")
-        count = 0
+        done = []
         for letter in found:
             if letter["task_id"] in selected:
                 with _passed(NO_LETTER, CONFLICT):
                     await self._access.redrive(visit.caller, letter["letter_id"], reopen=True)
-                    count += 1
-        return see(visit.field("back"), "redriven-many" if count else "none")
+                    done.append(letter["task_id"])
+        return _seen_many(visit.field("back"), "redriven-of", len(done), len(selected.difference(done)))
 
     async def letters_selected(self, visit: Visit) -> Response:
         """Redrive or drop the selected dead letters, or the newest ones of an error."""
@@ -206,7 +217,7 @@ class Actions:
                 else:
                     await self._access.redrive(visit.caller, letter_id, reopen=True)
                 count += 1
-        return see(f"{HOME}/dead", ("dropped-many" if drop else "redriven-many") if count else "none")
+        return _seen_many(f"{HOME}/dead", "dropped" if drop else "redriven", count, len(selected) - count)
 
     async def cancel(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
@@ -216,20 +227,24 @@ class Actions:
     async def answer(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
         verdict = visit.field("verdict")
-        if verdict:
-            value: object = {"verdict": verdict}
-            if visit.field("reason"):
-                value = {"verdict": verdict, "reason": visit.field("reason")}
-            if verdict == "edit" and isinstance(value, dict):
-                value = {**value, "value": codec.typed(visit.field("value"), words=True)}
+        value: Any  # JSON
+        if not verdict:
+            value = visit.form.get("value")
+            value = value_of(visit.form) if value is None else codec.typed(value[0], words=True, field="value")
         else:
-            value = codec.typed(visit.field("value"), words=True) if "value" in visit.form else value_of(visit.form)
+            value = {"verdict": verdict}
+            changed = edited(visit.form, "value") if verdict == "approve" else ...
+            if changed is not ...:
+                value = {"verdict": "edit", "value": changed}
+            if visit.field("reason"):
+                value["reason"] = visit.field("reason")
         await self._access.answer(visit.caller, task_id, visit.field("request_id"), value)
-        return see(visit.field("back") or f"{HOME}/tasks/{task_id}", "answered")
+        notice = _VERDICTS[value["verdict"]] if verdict in _VERDICTS else "answered"
+        return see(visit.field("back") or f"{HOME}/tasks/{task_id}", notice)
 
     async def send(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
-        value = codec.typed(visit.field("value"), words=True)
+        value = codec.typed(visit.field("value"), words=True, field="value")
         await self._access.send(visit.caller, task_id, visit.field("name"), value)
         return see(f"{HOME}/tasks/{task_id}", "sent")
 
@@ -240,13 +255,17 @@ class Actions:
             task = await self._access.fork(visit.caller, task_id, at=at, input=value_of(visit.form))
         else:
             task = await self._access.fork(visit.caller, task_id, at=at)
-        return see(f"{HOME}/tasks/{task.task_id}", "forked")
+        return see(f"{HOME}/tasks/{task.task_id}", "forked" if at else "again")
 
     async def redrive(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
-        data: Any = value_of(visit.form) if visit.field("replace") else ...  # Any: JSON
-        await self._access.redrive(visit.caller, visit.field("letter"), reopen=True, data=data)
+        await self._access.redrive(visit.caller, visit.field("letter"), reopen=True)
         return see(f"{HOME}/tasks/{task_id}", "redriven")
+
+
+def _seen_many(back: str, notice: str, done: int, left: int) -> Response:
+    """Return a redirect to a page that says how many of the selected things were done, and how many were not."""
+    return see(back, f"{notice}-many", done=done, left=left) if done or left else see(back, "none")
 
 
 @contextmanager

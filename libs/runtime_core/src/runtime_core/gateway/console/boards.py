@@ -18,13 +18,12 @@ from runtime_core.declare.manifest import TOOL_AGENTS, Manifest
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access, UsageBy
 from runtime_core.gateway.console import views
-from runtime_core.gateway.console.actions import fields_of
+from runtime_core.gateway.console.actions import edited, fields_of
 from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.waits import Quarantine, find_quarantines, waiting_work
-from runtime_core.wire import codec
 from runtime_core.wire.events import ENDED
 
 SAMPLE = 500
@@ -162,8 +161,7 @@ class Boards:
 
     async def redrive(self, visit: Visit) -> Response:
         letter_id = visit.request.path_params["letter_id"]
-        data: Any = codec.typed(visit.field("data"), words=True) if visit.field("replace") else ...  # Any: JSON
-        task = await self._access.redrive(visit.caller, letter_id, reopen=True, data=data)
+        task = await self._access.redrive(visit.caller, letter_id, reopen=True, data=edited(visit.form, "value"))
         return see(f"{HOME}/tasks/{task}" if task else f"{HOME}/dead", "redriven")
 
     async def drop(self, visit: Visit) -> Response:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import jinja2
 from starlette.requests import Request
@@ -70,6 +70,33 @@ HEADERS = {
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STATIC = {path.name: path.read_bytes() for path in sorted((FOLDER / "static").iterdir()) if path.suffix in _TYPES}
 _STATIC_VERSION = hashlib.sha256(b"".join(_STATIC.values())).hexdigest()[:12]
+
+NOTICES = {
+    "started": "The task has started.",
+    "cancelled": "The task was cancelled.",
+    "answered": "The answer was sent.",
+    "approved": "Approved.",
+    "edited": "Approved, as edited.",
+    "denied": "Denied.",
+    "sent": "The message was sent.",
+    "again": "This task runs it again.",
+    "forked": "The fork has started.",
+    "redriven": "The dead letter runs again.",
+    "dropped": "The dead letter was dropped.",
+    "deleted": "The schedule was deleted.",
+    "none": "Nothing was selected.",
+}
+"""What a page says after an action, by the name in its URL."""
+NOTICES_OF_MANY = {
+    "cancelled-many": ("1 task was cancelled", "{} tasks were cancelled", "1 had ended before", "{} had ended before"),
+    "redriven-of-many": (
+        "1 dead letter runs again", "{} dead letters run again",
+        "1 selected task has none", "{} selected tasks have none",
+    ),
+    "redriven-many": ("1 dead letter runs again", "{} dead letters run again", "1 is gone", "{} are gone"),
+    "dropped-many": ("1 dead letter was dropped", "{} dead letters were dropped", "1 is gone", "{} are gone"),
+}  # fmt: skip
+"""The same for many things at once: what was done to one, to several, and why one, or several, were left."""
 
 Form = Mapping[str, list[str]]
 """The fields of a form that was sent."""
@@ -162,7 +189,7 @@ class Site:
             theme=visit.request.cookies.get(THEME_COOKIE, ""),
             opened=self.opened,
             version=version(),
-            notice=views.NOTICES.get(query.get("notice", ""), ""),
+            notice=notice_of(query),
             **values,
         )
         return HTMLResponse(text, status, HEADERS)
@@ -239,7 +266,9 @@ class Site:
             problem = Problem(DEFECT, "an error that nobody expected; the log of the gateway has it")
         if problem.kind is UNAUTHORIZED:
             return self._ask_to_log_in(request)
-        response = self.render(visit, "error.html", status=problem.kind.status.value, problem=problem)
+        response = self.render(
+            visit, "error.html", status=problem.kind.status.value, problem=problem, back=_came_from(request)
+        )
         response.headers.update(problem.headers or {})
         return response
 
@@ -375,12 +404,31 @@ def local_path(text: str) -> str:
     return parts.path + (f"?{parts.query}" if parts.query else "")
 
 
-def see(path: str, notice: str = "") -> Response:
-    """Return a redirect to a page of the console, with the name of a notice that it shows."""
+def see(path: str, notice: str = "", **counts: int) -> Response:
+    """Return a redirect to a page of the console, with the name of a notice that it shows, and its counts."""
     target = local_path(path)
     if notice:
-        target += ("&" if "?" in target else "?") + f"notice={notice}"
+        target += ("&" if "?" in target else "?") + urlencode({"notice": notice, **counts})
     return RedirectResponse(target, 303, HEADERS)
+
+
+def notice_of(query: Mapping[str, str]) -> str:
+    """Return the words of the notice that a page's URL names."""
+    name = query.get("notice", "")
+    if name not in NOTICES_OF_MANY:
+        return NOTICES.get(name, "")
+    one, many, one_left, many_left = NOTICES_OF_MANY[name]
+    done, left = (int(text) if (text := query.get(each, "")[:4]).isdecimal() else 0 for each in ("done", "left"))
+    rest = f"; {one_left if left == 1 else many_left.format(left)}" if left else ""
+    return f"{one if done == 1 else many.format(done or 'No')}{rest}."
+
+
+def _came_from(request: Request) -> str:
+    """Return the page of the console that sent the request; empty if there is none."""
+    page = urlsplit(request.headers.get("referer", ""))
+    if page.netloc != request.url.netloc or not page.path.startswith(HOME):
+        return ""
+    return page.path + (f"?{page.query}" if page.query else "")
 
 
 async def _static(request: Request) -> Response:

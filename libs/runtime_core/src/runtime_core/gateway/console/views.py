@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -20,21 +21,6 @@ from runtime_core.wire.codec import readable
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
 
-NOTICES = {
-    "started": "The task has started.",
-    "cancelled": "The task was cancelled.",
-    "cancelled-many": "The selected tasks were cancelled.",
-    "answered": "The answer was sent.",
-    "sent": "The message was sent.",
-    "forked": "The fork has started.",
-    "redriven": "The dead letter runs again.",
-    "redriven-many": "The dead letters run again.",
-    "dropped": "The dead letter was dropped.",
-    "dropped-many": "The dead letters were dropped.",
-    "deleted": "The schedule was deleted.",
-    "none": "Nothing was selected.",
-}
-"""What a page says after an action, by the name in its URL."""
 SHOWN_CHARACTERS = 20_000
 _FRAME = re.compile(r'(?m)^(?=  File ")')
 ROWS_MAX = 400
@@ -191,7 +177,14 @@ def reason(view: Mapping[str, Json], now: float) -> str:
     return f"waits: {every[0][1]}{f', and {more:,} more' if more else ''}" if every else str(view["status"])
 
 
+def digest(text: str) -> str:
+    """Return a digest of a text in a form that does not see what browsers change: ends of lines, and outer space."""
+    same = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd").strip()
+    return hashlib.sha256(same.encode(errors="replace")).hexdigest()
+
+
 FILTERS = {
+    "digest": digest,
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
     "brief": brief, "whole": whole, "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
     "reason": reason,

@@ -118,7 +118,7 @@
     const place = $("[data-views]");
     if (!place) return;
     const here = new URLSearchParams(location.search);
-    here.delete("cursor"); here.delete("notice");
+    here.delete("cursor");
     const keep = (all) => { localStorage.setItem("weft_views", JSON.stringify(all)); draw(); };
     const draw = () => {
       const all = saved();
@@ -145,6 +145,14 @@
       say("Saved");
     });
     draw();
+  };
+
+  // -- a notice is shown once: loading the page again, or a link to it, does not repeat it ----------------------
+  const notice = () => {
+    const here = new URL(location.href);
+    if (!here.searchParams.has("notice")) return;
+    for (const name of ["notice", "done", "left"]) here.searchParams.delete(name);
+    history.replaceState(null, "", here);
   };
 
   // -- a step beside the time line ---------------------------------------------------------------------------
@@ -229,6 +237,7 @@
       copy(text).then((done) => { if (done && !button.dataset.copy) { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1200); } });
     } else if (button.hasAttribute("data-theme-toggle")) theme();
     else if (button.hasAttribute("data-palette")) palette();
+    else if (button.hasAttribute("data-back") && history.length > 1) { event.preventDefault(); history.back(); } // the form is as it was
     else if (button.dataset.confirm && !confirm(button.dataset.confirm)) event.preventDefault();
     else if (button.hasAttribute("data-step") && $("#detail") && !event.metaKey && !event.ctrlKey) {
       event.preventDefault();
@@ -242,6 +251,12 @@
     if (event.target.matches("[data-all]")) for (const each of $$("[data-bulk] tbody input[type=checkbox]:not(:disabled)")) each.checked = event.target.checked;
     if (event.target.matches(".filters select")) event.target.form.requestSubmit();
     count();
+  });
+  document.addEventListener("input", (event) => {
+    const button = event.target.matches("[data-edits]") && $("[data-edited]", event.target.form);
+    if (!button) return;
+    button.dataset.plain ??= button.textContent;
+    button.textContent = event.target.value === event.target.defaultValue ? button.dataset.plain : button.dataset.edited;
   });
   document.addEventListener("submit", (event) => {
     if (event.target.matches(".filters"))
@@ -263,7 +278,14 @@
         item.append(link);
         return item;
       }));
-      if (wanted && list.firstChild) $("a", list).classList.add("at");
+      if (wanted) {
+        const item = document.createElement("li"), link = document.createElement("a");
+        link.href = `${$("form", box).action}?${new URLSearchParams({ q: input.value.trim() })}`;
+        link.textContent = `Search tasks for “${input.value.trim()}”`;
+        item.append(link);
+        list.append(item);
+        $("a", list).classList.add("at");
+      }
     };
     input.value = "";
     input.oninput = draw;
@@ -315,6 +337,7 @@
     if (act) { event.preventDefault(); act(); }
   });
 
+  notice();
   times();
   count();
   views();
