@@ -7,15 +7,18 @@ import logging
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.client.task_view import read_task
 from runtime_core.consumer.heartbeat import Owner, announce_served
 from runtime_core.state_manager.measures import (
     UNSERVED_LOOKS,
     Measures,
     Served,
+    cure_of,
     find_unserved,
     forget_served,
     served_by_handlers,
 )
+from runtime_core.state_manager.waits import describe_lack
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics
 from tests.contracts.broker import AGENTS, LEASE_MS, TOOLS, Broker, ask, nap, suspend
@@ -65,6 +68,25 @@ async def test_a_removed_tool_is_found_on_its_stream_and_before_its_retry(broker
     await bus.retry(call, 1_000, b"", counts=False)  # as a handler does that lacks the name
     await announce_served([tool], "tool", ("rank",))
     assert await found(bus) == [("tool", "search", 2)]
+
+
+async def test_a_tool_of_a_pool_that_nobody_serves_names_the_pool(broker: Broker, bus: EventBus) -> None:
+    """Its app runs, but no handler has its pool in WEFT_POOLS."""
+    await handlers(broker)
+    await bus.transport.call("HSET", bus.keys.tools, "render", "tool:gpu")
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "render", stream="tool:gpu"))
+    (lacking,) = await find_unserved(bus)
+    assert str(lacking) == (
+        "no running handler of pool 'gpu' has tool 'render': 1 run or call waits for it, such as task t"
+    )
+    assert cure_of(lacking.pool) == "start one with WEFT_POOLS=gpu"
+    view = await read_task(bus, "t")
+    assert view is not None
+    assert view["without_handler"] == [{"kind": "tool", "name": "render", "pool": "gpu"}]
+    assert describe_lack(view["without_handler"][0]) == (
+        "no running handler of pool 'gpu' has tool 'render'", "start one with WEFT_POOLS=gpu",
+    )  # fmt: skip
 
 
 async def test_a_name_that_one_of_several_handlers_has_is_served(broker: Broker, bus: EventBus) -> None:
@@ -144,7 +166,7 @@ async def test_the_leader_exports_it_and_logs_it_once(
         assert await exported() == [(("agent", "writer"), 1)]
     assert logged() == [
         "partition 0: no running handler has agent 'writer': 1 run or call waits for it, such as task t; "
-        "start a handler that has it, or roll back"
+        "start one, or roll back"
     ]
     await announce_served([agent], "agent", AGENTS)
     assert await exported() == []

@@ -10,6 +10,7 @@ import pytest
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
+from runtime_core.gateway.console.pages import time_split
 from runtime_core.gateway.console.site import FOLDER, notice_of
 from runtime_core.state_manager.waits import Quarantine
 
@@ -125,7 +126,7 @@ def test_a_bar_shows_the_queue_the_call_and_the_last_commit() -> None:
         ("queue", 0, 4), ("agent", 4, 90), ("queue", 20, 30), ("tool", 30, 50), ("commit", 90, 100),
     ]  # fmt: skip
     assert tool.in_queue == 10
-    assert views.time_split(run, line.rows) == [
+    assert time_split(run, line.rows) == [
         ("in the queue", 10, "queue"), ("tools", 20, "tool"), ("own code and its turns", 56, "code"),
     ]  # fmt: skip
 
@@ -140,7 +141,7 @@ def test_a_bar_shows_the_commit_of_each_call_and_run() -> None:
     commits = [[(bar.start - NOW, bar.end - NOW) for bar in row.bars if bar.kind == "commit"] for row in line.rows]
     assert commits[1:] == [[(50, 53)], [], [(70, 74)]]
     assert commits[0][-1] == (90, 92)
-    assert ("commits", 7, "commit") in views.time_split(line.rows[0], line.rows)
+    assert ("commits", 7, "commit") in time_split(line.rows[0], line.rows)
     behind = node("r", "1", "tool", NOW + 30, NOW + 50, committed=NOW + 49)  # the broker's clock is behind
     assert [bar.kind for bar in views.timeline(VIEW, {"runs": [behind]}).rows[0].bars] == ["tool"]
 
@@ -198,7 +199,7 @@ def test_a_page_shows_the_steps_that_matter_of_a_long_task() -> None:
     failure = views.root_failure(line)
     assert failure is not None
     assert failure.row.path == "r/30"
-    assert views.time_split(line.rows[0], line.every)[0] == ("tools", 30, "tool")
+    assert time_split(line.rows[0], line.every)[0] == ("tools", 30, "tool")
     assert [(bar.start - NOW, bar.end - NOW) for bar in line.rows[0].bars if bar.kind == "tool"] == [(1, 31)]
 
 

@@ -17,6 +17,7 @@ import typer
 from runtime_core.base.text import duration, plain, shortened
 from runtime_core.client.task_view import describe_wait
 from runtime_core.errors import InvalidInput
+from runtime_core.state_manager.waits import describe_lack
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire.events import ENDED
 
@@ -239,10 +240,7 @@ def print_task(view: Row, now_ms: int) -> None:
         ("output", "output" in view and preview(view["output"], 500)),
         ("error", error_line(view.get("error"), 600)),
     ]
-    facts += [
-        ("handler", f"no running handler has {each['kind']} {each['name']!r}: start one, or roll back")
-        for each in view.get("without_handler", ())
-    ]
+    facts += [("handler", ": ".join(describe_lack(each))) for each in view.get("without_handler", ())]
     for parked in view.get("parked", ()):
         facts.append(
             ("parked", f"step {parked['step']} of run {parked['run']}, at {parked['line'] or 'an unknown line'}")

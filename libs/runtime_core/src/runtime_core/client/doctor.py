@@ -23,7 +23,7 @@ from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.settings import Settings, without_password
 from runtime_core.state_manager.dead_letters import DeadLetters
-from runtime_core.state_manager.measures import UNSERVED_TASKS, find_unserved, groups_of
+from runtime_core.state_manager.measures import UNSERVED_TASKS, cure_of, find_unserved, groups_of
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.state_manager.stuck import find_circles, find_stuck, free
@@ -395,7 +395,7 @@ async def unserved(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Find work for an agent or a tool that was removed or renamed: no running handler has the name."""
     found = [each for bus in opened.buses for each in await find_unserved(bus, UNSERVED_TASKS * 500)]
     for each in found:
-        remedy = "start a handler that has it, roll back, or cancel its tasks (weft task list --agent NAME)"
+        remedy = f"{cure_of(each.pool)}, or cancel its tasks (weft task list --agent NAME)"
         yield Finding("names", False, str(each), remedy)
     if not found:
         yield Finding("names", True, "a running handler has each agent and tool that work waits for")

@@ -19,8 +19,9 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import tenant_in
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.state_manager.measures import Fields, served_by_handlers, unpacked
+from runtime_core.state_manager.measures import Fields, unpacked
 from runtime_core.state_manager.stuck import hash_at
+from runtime_core.state_manager.waits import lacking
 from runtime_core.wire.codec import quoted, readable
 from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
 from runtime_core.wire.ids import is_task_id
@@ -74,7 +75,6 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     retries = await _retries(bus, fields)
     waits: list[Row] = []
     questions: list[Row] = []
-    served = await served_by_handlers(bus)
     slots = await _slot_waits(bus, task, fields)
     for run, of_run in sorted(runs.items()):
         waits += _run_waits(run, of_run, retries, slots)
@@ -99,8 +99,8 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
         await _name_calls(bus, task, waits)
     wanted = [("agent", agent) for each in runs.values() if (agent := _lines(each)[1])]
     wanted += [(wait["kind"], wait["name"]) for wait in waits if wait["kind"] == "tool" and wait.get("name")]
-    if lacking := [{"kind": kind, "name": name} for kind, name in dict.fromkeys(wanted) if served.lacks(kind, name)]:
-        view["without_handler"] = lacking
+    if lacks := await lacking(bus, wanted):
+        view["without_handler"] = lacks
     return {**view, "waits_for": waits, "questions": questions}
 
 

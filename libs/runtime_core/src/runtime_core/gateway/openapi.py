@@ -466,7 +466,7 @@ def _task_schema() -> Json:
             "max_steps": {"type": "integer"},
             "time_limit_at": milliseconds,
             "waits_for": {"type": "array", "items": like({"run": "r", "step": "1", "kind": "timer"}, **_WAIT)},
-            "without_handler": {"type": "array", "items": {"type": "object"}},
+            "without_handler": {"type": "array", "items": like({"kind": "", "name": ""}, pool={"type": "string"})},
             "questions": {"type": "array", "items": ref("Question")},
             "forked_from": like({"task": "order-6"}, step={}),
         },

@@ -266,15 +266,25 @@ class Unserved:
     kind: str
     """`agent` or `tool`."""
     name: str
+    pool: str
+    """The pool whose handlers can have it; empty: the default one."""
     count: int
     task: str
     """One of the tasks."""
 
     def __str__(self) -> str:
         waits = "run or call waits" if self.count == 1 else "runs or calls wait"
-        return (
-            f"no running handler has {self.kind} {self.name!r}: {self.count} {waits} for it, such as task {self.task}"
-        )
+        return f"{lack_of(self.kind, self.name, self.pool)}: {self.count} {waits} for it, such as task {self.task}"
+
+
+def lack_of(kind: str, name: str, pool: str) -> str:
+    """Say which name no running handler has."""
+    return f"no running handler{f' of pool {pool!r}' if pool else ''} has {kind} {name!r}"
+
+
+def cure_of(pool: str) -> str:
+    """Say how to get a handler that has the name."""
+    return f"start one with WEFT_POOLS={pool}" if pool else "start one, or roll back"
 
 
 async def find_unserved(bus: EventBus, most_tasks: int = UNSERVED_TASKS) -> list[Unserved]:
@@ -311,7 +321,9 @@ async def find_unserved(bus: EventBus, most_tasks: int = UNSERVED_TASKS) -> list
         if await call("HGET", keys.task(task), "status") in _LIVE:
             live.add(task)
     kept = {place: [task for task in each if task in live] for place, each in sorted(tasks.items())}
-    return [Unserved(*place, len(each), each[0]) for place, each in kept.items() if each]
+    return [
+        Unserved(*place, streams[place].partition(":")[2], len(each), each[0]) for place, each in kept.items() if each
+    ]
 
 
 def unpacked(packed: Reply) -> Fields:
@@ -483,9 +495,8 @@ class Measures:
         looks = self._unserved_looks = Counter({place: self._unserved_looks[place] + 1 for place in found})
         long = {place for place, count in looks.items() if count >= UNSERVED_LOOKS}
         for place in long - self._logged:
-            logger.warning(
-                "partition %d: %s; start a handler that has it, or roll back", self._bus.keys.partition, found[place]
-            )
+            each = found[place]
+            logger.warning("partition %d: %s; %s", self._bus.keys.partition, each, cure_of(each.pool))
         for kind, name in self._logged - found.keys():
             logger.info("partition %d: no work waits any more for %s %r", self._bus.keys.partition, kind, name)
         self._logged = long

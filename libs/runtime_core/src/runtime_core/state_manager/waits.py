@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +23,17 @@ from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
 from runtime_core.bus.tasks import TopicSubscription
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.state_manager.measures import Lag, groups_of, lag_of_timers, lag_of_work, limited_work, work_streams
+from runtime_core.state_manager.measures import (
+    Lag,
+    cure_of,
+    groups_of,
+    lack_of,
+    lag_of_timers,
+    lag_of_work,
+    limited_work,
+    served_by_handlers,
+    work_streams,
+)
 from runtime_core.state_manager.publishers import Publishers, waiting_tasks
 from runtime_core.state_manager.stuck import mailboxes, open_runs
 from runtime_core.wire.ids import ROOT_RUN
@@ -77,6 +87,26 @@ async def find_lasting_waits(buses: Sequence[EventBus]) -> list[Wait]:
         return []
     await asyncio.sleep(PAUSE_SECONDS)
     return [wait for bus in buses for wait in await find_waits(bus) if wait in first]
+
+
+async def lacking(bus: EventBus, wanted: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return those of these kinds and names that no running handler has: `kind`, `name`, and the `pool` if its handlers
+    are not the default ones.
+    """
+    served, found = await served_by_handlers(bus), []
+    for kind, name in dict.fromkeys(wanted):
+        if served.lacks(kind, name):
+            key = bus.keys.agents if kind == "agent" else bus.keys.tools
+            stream = cast("bytes | None", await bus.transport.call("HGET", key, name)) or b""
+            pool = stream.decode().partition(":")[2]
+            found.append({"kind": kind, "name": name, **({"pool": pool} if pool else {})})
+    return found
+
+
+def describe_lack(lacks: Mapping[str, str]) -> tuple[str, str]:
+    """Describe an item of `lacking`, and what to do about it."""
+    pool = lacks.get("pool", "")
+    return lack_of(lacks["kind"], lacks["name"], pool), cure_of(pool)
 
 
 async def first_waiting(bus: EventBus, instance: str) -> str:

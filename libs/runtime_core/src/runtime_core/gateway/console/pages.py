@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
@@ -15,6 +15,7 @@ from runtime_core.gateway.access import Access
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import fields_of
 from runtime_core.gateway.console.site import HEADERS, HOME, Page, Site, Visit
+from runtime_core.gateway.console.views import StepRow
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_task
 from runtime_core.gateway.tasks import STATUSES, StreamRoutes
@@ -27,6 +28,8 @@ FILTERS = ("status", "agent", "session", "key", "tenant", "age", "q")
 AGES = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000}
 PAGE = 50
 QUESTIONS_MAX = 200
+LEAST_MS = 0.05
+"""A shorter part of a run's time is shown as none."""
 LETTERS_MAX = 5
 """Dead letters of a task that its page offers to redrive."""
 
@@ -99,7 +102,7 @@ class Pages:
         views.decode(chosen)
         now = views.now_ms()
         tokens, cost = views.tokens_and_cost(view.get("usage") or {})
-        split = views.time_split(chosen, line.every) if chosen.kind == "agent" else []
+        split = time_split(chosen, line.every) if chosen.kind == "agent" else []
         url = str(visit.request.base_url).rstrip("/")
         return self._site.render(
             visit,
@@ -184,3 +187,55 @@ class Pages:
 def _query(given: Mapping[str, str], **changed: str) -> str:
     merged = {name: value for name, value in {**given, **changed}.items() if value}
     return f"{HOME}/tasks" + (f"?{urlencode(merged)}" if merged else "")
+
+
+def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, str]]:
+    """Return how a run's time splits, with words and kinds of bars: what its direct steps took, and the rest. Steps in
+    parallel count once.
+    """
+    below = [each for each in rows if each.path != row.path and each.path.rpartition("/")[0] == row.path]
+    times: dict[str, list[tuple[float, float]]] = {}
+    for each in below:
+        for bar in each.bars:
+            if each.kind != "agent" or bar.kind in ("agent", "commit"):
+                times.setdefault(bar.kind, []).append((bar.start, bar.end))
+    found: list[tuple[str, float, str]] = []
+    taken: list[tuple[float, float]] = []
+    for word, kind in (
+        ("in the queue", "queue"),
+        ("model", "model"),
+        ("tools", "tool"),
+        ("engines", "engine"),
+        ("commits", "commit"),
+        ("agents", "agent"),
+        ("other steps", "step"),
+        ("waiting", "wait"),
+        ("between attempts", "retry"),
+    ):
+        own = times.get(kind)
+        if not own:
+            continue
+        before, taken = _length(taken), _union([*taken, *own])
+        length = _length(taken) - before
+        if length >= LEAST_MS:
+            found.append((word, length, kind))
+    rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
+    if below and rest >= LEAST_MS:
+        found.append(("own code and its turns", rest, "code"))
+    return found
+
+
+def _union(parts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the intervals that cover the same times, in order and apart."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(parts):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def _length(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the length of intervals that are apart."""
+    return sum(max(0.0, end - start) for start, end in parts)

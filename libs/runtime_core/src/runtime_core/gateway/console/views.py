@@ -16,6 +16,7 @@ import msgspec
 
 from runtime_core.base.text import duration, in_bytes, shortened
 from runtime_core.client.task_view import describe_wait
+from runtime_core.state_manager.waits import describe_lack
 from runtime_core.wire.codec import readable
 
 Json = Any
@@ -26,8 +27,6 @@ _FRAME = re.compile(r'(?m)^(?=  File ")')
 ROWS_MAX = 400
 WIDTH = 1000
 """Units of the time line."""
-LEAST_MS = 0.05
-"""A shorter time is shown as none."""
 SEGMENTS_MAX = 100
 """Parts of other steps of each kind that a run's bar shows; closer ones are joined."""
 _TICK_UNITS = (
@@ -169,7 +168,7 @@ def waits(view: Mapping[str, Json], now: float) -> list[tuple[Json, str, int]]:
 def reason(view: Mapping[str, Json], now: float) -> str:
     """Return on one line why a task is open: what it lacks, asks or waits for."""
     for lacking in view.get("without_handler", ()):
-        return f"no running handler has {lacking['kind']} {lacking['name']}"
+        return describe_lack(lacking)[0]
     for question in view.get("questions", ()):
         return f"asks a person: {preview(question['prompt'], 90)}"
     every = waits(view, now)
@@ -187,7 +186,7 @@ FILTERS = {
     "digest": digest,
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
     "brief": brief, "whole": whole, "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
-    "reason": reason,
+    "reason": reason, "lack": describe_lack,
 }  # fmt: skip
 
 
@@ -480,58 +479,6 @@ def _joined(bars: Sequence[Bar]) -> list[Bar]:
         else:
             found.append(Bar(bar.kind, bar.start, bar.end))
     return found
-
-
-def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, str]]:
-    """Return how a run's time splits, with words and kinds of bars: what its direct steps took, and the rest. Steps in
-    parallel count once.
-    """
-    below = [each for each in rows if each.path != row.path and each.path.rpartition("/")[0] == row.path]
-    times: dict[str, list[tuple[float, float]]] = {}
-    for each in below:
-        for bar in each.bars:
-            if each.kind != "agent" or bar.kind in ("agent", "commit"):
-                times.setdefault(bar.kind, []).append((bar.start, bar.end))
-    found: list[tuple[str, float, str]] = []
-    taken: list[tuple[float, float]] = []
-    for word, kind in (
-        ("in the queue", "queue"),
-        ("model", "model"),
-        ("tools", "tool"),
-        ("engines", "engine"),
-        ("commits", "commit"),
-        ("agents", "agent"),
-        ("other steps", "step"),
-        ("waiting", "wait"),
-        ("between attempts", "retry"),
-    ):
-        own = times.get(kind)
-        if not own:
-            continue
-        before, taken = _length(taken), _union([*taken, *own])
-        length = _length(taken) - before
-        if length >= LEAST_MS:
-            found.append((word, length, kind))
-    rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
-    if below and rest >= LEAST_MS:
-        found.append(("own code and its turns", rest, "code"))
-    return found
-
-
-def _union(parts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the intervals that cover the same times, in order and apart."""
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(parts):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        elif end > start:
-            found.append((start, end))
-    return found
-
-
-def _length(parts: Sequence[tuple[float, float]]) -> float:
-    """Return the length of intervals that are apart."""
-    return sum(max(0.0, end - start) for start, end in parts)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

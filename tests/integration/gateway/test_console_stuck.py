@@ -1,0 +1,32 @@
+"""The console says which tasks no running handler can continue, and how to get one that can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.gateway.consoles import console_fleet, page, shown
+from tests.integration.gateway.gateways import http
+from tests.servers.process import Server
+from weft import Client
+
+pytestmark = pytest.mark.timeout(300)
+LACK = "No running handler of pool 'gpu' has tool 'render_label': start one with WEFT_POOLS=gpu."
+
+
+async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path, "tests.apps.pool_app:app") as fleet,
+        http(fleet) as client,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        await trusted.submit("labeller", "fragile", task_id="label-1")
+        await shown(client, "/tasks/label-1", LACK)
+        assert "no running handler of pool gpu" in (await page(client, "/agents")).text
+        assert "1 handler has it" in (await page(client, "/agents")).text
+        answer = await client.get("/v1/tasks/label-1")
+        assert answer.json()["without_handler"] == [{"kind": "tool", "name": "render_label", "pool": "gpu"}]
+        checks = await page(client, "/system?checks=1")
+        assert LACK[1:].partition(":")[0] in checks.text
+        assert "start one with WEFT_POOLS=gpu" in checks.text
