@@ -30,3 +30,10 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         checks = await page(client, "/system?checks=1")
         assert LACK[1:].partition(":")[0] in checks.text
         assert "start one with WEFT_POOLS=gpu" in checks.text
+        board = await shown(client, "", "1 call waits")
+        assert LACK.partition(":")[0] in board.text
+        assert "Start one with WEFT_POOLS=gpu." in board.text
+        assert "Waitingwork1" in board.text.replace(" ", "")
+        assert [each["href"] for each in board.all("a") if "status=" in each["href"]][:2] == [
+            "/console/tasks?status=running", "/console/tasks?status=waiting",
+        ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
+from runtime_core.state_manager.measures import Unserved, find_unserved
 from runtime_core.state_manager.waits import Quarantine, find_quarantines, waiting_work
 from runtime_core.wire.events import ENDED
 
@@ -85,7 +87,10 @@ class Boards:
                 await self._with_error(visit, row)
                 for row in [row for row in rows if row["status"] == "failed"][:FAILED]
             ],
-            waiting=await self._access.open_the_longest(visit.caller, SHOWN),
+            waiting=sorted(
+                await self._access.open_the_longest(visit.caller, SHOWN), key=lambda row: "without_handler" not in row
+            ),
+            unserved=[] if visit.caller.tenant else await self._unserved(),
             groups=groups,
             questions=len(await self._access.questions(visit.caller, GROUPS_MAX)),
             ended=sum(row["status"] in ENDED for row in rows),
@@ -117,14 +122,19 @@ class Boards:
         return sum(counts), False
 
     async def _backlog(self) -> int:
-        """Return how many calls and runs wait in the default queues of handlers."""
-        return sum(
-            [
-                cast(int, await bus.transport.call("XLEN", bus.keys.stream(stream)))
-                for bus in self._access.client.buses
-                for stream in ("agent", "tool")
-            ]
-        )
+        """Return how many entries no process has taken yet, as the page of the system and `weft lag` say."""
+        work = await waiting_work(self._access.client.buses, count_mailboxes=False)
+        return sum(row["backlog"] for row in work["streams"])
+
+    async def _unserved(self) -> list[Unserved]:
+        """Return the work of all partitions that no running handler can do, by agent and tool."""
+        found: dict[tuple[str, str], Unserved] = {}
+        for bus in self._access.client.buses:
+            for each in await find_unserved(bus):
+                before = found.setdefault((each.kind, each.name), each)
+                if before is not each:
+                    found[each.kind, each.name] = replace(before, count=before.count + each.count)
+        return list(found.values())
 
     async def _quarantines(self) -> list[Quarantine]:
         """Return the handlers that take no other work until a delivery has run alone."""
