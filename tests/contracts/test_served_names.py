@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.client.task_view import read_task
+from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.consumer.heartbeat import Owner, announce_served
 from runtime_core.state_manager.measures import (
     UNSERVED_LOOKS,
@@ -87,6 +87,20 @@ async def test_a_tool_of_a_pool_that_nobody_serves_names_the_pool(broker: Broker
     assert describe_lack(view["without_handler"][0]) == (
         "no running handler of pool 'gpu' has tool 'render'", "start one with WEFT_POOLS=gpu",
     )  # fmt: skip
+
+
+async def test_a_handed_back_run_is_in_the_queue_of_its_task(broker: Broker, bus: EventBus) -> None:
+    """A handler hands it back for a second, again and again, which is no attempt of it."""
+    agent, _ = await handlers(broker)
+    await broker.submit(bus, "t")
+    await bus.retry(await broker.take(bus), 1_000, b"", counts=False)
+    await announce_served([agent], "agent", ("desk",))
+    view = await read_task(bus, "t")
+    assert view is not None
+    assert view["waits_for"] == [
+        {"run": "r", "step": "", "kind": "agent", "name": "writer", "handler": "", "errors": []}
+    ]
+    assert describe_wait(view["waits_for"][0], 0) == "agent writer, in the queue: no handler has taken it yet"
 
 
 async def test_a_name_that_one_of_several_handlers_has_is_served(broker: Broker, bus: EventBus) -> None:

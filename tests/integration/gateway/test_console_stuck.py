@@ -22,7 +22,8 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         Client.connect(valkey.url, namespace=namespace) as trusted,
     ):
         await trusted.submit("labeller", "fragile", task_id="label-1")
-        await shown(client, "/tasks/label-1", LACK)
+        why = await shown(client, "/tasks/label-1", LACK)
+        assert not why.all("section", **{"class": "waits"}), "it is said once"
         assert "no running handler of pool gpu" in (await page(client, "/agents")).text
         assert "1 handler has it" in (await page(client, "/agents")).text
         answer = await client.get("/v1/tasks/label-1")

@@ -241,6 +241,24 @@ def test_equal_waits_are_one_line() -> None:
     assert views.reason(OPEN, NOW) == "waiting"
 
 
+def test_work_without_a_handler_is_in_the_queue() -> None:
+    """The page says so in a box of its own, so it is not among the other waits."""
+    call = node("r", "1", "tool", NOW + 10, NOW + 40)
+    run = {**node("r", "", "agent", 0, 0, children=[call]), "recorded": False, "status": ""}
+    wait = {"run": "r/2", "step": "", "kind": "agent", "name": "b", "handler": ""}
+    lacks = [{"kind": "agent", "name": "b"}]
+    waits = [{"run": "r", "step": "2", "kind": "agent", "name": "b", "handler": ""}, wait]
+    view = {**OPEN, "waits_for": waits, "without_handler": lacks}
+    assert views.waits(view, NOW) == []
+    line = views.timeline(view, {"runs": [run]})
+    assert [bar.kind for bar in line.rows[-1].bars] == ["queue"]
+    parts = time_split(line.rows[0], line.rows)
+    assert [(word, kind) for word, _, kind in parts][:2] == [("in the queue", "queue"), ("tools", "tool")]
+    assert "agent" not in [kind for _, _, kind in parts]
+    own = views.timeline({**view, "waits_for": [{**wait, "run": "r"}]}, {"runs": [run]}).rows[0]
+    assert [(bar.kind, bar.start - NOW) for bar in own.bars if bar.kind != "tool"] == [("agent", 0), ("queue", 40)]
+
+
 def test_a_long_error_is_short_until_it_is_opened() -> None:
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
     templates.filters |= views.FILTERS

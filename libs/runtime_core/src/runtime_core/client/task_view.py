@@ -101,7 +101,17 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     wanted += [(wait["kind"], wait["name"]) for wait in waits if wait["kind"] == "tool" and wait.get("name")]
     if lacks := await lacking(bus, wanted):
         view["without_handler"] = lacks
+        _wait_in_queue(waits, {(each["kind"], each["name"]) for each in lacks})
     return {**view, "waits_for": waits, "questions": questions}
+
+
+def _wait_in_queue(waits: Sequence[Row], lacks: set[tuple[str, str]]) -> None:
+    """Say of what no running handler has that no handler has taken it: handlers put it off by a second, uncounted."""
+    for wait in waits:
+        if (wait["kind"], wait.get("name")) in lacks and not wait.get("errors"):
+            wait.pop("due", None)
+            wait.pop("attempt", None)
+            wait["handler"] = ""
 
 
 def describe_wait(wait: Row, now_ms: float) -> str:
@@ -123,7 +133,7 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         # `tool-handler@host.process.start.random`: a person looks for the host and the process.
         host, process = [*str(wait["handler"]).rsplit(".", 3), ""][:2]
         where = f"on {host}, process {process}" if host else "in the queue: no handler has taken it yet"
-        text += f", for {duration(now_ms - wait['since'])} {where}"
+        text += f", for {duration(now_ms - wait['since'])} {where}" if "since" in wait else f", {where}"
     if "due" in wait:
         left = wait["due"] - now_ms
         text += f", {'ends ' * (kind == 'sleep')}in {duration(left)}" if left > 0 else ", due now"

@@ -197,7 +197,7 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
     times: dict[str, list[tuple[float, float]]] = {}
     for each in below:
         for bar in each.bars:
-            if each.kind != "agent" or bar.kind in ("agent", "commit"):
+            if each.kind != "agent" or bar.kind in ("agent", "commit") or (bar.kind == "queue" and each.wait):
                 times.setdefault(bar.kind, []).append((bar.start, bar.end))
     found: list[tuple[str, float, str]] = []
     taken: list[tuple[float, float]] = []

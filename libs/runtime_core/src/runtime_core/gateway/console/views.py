@@ -155,10 +155,13 @@ def money(value: float) -> str:
 
 
 def waits(view: Mapping[str, Json], now: float) -> list[tuple[Json, str, int]]:
-    """Return what a task waits for beside people, each with its words, and how many waits have the same words."""
+    """Return what a task waits for beside people and missing handlers, each with its words, and how many waits have the
+    same words.
+    """
     found: dict[str, tuple[Json, str, int]] = {}
+    lacks = {(lack["kind"], lack["name"]) for lack in view.get("without_handler", ())}
     for wait in view.get("waits_for", ()):
-        if wait["kind"] != "human":
+        if wait["kind"] != "human" and (wait["kind"], wait.get("name")) not in lacks:
             text = describe_wait(wait, now)
             first, _, count = found.get(text, (wait, text, 0))
             found[text] = (first, text, count + 1)
@@ -400,7 +403,7 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
         path = f"{wait['run']}/{wait['step']}" if wait["step"] else wait["run"]
         found = by_path.get(path)
         if found is not None:
-            found.wait, found.ended = wait, now
+            found.wait, found.ended = {"since": _last_end(found, rows), **wait}, now
             found.name = found.name or str(wait.get("name", ""))
             continue
         own = by_path.get(wait["run"])
@@ -412,6 +415,11 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
         at = max((number for number, each in enumerate(rows) if _within(each.path, wait["run"])), default=-1) + 1
         rows.insert(at, row)
         by_path[path] = row
+
+
+def _last_end(run: StepRow, rows: Sequence[StepRow]) -> float:
+    """Return when the last known step below a run ended."""
+    return max((each.ended for each in rows if each is not run and _within(each.path, run.path)), default=run.started)
 
 
 def _within(path: str, run: str) -> bool:
@@ -435,6 +443,10 @@ def _draw(row: StepRow, labelled: bool) -> None:
     if row.wait is not None and row.kind not in _WAITING:
         kind = _open_kind(row.wait, kind)
     label = f"{row.word} {row.name}, {span(row.ended - start)}" if labelled else ""
+    since = (row.wait or {}).get("since", start)
+    if row.kind == "agent" and kind == "queue" and since > start:  # its next turn is in the queue
+        row.bars.append(Bar("agent", start, since, label))
+        start, label = since, f"in the queue for {span(row.ended - since)}" if labelled else ""
     row.bars.append(Bar(kind, start, max(row.ended, start), label))
     committed = row.node.get("committed") or 0.0
     if kind in _COMMITTED and committed > row.ended:
