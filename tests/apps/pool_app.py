@@ -16,4 +16,5 @@ async def render_label(text: str) -> str:
 @app.agent("labeller")
 async def labeller(ctx: AgentContext, text: str) -> str:
     """Draw a label on a machine with a graphics card."""
+    await ctx.step(str.strip, text)
     return await ctx.tool(render_label, text=text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.gateway.consoles import console_fleet, page, shown
+from tests.integration.gateway.consoles import console_fleet, page, send, shown
 from tests.integration.gateway.gateways import http
 from tests.servers.process import Server
 from weft import Client
@@ -38,3 +38,11 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         assert [each["href"] for each in board.all("a") if "status=" in each["href"]][:2] == [
             "/console/tasks?status=running", "/console/tasks?status=waiting",
         ]  # fmt: skip
+        # A cancelled task says so once, and runs again with a given input: its own one is not recorded.
+        await (await trusted.task("label-1")).cancel("out of paper")
+        ended = await shown(client, "/tasks/label-1", "The input of a cancelled task is not recorded.")
+        assert ended.text.count("out of paper") == 1
+        again = await send(client, "/tasks/label-1/fork", ended, {"replace": "1", "input": "heavy"})
+        assert again.headers["location"].endswith("notice=again"), again.text
+        path = again.headers["location"].partition("?")[0].removeprefix("/console")
+        await shown(client, path + "?tab=data", "heavy")

@@ -259,6 +259,40 @@ def test_work_without_a_handler_is_in_the_queue() -> None:
     assert [(bar.kind, bar.start - NOW) for bar in own.bars if bar.kind != "tool"] == [("agent", 0), ("queue", 40)]
 
 
+def test_what_a_cancel_interrupted_is_not_own_code() -> None:
+    """Nothing records the call that ran at the cancel, nor the runs above it."""
+    call = node("r/1", "1", "tool", NOW + 10, NOW + 40)
+    child = {**node("r/1", "", "", 0, 0, children=[call]), "recorded": False, "status": ""}
+    run = {**node("r", "", "", 0, 0, children=[child]), "recorded": False, "status": ""}
+    line = views.timeline({**VIEW, "status": "cancelled"}, {"runs": [run]})
+    assert [(row.status, row.ended - NOW) for row in line.rows[:2]] == [("cancelled", 100), ("cancelled", 100)]
+    for row in line.rows[:2]:
+        assert [(bar.start - NOW, bar.end - NOW) for bar in row.bars if bar.kind == "lost"] == [(40, 100)]
+    assert time_split(line.rows[1], line.rows) == [
+        ("tools", 30, "tool"), ("not recorded: it was cancelled", 60, "lost"),
+    ]  # fmt: skip
+    alone = views.timeline({**VIEW, "status": "cancelled"}, None)
+    assert time_split(alone.rows[0], alone.rows) == [("not recorded: it was cancelled", 100, "lost")]
+
+
+def test_the_time_until_a_redrive_is_neither_own_code_nor_a_pause_between_attempts() -> None:
+    error = {"type": "E", "message": "m", "traceback": "", "at": NOW + 10}
+    call = node(
+        "r", "1", "tool", NOW + 71, NOW + 80, cause=f"{NOW + 70:.0f}-0", errors=[error], failed_at=[NOW + 10],
+    )  # fmt: skip
+    run = node("r", "", "agent", NOW, NOW + 100, children=[call], errors=[error], failed_at=[NOW + 12])
+    line = views.timeline(VIEW, {"runs": [run]})
+    assert [(bar.start - NOW, bar.end - NOW) for bar in line.rows[1].bars if bar.kind == "dead"] == [(10, 70)]
+    parts = time_split(line.rows[0], line.rows)
+    assert ("failed, until redriven", 60, "dead") in parts
+    assert [word for word, _, _ in parts] == [
+        "in the queue", "tools", "failed, until redriven", "own code and its turns",
+    ]  # fmt: skip
+    assert line.rows[0].bars[-1].kind == "dead"
+    model = node("r", "1", "model", NOW + 71, NOW + 80, errors=[error], failed_at=[NOW + 10])
+    assert "dead" not in views.timeline(VIEW, {"runs": [model]}).kinds, "a repeated turn requests it again"
+
+
 def test_a_long_error_is_short_until_it_is_opened() -> None:
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
     templates.filters |= views.FILTERS

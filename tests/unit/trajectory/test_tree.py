@@ -52,7 +52,8 @@ def test_a_tree_shows_runs_below_what_started_them() -> None:
         "task t-1  researcher  completed  session s-1",
         '└─ ◆ agent researcher  completed  3.40 s  "Redis  Streams"',
         '   ├─ ○ model small  step 1  completed  812.4 ms  {"plan":["a","b"]}',
-        '   ├─ ▸ tool search  step 2.0  completed  12.3 ms  2 attempts  ✗ attempt 1: OSError: first try  {"query":"a"}',
+        "   ├─ ▸ tool search  step 2.0  completed  2 attempts, the last one 12.3 ms  ✗ attempt 1: OSError: first try"
+        '  {"query":"a"}',
         "   ├─ ▸ tool search  step 2.1  failed  1.0 ms  ✗ ValueError: no such",
         "   ├─ ◆ agent writer/7  step 3  completed  1 min 30 s",
         "   │  ├─ · step count  step 3/1  completed  1.0 ms",
@@ -97,7 +98,7 @@ def test_attempts_of_a_step_share_a_line_and_the_last_one_speaks() -> None:
     first = step("r", "1", status="failed", error=StepError("OSError", "first"))
     found = trajectory(step("r"), first, step("r", "1", attempt=2))
     assert [line for line in render(found).splitlines() if "2 attempts" in line] == [
-        "   └─ ▸ tool search  step 1  completed  1.0 ms  2 attempts  ✗ attempt 1: OSError: first"
+        "   └─ ▸ tool search  step 1  completed  2 attempts, the last one 1.0 ms  ✗ attempt 1: OSError: first"
     ]
     (root,) = to_tree(found)["runs"]
     assert [error["message"] for error in root["children"][0]["errors"]] == ["first"]
@@ -108,8 +109,12 @@ def test_a_redriven_step_shows_its_success_after_its_failures() -> None:
     failed = step("r", "1", attempt=3, status="failed", error=down[2], errors=down[:2])
     found = trajectory(step("r", kind="agent", name="desk"), failed, step("r", "1", took=9.0))
     (line,) = (line for line in render(found).splitlines() if "▸" in line)
-    assert line.startswith("   └─ ▸ tool search  step 1  completed  9.0 ms  4 attempts  ✗ attempt 1: OSError: down 1")
+    assert line.startswith(
+        "   └─ ▸ tool search  step 1  completed  4 attempts, the last one 9.0 ms  ✗ attempt 1: OSError: down 1"
+    )
     assert last_failure(found) is None
+    (root,) = to_tree(found)["runs"]
+    assert root["children"][0]["failed_at"] == [failed.ended]
     (root,) = to_tree(found)["runs"]
     (child,) = root["children"]
     assert (child["status"], child["attempts"], len(child["errors"])) == ("completed", 4, 3)

@@ -56,7 +56,9 @@ class ErrorDict(TypedDict):
 
 
 class NodeDict(TypedDict):
-    """A run or a step; times in epoch milliseconds. `recorded` is false if only its children are known."""
+    """A run or a step; times in epoch milliseconds. `recorded` is false if only its children are known. `failed_at` has
+    the times at which it failed for good, before each redrive.
+    """
 
     run: str
     step: str
@@ -72,6 +74,7 @@ class NodeDict(TypedDict):
     output: object
     error: ErrorDict | None
     errors: list[ErrorDict]
+    failed_at: list[float]
     usage: dict[str, float]
     attributes: dict[str, Any]  # Any: texts, numbers, booleans and lists of them
     cause: str
@@ -237,10 +240,10 @@ def _line(node: _Node) -> str:
         parts[0] += f"/{plain(step.key)}"
     if place_in_task := "/".join(filter(None, (node.run.partition("/")[2], node.step))):
         parts.append(f"step {plain(place_in_task)}")
-    parts += [plain(step.status), duration(step.ended - step.started)]
+    took = duration(step.ended - step.started)
     errors = _errors_of(node)
-    if (attempts := _attempts_of(step, errors)) > 1:
-        parts.append(f"{attempts} attempts")
+    attempts = _attempts_of(step, errors)
+    parts += [plain(step.status), f"{attempts} attempts, the last one {took}" if attempts > 1 else took]
     failed = list(enumerate(errors, 1))[-SHOWN_FAILURES:]
     parts += [f"✗ attempt {number}: {_error_line(error)}" for number, error in failed]
     if PIECES in step.attributes:
@@ -399,6 +402,7 @@ def _node_dict(node: _Node, decode: bool) -> NodeDict:
         "output": decoded(step.output) if decode else step.output,
         "error": _error_dict(step.error) if step.error else None,
         "errors": [_error_dict(error) for error in errors],
+        "failed_at": [earlier.ended for earlier in node.attempts[:-1] if earlier.error is not None],
         "usage": step.usage,
         "attributes": step.attributes,
         "cause": step.cause,

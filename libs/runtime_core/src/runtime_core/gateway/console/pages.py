@@ -190,8 +190,8 @@ def _query(given: Mapping[str, str], **changed: str) -> str:
 
 
 def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, str]]:
-    """Return how a run's time splits, with words and kinds of bars: what its direct steps took, and the rest. Steps in
-    parallel count once.
+    """Return how a run's time splits, with words and kinds of bars: gaps, what its direct steps took, and the rest.
+    Steps in parallel count once.
     """
     below = [each for each in rows if each.path != row.path and each.path.rpartition("/")[0] == row.path]
     times: dict[str, list[tuple[float, float]]] = {}
@@ -201,7 +201,12 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
                 times.setdefault(bar.kind, []).append((bar.start, bar.end))
     found: list[tuple[str, float, str]] = []
     taken: list[tuple[float, float]] = []
+    gaps = [bar for each in rows if f"{each.path}/".startswith(f"{row.path}/") for bar in each.bars]
+    for kind in ("dead", "lost"):
+        times[kind] = [(bar.start, bar.end) for bar in gaps if bar.kind == kind]
     for word, kind in (
+        ("failed, until redriven", "dead"),
+        ("not recorded: it was cancelled", "lost"),
         ("in the queue", "queue"),
         ("model", "model"),
         ("tools", "tool"),
@@ -219,8 +224,9 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
         length = _length(taken) - before
         if length >= LEAST_MS:
             found.append((word, length, kind))
+    found.sort(key=lambda part: part[2] in ("dead", "lost"))  # they are taken first and shown last
     rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
-    if below and rest >= LEAST_MS:
+    if (below or found) and rest >= LEAST_MS:
         found.append(("own code and its turns", rest, "code"))
     return found
 

@@ -37,7 +37,7 @@ _TICK_UNITS = (
     ("d", 86_400_000, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
 )
 TICKS_MAX = 4
-_PARTS = ("queue", "tool", "model", "engine", "wait", "retry", "commit")
+_PARTS = ("queue", "tool", "model", "engine", "wait", "retry", "commit", "dead")
 _COMMITTED = ("agent", "tool", "engine")
 """Bars that end when the code does; its commit follows. Other steps are committed with their run's turn."""
 _ENTRY = re.compile(r"(\d{13})-\d+")
@@ -208,7 +208,9 @@ class Bar:
     """A part of a time line."""
 
     kind: str
-    """`queue`, `agent`, `tool`, `model`, `engine`, `step`, `wait`, `retry`, `commit`, `failed`: its colour and word."""
+    """`queue`, `agent`, `tool`, `model`, `engine`, `step`, `wait`, `retry`, `dead`, `lost`, `commit`, `failed`: its
+    colour and word.
+    """
     start: float
     end: float
     label: str = ""
@@ -312,7 +314,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     _sum_up_usage(rows)
     if not rows:
         rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
-    _open_steps(rows, view, created, now)
+    _open_steps(rows, view, created, end)
     for question in view.get("questions", ()):
         # A request's id is `run:step-digest`.
         path = str(question["request_id"]).rpartition("-")[0].replace(":", "/")
@@ -328,6 +330,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     paths = {row.path for row in shown}
     for row in rows:
         _draw(row, row.path in paths)
+        _draw_gaps(row, rows)
     if root.path == "r":
         if 0 < created < root.started:
             root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
@@ -399,6 +402,7 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
         if not row.node.get("recorded"):
             below = [each for each in rows if each.path.startswith(row.path + "/") and each.started]
             row.started, row.ended = min((each.started for each in below), default=created), now
+            row.status = row.status if not view.get("ended") else str(view["status"])
     for wait in view.get("waits_for", ()):
         path = f"{wait['run']}/{wait['step']}" if wait["step"] else wait["run"]
         found = by_path.get(path)
@@ -418,8 +422,9 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
 
 
 def _last_end(run: StepRow, rows: Sequence[StepRow]) -> float:
-    """Return when the last known step below a run ended."""
-    return max((each.ended for each in rows if each is not run and _within(each.path, run.path)), default=run.started)
+    """Return when the last recorded step below a run ended."""
+    below = [each for each in rows if each is not run and _within(each.path, run.path)]
+    return max((each.ended for each in below if each.node.get("recorded")), default=run.started)
 
 
 def _within(path: str, run: str) -> bool:
@@ -457,6 +462,21 @@ def _draw(row: StepRow, labelled: bool) -> None:
     ]
     if row.status == "failed":
         row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
+
+
+def _draw_gaps(row: StepRow, rows: Sequence[StepRow]) -> None:
+    """Add the times in which nothing ran, from a failure to its redrive, and those that a cancel left unrecorded."""
+    for failed in row.node.get("failed_at", ()) if row.kind in _WORK and row.kind != "model" else ():
+        within = [each for each in rows if _within(each.path, row.path)]
+        later = [error["at"] for each in within for error in each.node.get("errors", ())]
+        later += [each.queued or each.node.get("started") or 0 for each in within]
+        # A letter's own failure is recorded a moment after its time.
+        again = min((at for at in later if at > failed + 1), default=row.ended)
+        row.bars.append(Bar("dead", failed, again, f"failed, and redriven after {span(again - failed)}"))
+    if row.kind == "agent" and row.status == "cancelled" and not row.node.get("recorded"):
+        # What ran or waited at the cancel is not recorded.
+        known = _last_end(row, rows)
+        row.bars.append(Bar("lost", known, row.ended, f"not recorded, {span(row.ended - known)}: it was cancelled"))
 
 
 def _open_kind(wait: Mapping[str, Json], kind: str) -> str:
