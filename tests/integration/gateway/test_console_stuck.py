@@ -31,6 +31,9 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         checks = await page(client, "/system?checks=1")
         assert LACK[1:].partition(":")[0] in checks.text
         assert "start one with WEFT_POOLS=gpu" in checks.text
+        listed = await page(client, "/tasks")
+        assert LACK[1:].partition(":")[0] in listed.text
+        assert listed.text.count("Session") == 1, "of the filter"
         board = await shown(client, "", "1 call waits")
         assert LACK.partition(":")[0] in board.text
         assert "Start one with WEFT_POOLS=gpu." in board.text

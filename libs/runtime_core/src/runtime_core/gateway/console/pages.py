@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote, urlencode
@@ -76,10 +77,12 @@ class Pages:
             rows, cursor, reached = page.tasks, page.cursor, page.reached_ms
         except (Problem, InvalidInput) as error:
             rows, cursor, reached, problem = [], "", 0, error.detail if isinstance(error, Problem) else error.message
+        rows = await asyncio.gather(*(self._with_reason(visit, row) for row in rows))
         return self._site.render(
             visit,
             "tasks.html",
             rows=rows,
+            sessions=any(row.get("session_id") for row in rows),
             problem=problem,
             given=given,
             statuses=STATUSES,
@@ -91,6 +94,15 @@ class Pages:
             filtered=any(given.values()),
             now=views.now_ms(),
         )
+
+    async def _with_reason(self, visit: Visit, row: Row) -> Row:
+        """Return a failed or open task of a list with its error, or with what it waits for, which lists leave out."""
+        if row["status"] in ("completed", "cancelled"):
+            return row
+        try:
+            return {**row, **await self._access.show(visit.caller, row["task_id"])}
+        except Problem:
+            return row  # past its retention time
 
     async def task(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
