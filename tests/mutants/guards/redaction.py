@@ -601,4 +601,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "a secret in a rejected argument is redacted before the message is shortened",
         "unit/declare:schema",
     ),
+    python(
+        "telemetry/json_redaction.py",
+        "long_names",
+        "size - sum(len(bytes(value)) for value in members.values()) > _NAMES_BYTES",
+        "False",
+        "an object of long names is not written again when it has too many candidates",
+        "unit/telemetry:redaction_cost",
+    ),
 )

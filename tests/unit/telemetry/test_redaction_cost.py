@@ -541,6 +541,13 @@ def test_json_with_too_many_candidates_has_a_bounded_number_of_checked_values() 
     assert json.loads(Redactor().data(json.dumps(few).encode())) == [*few[:-1], {"a": "***"}]
 
 
+def test_an_object_with_long_names_and_too_many_candidates_is_hidden_as_a_whole() -> None:
+    members = {f"sk-abcdef{n} {'a' * 500}": "words " * 200 for n in range(2 * MAX_CANDIDATES)}
+    assert Redactor().data(json.dumps(members).encode()) == b'"***"'
+    short = {f"a{n}": "sk-abcdef words " + "words " * 200 for n in range(2 * MAX_CANDIDATES)}
+    assert json.loads(Redactor().data(json.dumps(short).encode()))["a0"] == "***"
+
+
 async def test_many_rows_with_many_candidates_stay_rows() -> None:
     rows = [
         Step("r", "tool", "charge", "completed", 1.0, 2.0, input=_raw({"decoded": f"{KEY} {n}", "pw": "plain"}))

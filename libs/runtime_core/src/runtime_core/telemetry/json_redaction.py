@@ -242,6 +242,8 @@ _ELEMENT_BYTES = 128
 """An array of many elements with a shorter average is hidden as a whole; rows are longer."""
 _MEMBER_BYTES = 1024
 """The same for the members of an object, each of which costs more."""
+_NAMES_BYTES = 65_536
+"""An object with more bytes of names is hidden as a whole: to write them again takes long."""
 
 SLICE_BYTES = 65_536
 """How many bytes of rows with too many candidates are redacted before other work of the event loop runs."""
@@ -499,6 +501,8 @@ class JsonRedaction:
         self, members: Mapping[str, msgspec.Raw], size: int, allowance: _Allowance, level: int, hit: int
     ) -> bytes:
         if size < _MEMBER_BYTES * (len(members) - _KEPT_ELEMENTS):
+            return _HIDDEN_VALUE
+        if size > _NAMES_BYTES and size - sum(len(bytes(value)) for value in members.values()) > _NAMES_BYTES:
             return _HIDDEN_VALUE
         written = [b"%b:%b" % (_encode(name), bytes(value)) for name, value in members.items()]
         return b"{%b}" % self._coarse_values(written, list(members.items()), size, allowance, level, hit)
