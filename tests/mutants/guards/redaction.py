@@ -603,7 +603,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "telemetry/json_redaction.py",
-        "long_names",
+        "bytes_of_names",
         "size - sum(len(bytes(value)) for value in members.values()) > _NAMES_BYTES",
         "False",
         "an object of long names is not written again when it has too many candidates",

@@ -108,7 +108,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
 def _wait_in_queue(waits: Sequence[Row], lacks: set[tuple[str, str]]) -> None:
     """Say of what no running handler has that no handler has taken it: handlers put it off by a second, uncounted."""
     for wait in waits:
-        if (wait["kind"], wait.get("name")) in lacks and not wait.get("errors"):
+        if (wait["kind"], wait.get("name")) in lacks and not wait.get("errors") and not wait.get("handler"):
             wait.pop("due", None)
             wait.pop("attempt", None)
             wait["handler"] = ""
