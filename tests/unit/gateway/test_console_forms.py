@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jinja2
@@ -10,7 +11,7 @@ import pytest
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
-from runtime_core.gateway.console.pages import time_split
+from runtime_core.gateway.console.pages import root_failure, time_split
 from runtime_core.gateway.console.site import FOLDER, notice_of
 from runtime_core.state_manager.waits import Quarantine
 
@@ -196,7 +197,7 @@ def test_a_page_shows_the_steps_that_matter_of_a_long_task() -> None:
     assert [row.path for row in line.rows] == ["r", "r/1", "r/2", "r/3", "r/30"]
     assert line.hidden == 26
     assert line.row("r/17") is not None
-    failure = views.root_failure(line)
+    failure = root_failure(line)
     assert failure is not None
     assert failure.row.path == "r/30"
     assert time_split(line.rows[0], line.every)[0] == ("tools", 30, "tool")
@@ -331,6 +332,43 @@ def test_a_handler_that_runs_a_delivery_alone_is_shown_with_its_task() -> None:
     assert "; 2 more follow; it is the only handler, so all other work waits. " in shown
     assert '<p class="notice wrong">' in shown
     assert '<a href="/console/tasks/t9">' in shown
+
+
+# -- thousands of steps --------------------------------------------------------------------------------------------
+
+
+def unrecorded(run: str, *children: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
+    return node(run, "", "agent", 0, 0, recorded=False, status="", children=list(children))
+
+
+def test_open_steps_stand_below_their_runs() -> None:
+    """Those of an inner run before those of an outer one, which has the inner run among its steps."""
+    one = node("r", "1", "tool", NOW - 90, NOW - 80)
+    inner = unrecorded("r/2", node("r/2", "1", "tool", NOW - 70, NOW - 60))
+    waits = [
+        {"run": "r", "step": "3", "kind": "tool"},
+        {"run": "r", "step": "4", "kind": "agent"},
+        {"run": "r/2", "step": "2", "kind": "tool"},
+        {"run": "r/4", "step": "1", "kind": "sleep"},
+    ]
+    line = views.timeline({**OPEN, "waits_for": waits}, {"runs": [unrecorded("r", one, inner)]})
+    assert [row.path for row in line.every] == ["r", "r/1", "r/2", "r/2/1", "r/2/2", "r/3", "r/4", "r/4/1"]
+    assert [row.depth for row in line.every] == [0, 1, 1, 2, 2, 1, 1, 2]
+    starts = {row.path: row.started for row in line.every}
+    assert (starts["r/2"], starts["r/2/2"], starts["r/3"]) == (NOW - 70, NOW - 60, NOW - 80)
+
+
+@pytest.mark.parametrize("status", ["waiting", "cancelled"])
+def test_the_time_line_of_thousands_of_steps_takes_linear_time(status: str) -> None:
+    """A run waits for as many calls, or has as many child runs that a cancel left without a record."""
+    children = [unrecorded(f"r/{n}", node(f"r/{n}", "1", "tool", NOW - 90, NOW - 80)) for n in range(3_000)]
+    waits = [{"run": f"r/{n}", "step": "2", "kind": "tool"} for n in range(3_000)]
+    waits += [{"run": "r", "step": str(n), "kind": "tool"} for n in range(3_000, 6_000)]
+    ends: dict[str, Any] = {"waits_for": waits} if status == "waiting" else {"waits_for": [], "ended": NOW}
+    began = time.thread_time()
+    views.timeline({**OPEN, "status": status, **ends}, {"runs": [unrecorded("r", *children)]})
+    # 0.1 s on a quiet machine; to look at all rows for each of them took over ten seconds.
+    assert time.thread_time() - began < 2
 
 
 # -- what a person edits -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
@@ -109,7 +110,7 @@ class Pages:
         view, tree, context = await self._task(visit, task_id)
         query = visit.request.query_params
         line = views.timeline(view, tree)
-        failure = views.root_failure(line) if view["status"] == "failed" else None
+        failure = root_failure(line) if view["status"] == "failed" else None
         chosen = line.row(query.get("step", "")) or (failure.row if failure else None) or line.rows[0]
         views.decode(chosen)
         now = views.now_ms()
@@ -257,3 +258,29 @@ def _union(parts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _length(parts: Sequence[tuple[float, float]]) -> float:
     """Return the length of intervals that are apart."""
     return sum(max(0.0, end - start) for start, end in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a task failed: the deepest failed step, and the runs that failed because of it."""
+
+    row: StepRow
+    error: views.Json
+    dragged: list[StepRow]
+
+
+def root_failure(line: views.Timeline) -> Failure | None:
+    """Return the first failure of a failed task; None if no failed step is recorded."""
+    failed = [row for row in line.every if row.status == "failed" and row.node.get("error")]
+    # A run fails when its step does, so the deepest row of the chain below the first run is the cause.
+    chain = [row for row in failed if row.path == "r"]
+    while chain:
+        below = [row for row in failed if row.path != chain[-1].path and row.path.startswith(chain[-1].path + "/")]
+        same = [row for row in below if row.node["error"]["message"] in chain[-1].node["error"]["message"]] or []
+        if not same:
+            break
+        chain.append(min(same, key=lambda row: (row.depth, row.ended)))
+    if not chain:
+        return None
+    root = chain[-1]
+    return Failure(root, root.node["error"], chain[-2::-1])

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -315,12 +315,11 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     if not rows:
         rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
     _open_steps(rows, view, created, end)
-    for question in view.get("questions", ()):
-        # A request's id is `run:step-digest`.
-        path = str(question["request_id"]).rpartition("-")[0].replace(":", "/")
-        for row in rows:
-            if row.path == path:
-                row.name = row.name or str(question["prompt"])
+    # A request's id is `run:step-digest`.
+    prompts = {str(each["request_id"]).rpartition("-")[0].replace(":", "/"): each for each in view.get("questions", ())}
+    for row in rows:
+        if row.path in prompts:
+            row.name = row.name or str(prompts[row.path]["prompt"])
     root = rows[0]
     if root.path == "r" and not root.node.get("recorded"):
         root.name, root.kind, root.status = str(view.get("agent", "")), "agent", str(view.get("status", ""))
@@ -330,7 +329,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     paths = {row.path for row in shown}
     for row in rows:
         _draw(row, row.path in paths)
-        _draw_gaps(row, rows)
+    _draw_gaps(rows)
     if root.path == "r":
         if 0 < created < root.started:
             root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
@@ -396,39 +395,79 @@ def _sum_up_usage(rows: Sequence[StepRow]) -> None:
 
 
 def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, now: float) -> None:
-    """Add what the runs of an open task wait for, each below its run."""
-    by_path = {row.path: row for row in rows}
+    """Add what the runs of an open task wait for, each below its run. In linear time: a task may wait for thousands."""
+    waits = [
+        (f"{wait['run']}/{wait['step']}" if wait["step"] else wait["run"], wait) for wait in view.get("waits_for", ())
+    ]
+    below, by_path = _Below(rows, {path for path, _ in waits}), {row.path: row for row in rows}
     for row in rows[1:]:
         if not row.node.get("recorded"):
-            below = [each for each in rows if each.path.startswith(row.path + "/") and each.started]
-            row.started, row.ended = min((each.started for each in below), default=created), now
+            row.started, row.ended = below.starts.get(row.path, created), now
             row.status = row.status if not view.get("ended") else str(view["status"])
-    for wait in view.get("waits_for", ()):
-        path = f"{wait['run']}/{wait['step']}" if wait["step"] else wait["run"]
+    added: dict[str, list[StepRow]] = {}
+    for path, wait in waits:
         found = by_path.get(path)
         if found is not None:
-            found.wait, found.ended = {"since": _last_end(found, rows), **wait}, now
+            found.wait, found.ended = {"since": below.ends.get(path, found.started), **wait}, now
             found.name = found.name or str(wait.get("name", ""))
             continue
         own = by_path.get(wait["run"])
-        before = [each.ended for each in rows if each.path.rpartition("/")[0] == wait["run"] and not each.wait]
-        since = float(wait.get("since") or max(before, default=own.started if own is not None else created))
+        since = wait.get("since") or below.direct_ends.get(wait["run"], own.started if own is not None else created)
         name = str(wait.get("name") or "")
-        row = StepRow(path, (own.depth if own else 0) + 1, wait["kind"], name, "waiting", since, now, {})
+        row = StepRow(path, (own.depth if own else 0) + 1, wait["kind"], name, "waiting", float(since), now, {})
         row.wait, row.attempts = wait, int(wait.get("attempt") or 1)
-        at = max((number for number, each in enumerate(rows) if _within(each.path, wait["run"])), default=-1) + 1
-        rows.insert(at, row)
+        added.setdefault(wait["run"], []).append(row)
         by_path[path] = row
+    if added:
+        rows[:] = _with_added(rows, added, below)
 
 
-def _last_end(run: StepRow, rows: Sequence[StepRow]) -> float:
-    """Return when the last recorded step below a run ended."""
-    below = [each for each in rows if each is not run and _within(each.path, run.path)]
-    return max((each.ended for each in below if each.node.get("recorded")), default=run.started)
+def _with_added(rows: Sequence[StepRow], added: dict[str, list[StepRow]], below: _Below) -> list[StepRow]:
+    """Return the rows with others after the last one of their run."""
+    ends: dict[int, list[str]] = {}
+    for run in added:
+        if run in below.last:
+            ends.setdefault(below.last[run], []).append(run)
+    found: list[StepRow] = []
+
+    def add(run: str) -> None:
+        for row in added.pop(run, ()):
+            found.append(row)
+            add(row.path)
+
+    for number, row in enumerate(rows):
+        found.append(row)
+        for run in sorted(ends.get(number, ()), key=len, reverse=True):  # the innermost run ends first
+            add(run)
+    for run in list(added):
+        add(run)
+    return found
 
 
-def _within(path: str, run: str) -> bool:
-    return path == run or path.startswith(run + "/")
+class _Below:
+    """What the rows below each run say, read once: a look at all rows for each run takes seconds for thousands."""
+
+    def __init__(self, rows: Sequence[StepRow], open_paths: Collection[str] = ()) -> None:
+        self.starts: dict[str, float] = {}
+        """When the first step below a run began."""
+        self.ends: dict[str, float] = {}
+        """When the last recorded step below a run ended."""
+        self.direct_ends: dict[str, float] = {}
+        """When the last of a run's own steps ended that is not among `open_paths`."""
+        self.last: dict[str, int] = {}
+        """The number of the last row of a run, or the run's own."""
+        for number, row in enumerate(rows):
+            run = row.path
+            self.last[run] = number
+            while run := run.rpartition("/")[0]:
+                self.last[run] = number
+                if row.started:
+                    self.starts[run] = min(self.starts.get(run, row.started), row.started)
+                if row.node.get("recorded"):
+                    self.ends[run] = max(self.ends.get(run, row.ended), row.ended)
+            if row.path not in open_paths:
+                run = row.path.rpartition("/")[0]
+                self.direct_ends[run] = max(self.direct_ends.get(run, row.ended), row.ended)
 
 
 def _draw(row: StepRow, labelled: bool) -> None:
@@ -464,19 +503,21 @@ def _draw(row: StepRow, labelled: bool) -> None:
         row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
 
 
-def _draw_gaps(row: StepRow, rows: Sequence[StepRow]) -> None:
+def _draw_gaps(rows: Sequence[StepRow]) -> None:
     """Add the times in which nothing ran, from a failure to its redrive, and those that a cancel left unrecorded."""
-    for failed in row.node.get("failed_at", ()) if row.kind in _WORK and row.kind != "model" else ():
-        within = [each for each in rows if _within(each.path, row.path)]
-        later = [error["at"] for each in within for error in each.node.get("errors", ())]
-        later += [each.queued or each.node.get("started") or 0 for each in within]
-        # A letter's own failure is recorded a moment after its time.
-        again = min((at for at in later if at > failed + 1), default=row.ended)
-        row.bars.append(Bar("dead", failed, again, f"failed, and redriven after {span(again - failed)}"))
-    if row.kind == "agent" and row.status == "cancelled" and not row.node.get("recorded"):
-        # What ran or waited at the cancel is not recorded.
-        known = _last_end(row, rows)
-        row.bars.append(Bar("lost", known, row.ended, f"not recorded, {span(row.ended - known)}: it was cancelled"))
+    below = _Below(rows)
+    for number, row in enumerate(rows):
+        for failed in row.node.get("failed_at", ()) if row.kind in _WORK and row.kind != "model" else ():
+            within = rows[number : below.last[row.path] + 1]
+            later = [error["at"] for each in within for error in each.node.get("errors", ())]
+            later += [each.queued or each.node.get("started") or 0 for each in within]
+            # A letter's own failure is recorded a moment after its time.
+            again = min((at for at in later if at > failed + 1), default=row.ended)
+            row.bars.append(Bar("dead", failed, again, f"failed, and redriven after {span(again - failed)}"))
+        if row.kind == "agent" and row.status == "cancelled" and not row.node.get("recorded"):
+            # What ran or waited at the cancel is not recorded.
+            known = below.ends.get(row.path, row.started)
+            row.bars.append(Bar("lost", known, row.ended, f"not recorded, {span(row.ended - known)}: it was cancelled"))
 
 
 def _open_kind(wait: Mapping[str, Json], kind: str) -> str:
@@ -511,35 +552,6 @@ def _joined(bars: Sequence[Bar]) -> list[Bar]:
         else:
             found.append(Bar(bar.kind, bar.start, bar.end))
     return found
-
-
-# -- failures ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a task failed: the deepest failed step, and the runs that failed because of it."""
-
-    row: StepRow
-    error: Json
-    dragged: list[StepRow]
-
-
-def root_failure(line: Timeline) -> Failure | None:
-    """Return the first failure of a failed task; None if no failed step is recorded."""
-    failed = [row for row in line.every if row.status == "failed" and row.node.get("error")]
-    # A run fails when its step does, so the deepest row of the chain below the first run is the cause.
-    chain = [row for row in failed if row.path == "r"]
-    while chain:
-        below = [row for row in failed if row.path != chain[-1].path and row.path.startswith(chain[-1].path + "/")]
-        same = [row for row in below if row.node["error"]["message"] in chain[-1].node["error"]["message"]] or []
-        if not same:
-            break
-        chain.append(min(same, key=lambda row: (row.depth, row.ended)))
-    if not chain:
-        return None
-    root = chain[-1]
-    return Failure(root, root.node["error"], chain[-2::-1])
 
 
 # -- a task as code ----------------------------------------------------------------------------------------------
