@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime_core.gateway.access import REASON_FIELDS_MAX
 from tests.integration.gateway.consoles import console_fleet, page, send, shown
 from tests.integration.gateway.gateways import http
 from tests.servers.process import Server
@@ -34,6 +35,12 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         listed = await page(client, "/tasks")
         assert LACK[1:].partition(":")[0] in listed.text
         assert listed.text.count("Session") == 1, "of the filter"
+        # The list does not read what is large.
+        bus, names = trusted.buses[0], [f"x:{number}" for number in range(REASON_FIELDS_MAX)]
+        key = bus.keys.task("label-1")
+        await bus.transport.call("HSET", key, *(word for name in names for word in (name, "")))
+        assert LACK[1:].partition(":")[0] not in (await page(client, "/tasks")).text
+        await bus.transport.call("HDEL", key, *names)
         board = await shown(client, "", "1 call waits")
         assert LACK.partition(":")[0] in board.text
         assert "Start one with WEFT_POOLS=gpu." in board.text

@@ -65,6 +65,7 @@ SUBMIT_SECONDS = 10.0
 """How long a submit waits for a broker that is unavailable, and for the first agent-handler."""
 PAGE_SECONDS = 0.08
 """How long a page of a list looks for tasks. With few that match, it has fewer than asked for."""
+REASON_FIELDS_MAX = 200
 TRAJECTORIES_AT_ONCE = 4
 """Trajectories that a replica reads at once: each is in memory as a whole."""
 CHECKED_SECONDS = 10.0
@@ -231,6 +232,15 @@ class Access:
         if view is None:
             raise no_task(handle.task_id)
         return view
+
+    async def reason(self, caller: Caller, row: Row) -> Row:
+        """Return a task of a list as `show` does, with its error or what it waits for.
+
+        A list shows many: a task with more than `REASON_FIELDS_MAX` calls and results stays as it is.
+        """
+        handle = await self.handle(caller, row["task_id"])
+        size = cast(int, await handle.bus.transport.call("HLEN", handle.bus.keys.task(handle.task_id)))
+        return row if size > REASON_FIELDS_MAX else {**row, **await self.show(caller, row["task_id"])}
 
     async def tasks(self, caller: Caller, wanted: TaskFilter, limit: int, cursor: str = "") -> TaskPage:
         """Return a page of tasks, the newest first."""

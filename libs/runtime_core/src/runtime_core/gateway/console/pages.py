@@ -101,7 +101,7 @@ class Pages:
         if row["status"] in ("completed", "cancelled"):
             return row
         try:
-            return {**row, **await self._access.show(visit.caller, row["task_id"])}
+            return await self._access.reason(visit.caller, row)
         except Problem:
             return row  # past its retention time
 
