@@ -28,6 +28,7 @@ POSTS = (
     ("/cancel", OPERATE),
     ("/redrive", OPERATE),
     ("/dead", OPERATE),
+    ("/compare", READ),
     ("/tools", OPERATE),
     ("/tasks/t/cancel", OPERATE),
     ("/tasks/t/answer", ANSWER),
@@ -349,7 +350,15 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
             assert words in system.text
         assert not (await page(client, "/system")).all("li", **{"class": "fine"}), "the checks come after the page"
         differs = await page(client, "/compare?one=t-analyst&other=t-reporter")
-        assert "First difference: r (name" in differs.text
+        assert "First difference: agent analyst, step r (name" in differs.text
+
+        listed = await page(client, "/tasks")
+        for picked, target in (
+            (["t-reporter", "t-analyst"], "/console/compare?one=t-analyst&other=t-reporter"),
+            (["t-reporter"], "/console/tasks?notice=two"),
+        ):
+            compared = await send(client, "/compare", listed, {"task": picked, "back": "/console/tasks"})
+            assert compared.headers["location"] == target
 
         # What is stuck stays on the overview, however many tasks came after it.
         bus = trusted.buses[0]

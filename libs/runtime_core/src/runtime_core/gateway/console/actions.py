@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -15,7 +16,7 @@ from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console.site import HOME, Form, Page, Visit, see
 from runtime_core.gateway.console.views import digest
-from runtime_core.gateway.keys import ANSWER, OPERATE, SUBMIT
+from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT
 from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Kind, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire import codec
@@ -155,6 +156,7 @@ class Actions:
             Page("POST", f"{HOME}/cancel", self.cancel_selected, OPERATE),
             Page("POST", f"{HOME}/redrive", self.redrive_selected, OPERATE),
             Page("POST", f"{HOME}/dead", self.letters_selected, OPERATE),
+            Page("POST", f"{HOME}/compare", self.compare_selected, READ),
             Page("POST", f"{task}/cancel", self.cancel, OPERATE),
             Page("POST", f"{task}/answer", self.answer, ANSWER),
             Page("POST", f"{task}/send", self.send, ANSWER),
@@ -200,6 +202,13 @@ class Actions:
                     await self._access.redrive(visit.caller, letter["letter_id"], reopen=True)
                     done.append(letter["task_id"])
         return _seen_many(visit.field("back"), "redriven-of", len(done), len(selected.difference(done)))
+
+    async def compare_selected(self, visit: Visit) -> Response:
+        selected = visit.form.get("task", [])
+        if len(selected) != 2:
+            return see(visit.field("back"), "two")
+        # The list has the newest first, and the older one is what the other differs from.
+        return see(f"{HOME}/compare?{urlencode({'one': selected[1], 'other': selected[0]})}")
 
     async def letters_selected(self, visit: Visit) -> Response:
         """Redrive or drop the selected dead letters, or the newest ones of an error."""

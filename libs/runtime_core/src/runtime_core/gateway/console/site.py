@@ -85,6 +85,7 @@ NOTICES = {
     "dropped": "The dead letter was dropped.",
     "deleted": "The schedule was deleted.",
     "none": "Nothing was selected.",
+    "two": "Select two tasks to compare them.",
 }
 """What a page says after an action, by the name in its URL."""
 NOTICES_OF_MANY = {
