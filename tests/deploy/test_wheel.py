@@ -123,7 +123,7 @@ def test_the_source_distribution_holds_only_what_builds_the_wheel(distributions:
     assert tops <= known
 
 
-@only_in_matrix("with every dependency installed anew")
+@only_in_matrix("all dependencies are installed into a new environment")
 @pytest.mark.slow
 def test_the_first_app_of_the_readme_runs_in_an_empty_environment(distributions: list[Path], tmp_path: Path) -> None:
     venv.create(tmp_path / "empty", symlinks=True, with_pip=False)
