@@ -635,8 +635,17 @@ def test_strings_outside_ascii_follow_json(text: str, slashes: bool) -> None:
     assert json.loads(json_redaction.escaped(text.encode())) == text
 
 
-def test_a_key_after_too_many_candidates_needs_no_decoding() -> None:
-    crowded = "日 sk-abcd " * MAX_CANDIDATES + "\n日" * 10_000 + f" sk-abcd {KEY} and \u00e9 more"
+@pytest.mark.parametrize("letter", ["日", "a"])
+def test_a_key_after_too_many_candidates_needs_no_decoding(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = f"{letter} sk-abcd " * MAX_CANDIDATES + f"\n{letter}" * 10_000 + f" sk-abcd {KEY} and more"
+    decoded: list[int] = []
+    unescaped = json_redaction.unescaped
+
+    def counted(written: bytes, escapes: int) -> tuple[bytes, list[int] | None]:
+        decoded.append(len(written))
+        return unescaped(written, escapes)
+
+    monkeypatch.setattr(json_redaction, "unescaped", counted)
     for text in (crowded, json.dumps([crowded], ensure_ascii=False)):
         shown = Redactor().data(json.dumps({"a": text, "b": "words"}, ensure_ascii=False).encode())
         assert KEY.encode() not in shown
@@ -644,6 +653,8 @@ def test_a_key_after_too_many_candidates_needs_no_decoding() -> None:
         assert json.loads(shown)["b"] == "words"
     after = json.dumps({"a": crowded, "b": {"c": KEY}}, ensure_ascii=False).encode()
     assert json.loads(Redactor().data(after))["b"] == {"c": "***"}
+    assert decoded
+    assert max(decoded) < 10_000
 
 
 def test_a_private_key_ends_at_its_end() -> None:

@@ -218,7 +218,7 @@ def edited(data: bytes, edits: Edits) -> bytes:
 STRINGS = 10_000
 """How many strings of one payload are matched with the user's patterns before the rest is hidden."""
 
-ESCAPES = 65_536
+ESCAPES = 16_384
 """How many backslashes of one payload are decoded before texts with escapes are hidden as a whole."""
 
 VALUES = 80
@@ -444,9 +444,9 @@ class JsonRedaction:
     def _cut(self, written: bytes, escapes: int, allowance: _Allowance, hit: int) -> int:
         """Return where a long string exceeds the allowed candidates, since the rest need not be decoded; 0 if nowhere.
 
-        For strings outside ASCII with many escapes, which are slow to decode.
+        For strings with many escapes, which are slow to decode.
         """
-        if escapes <= FEW_ESCAPES or len(written) < _LONG_STRING or written.isascii():
+        if escapes <= FEW_ESCAPES or len(written) < _LONG_STRING:
             return 0
         at = max(0, hit)
         for _ in range(allowance.candidates + 1):
