@@ -191,7 +191,8 @@ async def test_a_cancelled_supervisor_leaves_no_child() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await until(lambda: not is_alive(pid))
+    assert supervisor.pids == {}
+    assert not is_alive(pid)
 
 
 def test_children_get_the_settings_and_ports_of_their_own() -> None:
@@ -279,10 +280,11 @@ async def build(settings, metrics):
 serve(sys.argv[1], build)
 """
 UP = """
-import asyncio, os
+import asyncio, functools, os
 from runtime_core.host import stack as up
 from runtime_core.settings import Settings
 up.ENTRY = "small_services"
+up.connect = functools.partial(up.connect, wait_seconds=0.5)
 raise SystemExit(asyncio.run(up.up(Settings.from_environment(os.environ), 1, ("agent_handler", "state_manager"))))
 """
 

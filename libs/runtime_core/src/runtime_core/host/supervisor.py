@@ -97,7 +97,7 @@ class Supervisor:
     async def run(self) -> int:
         """Start all children and wait until all have ended. Return 0 after `stop`, 1 if a child refused to start.
 
-        Cancellation kills the children. Call it in the main thread.
+        Cancellation kills the children and waits until they have ended. Call it in the main thread.
         """
         killer: asyncio.TimerHandle | None = None
         try:
@@ -110,6 +110,7 @@ class Supervisor:
             if killer is not None:
                 killer.cancel()
             self._kill(False)
+            await self._reap()
         return 1 if self._failure else 0
 
     def stop(self) -> None:
@@ -268,6 +269,13 @@ class Supervisor:
             if asked:
                 self._say(child, logging.ERROR, "did not stop in time: killing it")
             _kill_group(process.pid)
+
+    async def _reap(self) -> None:
+        """Wait for killed children: asyncio would report each one that its event loop has not seen end."""
+        with anyio.move_on_after(DRAIN_SECONDS, shield=True):
+            for child in self._children:
+                if child.process is not None:
+                    await child.process.wait()
 
 
 def _kill_group(leader: int) -> None:
