@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
@@ -39,6 +40,7 @@ public. AWorld's names are in [aworld.md](aworld.md) and [runners.md](runners.md
 """
 
 
+@functools.cache
 def page() -> str:
     """Return the whole page."""
     lines = [_HEAD + "\n".join(f"- [`{name}`](#{_anchor(name)}): {about}" for name, about in MODULES.items())]

@@ -18,7 +18,7 @@ from runtime_core.settings import Settings
 from runtime_core.telemetry import names
 from runtime_core.testing.plugin import FIXTURE
 from tests.architecture.test_docs import exists, paths_named_in
-from tests.architecture.tree import CORE, ROOT
+from tests.architecture.tree import CORE, ROOT, sources
 
 DOCS = ROOT / "docs"
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
@@ -93,11 +93,10 @@ def test_the_settings_are_listed_and_no_others() -> None:
 
 
 def test_the_settings_that_the_code_reads_are_known() -> None:
-    sources = [*sorted((CORE / "runtime_core").rglob("*.py")), *sorted((ROOT / "services").rglob("*.py"))]
     read_there = {
         node.value
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for _, tree in sources((CORE / "runtime_core", ROOT / "services"), "WEFT_")
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"WEFT_[A-Z_]+[A-Z]", node.value)
@@ -197,9 +196,8 @@ def test_the_checks_of_documents_find_their_targets() -> None:
 
 
 def messages() -> Iterator[tuple[Path, str]]:
-    """Yield the texts in the library's code, without the docstrings."""
-    for path in sorted((ROOT / "libs/runtime_core/src").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Yield the texts in the library's code that may name a page, without the docstrings."""
+    for path, tree in sources((CORE,), "page ", "docs/"):
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.tree import CORE, ROOT, Import, circles, imports_of, module_graph, production_imports, within
+from tests.architecture.tree import (
+    CORE,
+    ROOT,
+    Import,
+    circles,
+    imports_of,
+    module_graph,
+    production_imports,
+    sources,
+    within,
+)
 
 PLACES = {
     "anyio": ("host.supervisor", "calls.mcp.transport"),
@@ -238,8 +248,8 @@ def test_modules_that_are_named_in_strings_exist() -> None:
     """Spark's daemon, `python -m` and lazy imports load these modules by name."""
     named = {
         (path.relative_to(CORE).as_posix(), node.value)
-        for path in CORE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, tree in sources((CORE,), '"runtime_core.', "'runtime_core.")
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"runtime_core(\.\w+)+", node.value)

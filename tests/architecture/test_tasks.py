@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.tree import CORE, ROOT
+from tests.architecture.tree import CORE, ROOT, sources
 
 STARTS = {"create_task", "ensure_future"}
 FORGETS = {
@@ -16,9 +16,8 @@ FORGETS = {
 """Modules that may call one of them and drop what it gives, with the reason."""
 
 
-def forgotten(source: str) -> Iterator[int]:
+def forgotten(tree: ast.Module) -> Iterator[int]:
     """Return the lines that start a task and keep no reference to it. A task group keeps its own."""
-    tree = ast.parse(source)
     groups = {
         item.optional_vars.id
         for node in ast.walk(tree)
@@ -52,12 +51,12 @@ def forgotten(source: str) -> Iterator[int]:
 )
 def test_a_task_without_an_owner_is_found(line: str, is_forgotten: bool) -> None:
     source = f"async def f():\n    async with asyncio.TaskGroup() as group:\n        {line}\n"
-    assert bool(list(forgotten(source))) is is_forgotten
+    assert bool(list(forgotten(ast.parse(source)))) is is_forgotten
 
 
 def test_every_task_has_an_owner() -> None:
     found = {}
-    for path in sorted([*CORE.rglob("*.py"), *(ROOT / "services").rglob("*.py")]):
-        if lines := list(forgotten(path.read_text(encoding="utf-8"))):
+    for path, tree in sources((CORE, ROOT / "services"), *STARTS):
+        if lines := list(forgotten(tree)):
             found[path.relative_to(ROOT).as_posix()] = lines
     assert set(found) == set(FORGETS), f"start it in a task group, or keep it where it is awaited: {found}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,14 @@ def own_files() -> Iterator[Path]:
         for name in files:
             if name != ".git":  # a file in a linked work tree
                 yield Path(folder, name)
+
+
+def sources(folders: Iterable[Path], *texts: str) -> Iterator[tuple[Path, ast.Module]]:
+    """Return the modules below these folders that contain one of these texts: the parser takes seconds for all."""
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if any(text in source for text in texts):
+            yield path, ast.parse(source, filename=str(path))
 
 
 @cache

