@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "gateway/requests.py",
         "caller_streams",
-        "        if self._streams[holder] >= self._caller_streams_max:\n",
+        "        if held * (100 - self._caller_streams_percent) >= free * self._caller_streams_percent:\n",
         "        if False:\n",
         "one caller does not hold all streams of a replica",
         REQUESTS,

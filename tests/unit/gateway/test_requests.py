@@ -65,22 +65,41 @@ def test_a_closed_stream_makes_room() -> None:
 def test_one_caller_holds_a_share_of_the_streams() -> None:
     limits = Limits(0, 9, 50)
     acme = [Caller(name, scope=Publisher(name=f"key-{name}", tenant="acme")) for name in ("k1", "k2")]
-    for number in range(4):
+    for number in range(5):
         limits.open_stream(acme[number % 2].holder)
     for caller in acme:  # keys of one tenant share its bound
         with pytest.raises(Problem) as refused:
             limits.open_stream(caller.holder)
         assert refused.value.kind is STREAMS
         assert refused.value.retry_after_seconds == RETRY_SECONDS
-        assert "this caller has 4" in refused.value.detail
+        assert "this caller has 5" in refused.value.detail
     others = [Caller("acme"), Caller("k3", scope=Publisher(name="key-k3", tenant="other")), Caller("127.0.0.1")]
     for caller in others:
         limits.open_stream(caller.holder)
-    limits.close_stream(acme[0].holder)
-    limits.open_stream(acme[1].holder)
     for caller in others:
         limits.close_stream(caller.holder)
+    limits.close_stream(acme[0].holder)
+    limits.open_stream(acme[1].holder)
     assert list(limits._streams) == [acme[0].holder], "callers without streams take no memory"
+
+
+def _take_all(limits: Limits, caller: str) -> int:
+    taken = 0
+    try:
+        while True:
+            limits.open_stream(caller)
+            taken += 1
+    except Problem:
+        return taken
+
+
+def test_callers_that_take_all_they_may_leave_streams_to_others() -> None:
+    limits = Limits(0, 1000, 50)
+    assert [_take_all(limits, caller) for caller in "abcde"] == [500, 250, 125, 63, 31]
+    limits.open_stream("f")
+    for _ in range(400):
+        limits.close_stream("a")
+    assert _take_all(limits, "a") == 165, "with the 100 that it kept, as many as the others leave"
 
 
 def test_each_caller_may_have_one_stream() -> None:

@@ -105,7 +105,9 @@ class Settings:
     http_streams_max: int = 1000
     """How many streams of events one gateway serves at once."""
     http_caller_streams_percent: int = 50
-    """How many of these one caller may have: all keys of a tenant together, a key without one, or an address."""
+    """How many of those that others leave one caller may have: all keys of a tenant together, a key without one, or an
+    address.
+    """
     lease_seconds: float = 3.0
     """How long an owner may be silent before others adopt its deliveries."""
     loop_block_seconds: float = 10.0

@@ -158,10 +158,12 @@ class Limits:
         caller_streams_percent: int = 100,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rate`: requests per second of one caller; 0: no limit."""
+        """`rate`: requests per second of one caller; 0: no limit. `caller_streams_percent`: how many of the streams
+        that others leave one caller may have.
+        """
         self._rate = rate
         self._streams_max = streams_max
-        self._caller_streams_max = max(1, streams_max * caller_streams_percent // 100)
+        self._caller_streams_percent = caller_streams_percent
         self._monotonic = monotonic
         self._bodies = 0
         self._streams: Counter[str] = Counter()
@@ -202,10 +204,13 @@ class Limits:
 
     def open_stream(self, holder: str) -> None:
         """Count a stream of `Caller.holder` until `close_stream`. Raises Problem if too many are open."""
-        if self._streams.total() >= self._streams_max:
+        free = self._streams_max - self._streams.total()
+        if free <= 0:
             raise Problem(STREAMS, f"this replica has {self._streams_max} open streams", "", RETRY_SECONDS)
-        if self._streams[holder] >= self._caller_streams_max:
-            why = f"this caller has {self._caller_streams_max} open streams at this replica"
+        # A part of what the others leave: however many callers take all they may have, another one finds some free.
+        held = self._streams[holder]
+        if held * (100 - self._caller_streams_percent) >= free * self._caller_streams_percent:
+            why = f"this caller has {held} open streams at this replica, its part of {self._streams_max}"
             raise Problem(STREAMS, why, "", RETRY_SECONDS)
         self._streams[holder] += 1
 
