@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from redis.exceptions import MovedError, NoPermissionError, ResponseError
+from redis.exceptions import MovedError, NoPermissionError, ReadOnlyError, ResponseError
 
 from runtime_core.bus import partition
 from runtime_core.bus.acl.rules import LATER, Target, find_users, rules
@@ -22,7 +22,7 @@ from runtime_core.bus.library import library
 from runtime_core.bus.namespace import connect
 from runtime_core.errors import ServerError
 from tests.conftest import OwnServer
-from tests.servers.cluster import CLUSTER_OPTIONS, join
+from tests.servers.cluster import CLUSTER_OPTIONS, follow, join
 from tests.servers.matrix import MATRIX, only_in_matrix, repeat_on
 from tests.servers.process import HOST, Server
 
@@ -374,6 +374,36 @@ CLAIMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """Attacks on what the table says that a user cannot do, by its words."""
+
+
+async def test_a_replica_of_a_cluster_runs_no_function_for_anybody(own_server: OwnServer) -> None:
+    """Every function is one that may write, so a replica refuses it whatever the user may do at the master."""
+    master, copy = (own_server("valkey-9", append=None, options=CLUSTER_OPTIONS) for _ in range(2))
+    await join([master])
+    with Redis(host=HOST, port=master.port) as admin:
+        admin.execute_command("FUNCTION", "LOAD", library().source)
+    await follow(master, copy)
+    replica = Broker(copy)
+    assert replica.admin.execute_command("FUNCTION", "LIST"), "it has the functions"
+    for name in EVERYBODY:
+        with replica.as_user(name) as user:
+            for function in library().functions.values():
+                _refuses(user, "FCALL", function)
+            if replica.may(name, "READONLY"):
+                user.execute_command("READONLY")
+                for function in library().functions.values():
+                    _refuses(user, "FCALL", function)
+                    _refuses(user, "FCALL_RO", function)
+    replica.admin.close()
+
+
+def _refuses(user: Any, command: str, function: bytes) -> None:
+    with pytest.raises(ResponseError) as refused:
+        user.execute_command(command, function, 1, "weft:{0}:", "x")
+    words = ("MOVED", "NOPERM", "READONLY", "Can not execute a script with write flag")
+    assert isinstance(refused.value, MovedError | NoPermissionError | ReadOnlyError) or any(
+        word in str(refused.value) for word in words
+    ), f"{command} {function!r}: {refused.value}"
 
 
 def test_nobody_can_do_what_the_table_rules_out(broker: Broker) -> None:
