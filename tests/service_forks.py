@@ -20,12 +20,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runtime_core.base.lifeline import tie, tied
 from runtime_core.bus.library import library
+from tests.mcp_servers.ledger import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = os.pathsep.join((str(ROOT / "libs" / "runtime_core" / "src"), str(ROOT)))
@@ -43,12 +44,25 @@ IMPORTED = (
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "uvloop",
 )
-MODELS = "pydantic_ai.models.openai"
-"""Imported for the first service that uses a model provider, since it takes as long as all other imports together."""
 COMMAND = "runtime_core.cli.main"
+MCP_SERVER = "tests.mcp_servers.desk"
+IMPORTED_FOR = {
+    "services.gateway": (
+        "anyio._backends._asyncio",
+        "runtime_core.gateway.server",
+        "uvicorn.lifespan.off",
+        "uvicorn.protocols.http.httptools_impl",
+    ),
+    COMMAND: tuple(f"runtime_core.cli.{name}" for name in ("admin", "dead", "lag", "schedule", "submit", "task")),
+    MCP_SERVER: ("mcp.server", "uvicorn.protocols.http.httptools_impl"),
+    "OPENAI_BASE_URL": ("pydantic_ai.models.openai",),
+    VARIABLE: ("runtime_core.calls.mcp.transport",),
+}
+"""Imported for the first process that runs this module, or that has this variable: each takes longer than its test."""
 FORKED = (
     "services.",
     COMMAND,
+    MCP_SERVER,
     "tests.engine_backends.gateway",
     "tests.integration.integrations.actors.worker",
     "tests.openai_server",
@@ -150,8 +164,8 @@ def _forks_of(process: int) -> Forks:
 def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start.
 
-    The command, a gateway over a folder of `tests.engine_backends`, a process with agents as objects, and the stand-in
-    for a model provider are services here.
+    The command, a gateway over a folder of `tests.engine_backends`, a process with agents as objects, and the stand-ins
+    for a model provider and an MCP server are services here.
     """
     special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
     return (
@@ -185,12 +199,10 @@ def start(
 
 def serve(end: socket.socket) -> list[str]:
     """Fork for each request until the other end is closed. Return the command in each fork."""
-    for module in IMPORTED:
-        importlib.import_module(module)
+    import_all(IMPORTED)
     library()
-    assert threading.active_count() == 1, "a process with threads must not fork"
-    gc.freeze()
     me = os.getpid()
+    imported: set[str] = set()
     children: dict[int, int] = {}
     waiting = select.poll()
     waiting.register(end, select.POLLIN)
@@ -205,10 +217,9 @@ def serve(end: socket.socket) -> list[str]:
             if not message:
                 sys.exit()
             request = json.loads(message)
-            if "OPENAI_BASE_URL" in request["environ"] and MODELS not in sys.modules:
-                importlib.import_module(MODELS)
-                assert threading.active_count() == 1, "a process with threads must not fork"
-                gc.freeze()
+            if wanted := needed(request) - imported:
+                imported |= wanted
+                import_all(module for name in wanted for module in IMPORTED_FOR[name])
             child = os.fork()
             if child == 0:
                 tie(me, signal.SIGKILL)
@@ -219,6 +230,19 @@ def serve(end: socket.socket) -> list[str]:
             children[descriptor] = child
             waiting.register(descriptor, select.POLLIN)
             end.send(json.dumps([child]).encode())
+
+
+def needed(request: Mapping[str, Any]) -> set[str]:
+    """Return the keys of `IMPORTED_FOR` that a request has."""
+    return IMPORTED_FOR.keys() & {request["command"][0], *request["environ"]}
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import modules for all forks that follow."""
+    for module in modules:
+        importlib.import_module(module)
+    assert threading.active_count() == 1, "a process with threads must not fork"
+    gc.freeze()
 
 
 def _become(request: dict[str, Any]) -> list[str]:

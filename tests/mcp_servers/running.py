@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtime_core.base.lifeline import tied
 from tests.servers.process import free_port
+from tests.service_forks import MCP_SERVER, SOURCES, Fork, start
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SERVER = "tests.mcp_servers.desk"
 START_SECONDS = 60.0
 
 
@@ -26,9 +22,9 @@ class ListeningServer:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._log = folder / "desk.log"
-        self._env = {**os.environ, **env}
+        self._env = {**os.environ, "PYTHONPATH": SOURCES, **env}
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Fork | subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -50,15 +46,7 @@ class ListeningServer:
 
     def start(self) -> None:
         """Start it and wait until the port is open."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                tied([sys.executable, "-m", SERVER, str(self.port)], signal.SIGKILL),
-                cwd=ROOT,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._process = start((MCP_SERVER, str(self.port)), self._env, self._log)
         deadline = time.monotonic() + START_SECONDS
         while True:
             assert self._process.poll() is None, self._log.read_text()
