@@ -87,6 +87,24 @@ async def echo(ctx: AgentContext, value: object) -> object:
     return value
 
 
+@app.agent("wide")
+async def wide(ctx: AgentContext, wanted: dict[str, object]) -> int:
+    """Call a tool, or else the agent `echo`, very often in one turn."""
+    numbers = range(int(str(wanted["count"])))
+    if "tool" in wanted:
+        return len(await ctx.gather(*(ctx.tool(str(wanted["tool"]), seconds=0.0) for _ in numbers)))
+    return len(await ctx.gather(*(ctx.agent("echo", number) for number in numbers)))
+
+
+@app.agent("steps")
+async def steps(ctx: AgentContext, value: object) -> object:
+    """A tool, a child run and a tool, one after the other."""
+    await ctx.tool("slow", seconds=0.0)
+    found = await ctx.agent("echo", value)
+    await ctx.tool("slow", seconds=0.0)
+    return found
+
+
 @app.agent("spends")
 async def spends(ctx: AgentContext, tokens: float) -> None:
     await ctx.spend(tokens=tokens)

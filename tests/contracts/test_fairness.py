@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
 from runtime_core.client.task_view import TaskFilter, list_tasks
 from runtime_core.errors import Rejected
 from runtime_core.state_manager.keeper import Keeper
+from runtime_core.state_manager.publishers import waiting_tasks
+from runtime_core.state_manager.stuck import find_stuck
 from runtime_core.wire.commands import Begun
-from tests.contracts.broker import Broker, answer, ask, bury, complete, send, suspend
+from tests.contracts.broker import Broker, again, answer, ask, bury, complete, now, send, suspend, withdraw
 
 PAST = 8
 """How many tasks that moved onto a long stream may be unread."""
@@ -69,10 +72,53 @@ async def drain(broker: Broker, bus: EventBus, at_once: int = 1) -> list[str]:
             return order
 
 
+async def straight(broker: Broker, bus: EventBus, count: int) -> None:
+    """Start tasks that wait for no turn, however long the stream is."""
+    for number in range(count):
+        await broker.submit(bus, f"straight-{number}")
+
+
+WIDE = 100
+"""How many calls a wide turn makes."""
+AT_ONCE = 32
+"""How many calls of a tenant's running tasks move in one turn."""
+
+
+def calls(kind: str, count: int = WIDE) -> list[list[Argument]]:
+    """Return the parts of a turn that calls a tool, an agent, or agents with a key each, or sends messages."""
+    if kind == "sends":
+        return [*(send(f"note-{number}", step=str(number)) for number in range(count)), ask("x")]
+    if kind == "tool":
+        return [ask(str(number)) for number in range(count)]
+    return [
+        ask(str(number), "editor", stream="agent", key=f"k{number}" if kind == "keys" else "", wait="g1")
+        for number in range(count)
+    ]
+
+
+async def wide_turn(broker: Broker, bus: EventBus, kind: str, task: str = "wide", tenant: str = "flood") -> None:
+    await submit(broker, bus, task, tenant)
+    assert await suspend(bus, await broker.take(bus), *calls(kind))
+
+
+async def work_off(broker: Broker, bus: EventBus, stream: str, at_once: int = 1) -> list[str]:
+    """Do everything on a stream and in its queues, as a handler with few slots does. Return the tasks in that order."""
+    order: list[str] = []
+    while True:
+        await bus.refill(at_once, [stream])
+        taken, malformed = await bus.read([stream], 10, 5)
+        assert not malformed
+        for each in taken:
+            order.append(each.task)
+            assert await (answer(bus, each) if stream == "tool" else complete(bus, each))
+        if not taken and stream not in await waiting_tasks(bus):
+            return order
+
+
 async def no_queues(broker: Broker) -> None:
     await broker.idle()
     assert not await broker.call("HEXISTS", broker.keys.meta, "queued")
-    assert set(await broker.hash("queues")) <= {"seq", "agent|at", "agent|past"}
+    assert set(await broker.hash("queues")) <= {"seq", "agent|at", "agent|past", "tool|at", "tool|past"}
     for pattern in ("queue:*", "turns:*", "open:*"):
         assert await broker.call("KEYS", broker.keys.base + pattern) == [], pattern
 
@@ -104,6 +150,8 @@ async def test_no_task_is_queued_before_a_state_manager_has_started(broker: Brok
     await broker.call("HDEL", broker.keys.meta, "ready_max")
     await flood(broker, bus, "", READY + 2)
     assert len(await on_stream(broker)) == READY + 2
+    assert await suspend(bus, await broker.take(bus), *calls("tool"))
+    assert len(await broker.entries("tool")) == WIDE
 
 
 async def test_a_new_task_does_not_overtake_one_that_waits(broker: Broker, bus: EventBus) -> None:
@@ -171,20 +219,21 @@ async def test_priorities_are_within_a_tenant(broker: Broker, bus: EventBus) -> 
     assert order.index("b") <= 1
 
 
-async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus: EventBus) -> None:
-    """Results, child runs and messages go straight to the stream; new tasks still move past them."""
+async def test_resumed_runs_do_not_wait_and_keep_nobody_out(broker: Broker, bus: EventBus) -> None:
+    """Results go straight to the stream; new tasks still move past them."""
     await flood(broker, bus, "a", READY + 1)
-    turn, *others = await take_all(broker, bus)
-    parts = [send(f"note-{number}", step=str(number)) for number in range(10)]
-    assert await suspend(bus, turn, *parts, ask("x"))
-    assert len(await on_stream(broker)) == 12
+    await straight(broker, bus, 10)
+    turns = await take_all(broker, bus)
+    for turn in turns:
+        assert await suspend(bus, turn, ask("x"))
+    assert len(await work_off(broker, bus, "tool")) == len(turns)
+    assert len(await on_stream(broker)) == len(turns)
     await submit(broker, bus, "lone", "b")
     for _ in range(2):
         await broker.pass_time(1000)
         await bus.promote()
     assert {"a-3", "lone"} <= set(await on_stream(broker))
-    assert await answer(bus, await broker.take(bus, "tool"))
-    for left in (*others, *await take_all(broker, bus)):
+    for left in await take_all(broker, bus):
         assert await complete(bus, left)
     await no_queues(broker)
 
@@ -192,8 +241,7 @@ async def test_continuations_do_not_wait_and_keep_nobody_out(broker: Broker, bus
 async def test_onto_a_long_stream_one_task_moves_at_a_time(broker: Broker, bus: EventBus) -> None:
     """However many processes look: else the line of each tenant would soon be on the stream, without turns."""
     await flood(broker, bus, "a", READY)
-    turn, *_ = await take_all(broker, bus)
-    assert await suspend(bus, turn, *(send(f"note-{number}", step=str(number)) for number in range(10)), ask("x"))
+    await straight(broker, bus, 10)
     await flood(broker, bus, "b", 4)
     for left in (3, 2):
         await broker.pass_time(1000)
@@ -432,6 +480,190 @@ async def test_housekeeping_moves_waiting_tasks_while_no_handler_does(broker: Br
     assert taken < 20
     await Keeper(bus, retention_seconds=3600.0).tidy()
     assert await take_all(broker, bus), "the queue stands still"
+
+
+@pytest.mark.parametrize(("kind", "stream"), [("tool", "tool"), ("agents", "agent"), ("keys", "agent")])
+async def test_calls_of_a_wide_turn_wait_for_their_tenants_turn(
+    broker: Broker, bus: EventBus, kind: str, stream: str
+) -> None:
+    await wide_turn(broker, bus, kind)
+    assert len(await broker.entries(stream)) == READY, "the work stream stays short"
+    assert (await waiting_tasks(bus)) == {stream: {"flood": WIDE - READY}}
+    await submit(broker, bus, "lone", "other")
+    if stream == "tool":
+        assert await suspend(bus, await broker.take(bus), ask("x"))
+    order = await work_off(broker, bus, stream)
+    assert order.index("lone") <= READY + AT_ONCE
+    assert order.count("wide") >= WIDE
+    for left in await take_all(broker, bus):
+        assert await complete(bus, left)
+    await no_queues(broker)
+
+
+@pytest.mark.parametrize(("kind", "stream"), [("tool", "tool"), ("agents", "agent"), ("sends", "agent")])
+async def test_calls_of_tasks_without_a_tenant_do_not_wait(
+    broker: Broker, bus: EventBus, kind: str, stream: str
+) -> None:
+    await wide_turn(broker, bus, kind, tenant="")
+    assert len(await broker.entries(stream)) >= WIDE
+    assert await waiting_tasks(bus) == {}
+
+
+async def test_a_call_without_a_tenant_passes_those_that_wait(broker: Broker, bus: EventBus) -> None:
+    await wide_turn(broker, bus, "tool")
+    await broker.submit(bus, "third")
+    assert await suspend(bus, await broker.take(bus), ask("x"))
+    assert [entry["h"].split("\n")[2] for entry in await broker.entries("tool")] == ["wide"] * READY + ["third"]
+
+
+async def test_messages_of_a_wide_turn_wait_for_their_tenants_turn(broker: Broker, bus: EventBus) -> None:
+    await wide_turn(broker, bus, "sends")
+    assert len(await on_stream(broker)) == READY
+    assert "z" in (await broker.task(f"note-{READY}"))["fl"], "its end removes its timer"
+    await submit(broker, bus, "lone", "other")
+    order = await work_off(broker, bus, "agent")
+    assert order.index("lone") <= READY + AT_ONCE
+    assert len(order) == WIDE + 1
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus))
+    await no_queues(broker)
+
+
+async def test_requests_in_mid_turn_wait_for_their_tenants_turn(broker: Broker, bus: EventBus) -> None:
+    await submit(broker, bus, "wide", "flood")
+    turn, parts = await broker.take(bus), [part for call in calls("tool") for part in call]
+    await bus.ask(turn, now(), "reply:c", b"", parts, WIDE)
+    assert len(await broker.entries("tool")) == READY
+    # A repeat after a lost reply starts nothing twice.
+    await bus.ask(turn, now(), "reply:c", b"", parts, WIDE)
+    assert len(await work_off(broker, bus, "tool")) == WIDE
+
+
+async def test_the_end_of_a_task_removes_its_requests_in_mid_turn(broker: Broker, bus: EventBus) -> None:
+    await submit(broker, bus, "wide", "flood")
+    parts = [part for call in calls("tool") for part in call]
+    await bus.ask(await broker.take(bus), now(), "reply:c", b"", parts, WIDE)
+    await bus.cancel("wide", "enough")
+    assert await broker.hash("delayed") == {}
+
+
+async def test_a_call_that_is_withdrawn_while_it_waits_does_not_start(broker: Broker, bus: EventBus) -> None:
+    await wide_turn(broker, bus, "tool")
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await suspend(bus, await broker.take(bus), withdraw(str(WIDE - 1)), again("1"))
+    assert len(await work_off(broker, bus, "tool")) == WIDE - 2
+
+
+async def test_messages_of_a_last_turn_wait_for_their_tenants_turn(broker: Broker, bus: EventBus) -> None:
+    await submit(broker, bus, "wide", "flood")
+    assert await complete(bus, await broker.take(bus), *calls("sends")[:-1])
+    assert len(await on_stream(broker)) == READY
+    assert len(await work_off(broker, bus, "agent")) == WIDE
+    await no_queues(broker)
+
+
+async def test_calls_of_a_tenant_share_by_its_weight(broker: Broker, bus: EventBus) -> None:
+    await set_tenant(broker, "heavy", weight=3)
+    await wide_turn(broker, bus, "tool", "first", "heavy")
+    await wide_turn(broker, bus, "tool", "second", "light")
+    order = await work_off(broker, bus, "tool", 8)
+    # About ten calls move at a time, three times as often for the heavy one. Without weights it would be 48.
+    assert 64 <= Counter(order[READY : READY + 96])["first"] <= 80
+
+
+async def test_a_call_does_not_overtake_those_that_wait(broker: Broker, bus: EventBus) -> None:
+    """Otherwise calls that come one at a time would keep a short stream full, and those that wait out."""
+    await wide_turn(broker, bus, "tool")
+    for _ in range(READY):
+        assert await answer(bus, await broker.take(bus, "tool"))
+    await submit(broker, bus, "later", "flood")
+    for turn in await take_all(broker, bus):
+        if turn.task == "later":
+            assert await suspend(bus, turn, ask("x"))
+    assert await broker.entries("tool") == []
+    assert (await work_off(broker, bus, "tool"))[-1] == "later"
+
+
+async def test_new_tasks_and_calls_of_one_tenant_take_turns(broker: Broker, bus: EventBus) -> None:
+    """Neither keeps the other waiting without end."""
+    await wide_turn(broker, bus, "agents")
+    await flood(broker, bus, "flood", 5)
+    order = await work_off(broker, bus, "agent")
+    assert order.index("flood-4") < READY + 5 * (AT_ONCE + 1)
+
+
+@pytest.mark.parametrize("kind", ["tool", "agents", "keys"])
+async def test_the_end_of_a_task_removes_its_calls_that_wait(broker: Broker, bus: EventBus, kind: str) -> None:
+    await wide_turn(broker, bus, kind)
+    await bus.cancel("wide", "enough")
+    assert await broker.hash("delayed") == {}
+    assert await broker.call("ZCARD", broker.keys.timers) == 0
+    stream = "tool" if kind == "tool" else "agent"
+    await submit(broker, bus, "lone", "other")
+    # Thousands that are over take no places on the stream, and the turns of no others.
+    await bus.refill(READY + 1, [stream])
+    taken, _ = await bus.read([stream], 100, 5)
+    assert len([each for each in taken if each.task == "wide"]) == READY
+    assert stream == "tool" or "lone" in [each.task for each in taken]
+    for each in [*taken, *await take_all(broker, bus)]:
+        assert each.task != "wide" or await bus.retry(each, 0, b"") is False
+        assert each.task == "wide" or await complete(bus, each)
+    for _ in range(WIDE):
+        await bus.refill(READY, [stream])
+    await no_queues(broker)
+
+
+@pytest.mark.parametrize("lost", ["turns", "queue"])
+async def test_a_timer_moves_a_call_that_no_refill_comes_to(broker: Broker, bus: EventBus, lost: str) -> None:
+    """A release without such queues removes what it does not know from them."""
+    await wide_turn(broker, bus, "tool")
+    found = await find_stuck(bus)
+    assert found == []
+    await broker.pass_time(31_000)
+    await bus.promote()
+    assert len(await broker.entries("tool")) == READY + 1, "a refill will move the others"
+    key = broker.keys.turns("tool") if lost == "turns" else broker.keys.queue("tool", "\nflood")
+    await broker.call("DEL", key)
+    await broker.pass_time(31_000)
+    await bus.promote()
+    assert len(await broker.entries("tool")) == WIDE
+    assert len(await work_off(broker, bus, "tool")) == WIDE
+    assert await complete(bus, await broker.take(bus))
+    await broker.idle()
+
+
+@pytest.mark.parametrize("damaged", ["turns:tool", "queue:tool|\nflood", "queues"])
+async def test_calls_do_not_wait_in_damaged_queues(broker: Broker, bus: EventBus, damaged: str) -> None:
+    await submit(broker, bus, "wide", "flood")
+    turn = await broker.take(bus)
+    await broker.call("DEL", broker.keys.base + damaged)
+    await broker.call("SET", broker.keys.base + damaged, "something else")
+    assert await suspend(bus, turn, *calls("tool"))
+    assert len(await broker.entries("tool")) == WIDE
+
+
+async def test_a_call_that_cannot_move_holds_up_none(broker: Broker, bus: EventBus) -> None:
+    await wide_turn(broker, bus, "agents")
+    await broker.call("SET", broker.keys.base + f"run:wide/r/{READY}", "something else")
+    order = await work_off_once(broker, bus, WIDE + 5)
+    assert len(order) == WIDE - 1
+    await broker.call("DEL", broker.keys.base + f"run:wide/r/{READY}")
+    assert await bus.refill(READY, ["agent"]) == 0
+
+
+async def work_off_once(broker: Broker, bus: EventBus, rounds: int) -> list[str]:
+    order = []
+    for _ in range(rounds):
+        await bus.refill(1, ["agent"])
+        order += [each.task for each in await take_all(broker, bus)]
+    return order
+
+
+async def test_calls_that_wait_refuse_no_submits_for_other_streams(broker: Broker, bus: EventBus) -> None:
+    await broker.call("HSET", broker.keys.meta, "stream_max", 10)
+    await wide_turn(broker, bus, "tool")
+    await submit(broker, bus, "lone", "other")
+    assert await broker.status("lone") == "accepted"
 
 
 async def test_an_ended_task_still_names_its_tenant(broker: Broker, bus: EventBus) -> None:

@@ -78,6 +78,71 @@ async def test_a_lone_task_starts_behind_a_flood(valkey: Server, namespace: str,
         assert not await redis.exists(f"{namespace}:{{0}}:turns:agent")
 
 
+WIDE = 10_000
+"""How many calls one turn of the flood makes."""
+
+
+@pytest.mark.parametrize(("kind", "stream"), [("tool", "tool"), ("agent", "agent")])
+async def test_a_lone_task_goes_on_behind_a_wide_turn(
+    valkey: Server, namespace: str, tmp_path: Path, kind: str, stream: str
+) -> None:
+    """Its own calls, too. The flood itself is worked off as fast as handlers can."""
+    services = {"agent-handler": 1, "tool-handler": 1, "state-manager": 1}
+    queues = f"{namespace}:{{0}}:queues"
+    async with (
+        plain_redis(valkey.port) as redis,
+        Fleet(valkey.url, namespace, tmp_path, replicas=services) as fleet,
+        Client.connect(valkey.url, namespace=namespace) as client,
+    ):
+        await fleet.ready()
+        await (await client.submit("steps", "is everybody there?")).result(timeout=60)
+        wanted: dict[str, object] = {"count": WIDE, **({"tool": "slow"} if kind == "tool" else {})}
+        wide = await client.submit("wide", wanted, options=SubmitOptions(tenant="flood"))
+
+        async def waiting() -> int:
+            return int(await redis.hget(queues, stream) or 0)
+
+        async def under_way() -> bool:
+            return 0 < await waiting() < WIDE - 500
+
+        await until(under_way, 60, "the flood is being worked on")
+        before, began = await waiting(), time.monotonic()
+        answer = await (await client.submit("steps", "me too", options=SubmitOptions(tenant="lone"))).result(timeout=60)
+        seconds, moved = time.monotonic() - began, before - await waiting()
+        print(f"the lone task was answered in {seconds:.3f} s, while {moved} calls of the flood moved on")
+        assert answer.value() == "me too"
+        assert 0 < moved <= 5 * OVERTAKEN, f"{moved} calls of the flood went first, in {seconds:.1f} s"
+        assert int(await redis.xlen(f"{namespace}:{{0}}:{stream}")) < 500, "the work stream stays short"
+        assert (await wide.result(timeout=200)).value() == WIDE
+        assert not await redis.exists(f"{namespace}:{{0}}:turns:{stream}", f"{namespace}:{{0}}:delayed")
+
+
+async def test_no_kill_leaves_a_call_in_its_queue(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        plain_redis(valkey.port) as redis,
+        Fleet(
+            valkey.url, namespace, tmp_path, replicas={"agent-handler": 2, "tool-handler": 2, "state-manager": 1}
+        ) as fleet,
+        Client.connect(valkey.url, namespace=namespace) as client,
+    ):
+        await fleet.ready()
+        tasks = [
+            await client.submit("wide", {"count": 2_000, **more}, options=SubmitOptions(tenant="flood"))
+            for more in ({"tool": "slow"}, {})
+        ]
+        left = 4_000
+        for number in range(4):
+
+            async def went_on(left: int = left) -> bool:
+                return int(await redis.hget(f"{namespace}:{{0}}:meta", "queued") or 0) < max(1, left - 200)
+
+            await until(went_on, 60, "the handlers work")
+            left = int(await redis.hget(f"{namespace}:{{0}}:meta", "queued") or 0)
+            fleet.kill(f"{'tool' if number % 2 else 'agent'}-handler-{number // 2 + 1}")
+        assert [(await task.result(timeout=200)).value() for task in tasks] == [2_000, 2_000]
+        assert await redis.hget(f"{namespace}:{{0}}:meta", "queued") is None
+
+
 async def test_no_kill_leaves_a_task_in_its_queue(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with (
         plain_redis(valkey.port) as redis,

@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "submit",
         "stream_limit",
-        "if length + queued >= tonumber(meta[2] or '100000') then",
+        "if length + queued >= most and length + tonumber(redis.call('HGET', base .. 'queues', stream) or '0') >= most then",
         "if false then",
         "a work stream has a limit",
         "contracts:limits",

@@ -64,7 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "dead_letter",
         "wanted",
-        "if not is_wanted(base, entry, is_turn, task, run, v[1]) then",
+        "if not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then",
         "if false then",
         "an entry that was handled does not become a dead letter",
         "contracts:commit_fence",

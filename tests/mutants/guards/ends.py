@@ -366,8 +366,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "calls",
         "child_replays",
-        "data, context, true, kept and '-1')",
-        "data, context, true)",
+        "data, context, caller, kept and '-1')",
+        "data, context, caller)",
         "an open child run of a reopened task replays its journal",
         "contracts:reopened_children",
     ),

@@ -96,8 +96,8 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "mailbox",
         "takes_instance",
-        "    redis.call('HSET', ik, INSTANCE.holders, ref)\n    return append_start(",
-        "    return append_start(",
+        "    redis.call('HSET', ik, INSTANCE.holders, ref)\n    return append_start(base, task, run, stream, agent, key, data, context, nil, caller)",
+        "    return append_start(base, task, run, stream, agent, key, data, context, nil, caller)",
         "an event that starts makes its instance busy",
         "contracts:mailbox",
     ),

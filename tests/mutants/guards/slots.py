@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "take_slots",
         "wanted_after_replacing",
-        "    if not is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end\n  end\n",
+        "    if not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end\n  end\n",
         "  end\n",
         "a run that ends with those it replaces takes no slot",
         survives="a run below one that holds the slot shares it, and replaces nobody",
@@ -235,7 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "take_slots",
         "wanted",
-        "if not found or not is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end",
+        "if not found or not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end",
         "if not found then return 'DONE' end",
         "work that is no longer wanted takes no slot",
         SLOTS,

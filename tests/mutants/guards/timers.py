@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, lua
 
 MUTANTS: tuple[Mutant, ...] = (
     lua(
-        "deliveries",
+        "turns",
         "turn_current",
         "if is_turn then return redis.call('HGET', run_key(base, task, run), RUN.current) == current end",
         "if is_turn then return true end",
@@ -18,14 +18,14 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "retry",
         "wanted",
-        "if not is_wanted(base, entry, is_turn, task, run, redis.call('HGET', key, 'status')) then",
+        "if not QUEUE.is_wanted(base, entry, is_turn, task, run, redis.call('HGET', key, 'status')) then",
         "if false then",
         "a delivery that was handled is not tried again",
         "contracts:fences",
         "contracts:retry",
     ),
     lua(
-        "deliveries",
+        "turns",
         "call_missing",
         "return redis.call('HEXISTS', run_key(base, task, parent), RUN.missing .. step) == 1",
         "return true",
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:retry",
     ),
     lua(
-        "deliveries",
+        "turns",
         "ended",
         "if not status or ENDED[status] then return false end",
         "if not status then return false end",
@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "promote",
         "retry_waits",
-        "local waits = is_wanted(base, 'retry', is_turn, task, run, status)",
+        "local waits = QUEUE.is_wanted(base, 'retry', is_turn, task, run, status)",
         "local waits = status and true",
         "a call that has its result is not made again",
         "contracts:retry",

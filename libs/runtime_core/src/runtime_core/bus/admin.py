@@ -146,9 +146,9 @@ class TimerVerbs(Partition):
         return [(member.decode(), int(float(at))) for member, at in zip(raw[::2], raw[1::2], strict=True)]
 
     async def refill(self, count: int, streams: Sequence[str] = ()) -> int:
-        """Move queued tasks onto their streams, in turn among tenants, until each stream has `count` unread entries.
+        """Move queued work onto its streams, in turn among tenants, until each stream has `count` unread entries.
 
-        Without `streams`, refill all of them. Returns how many tasks still wait.
+        Without `streams`, refill all of them. Returns how many tasks and calls still wait.
         """
         self.queued = cast(int, await self.call("refill", count, *streams))
         return self.queued

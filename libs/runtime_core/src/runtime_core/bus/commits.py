@@ -34,6 +34,8 @@ MAX_LETTER_BYTES = MAX_STRUCTURED_BYTES + 512 * 1024
 MAX_LETTER_FIELDS = 200
 """The most fields of a dead letter: more than an event may have attributes."""
 MAX_FIELD_NAME_BYTES = 512
+WIDE_PARTS = 100
+"""A turn with more parts is wide. The broker does nothing else while it commits."""
 
 _EVENT_DATA = b"event:data"
 
@@ -64,6 +66,22 @@ class TrimmedLetters:
 
 class CommitVerbs(Partition):
     """Commits, and steps in mid-turn. A write counts only while this owner holds the delivery."""
+
+    async def commit_wide_turn(
+        self,
+        delivery: Delivery,
+        mode: str,
+        now_ms: int,
+        record: bytes,
+        steps: int,
+        body: bytes,
+        state: bytes,
+        parts: Sequence[Argument],
+        count: int,
+    ) -> bool:
+        """Commit a turn with many parts while no other such commit is under way, so that the broker serves others."""
+        async with self._wide_commits:
+            return await self.commit_turn(delivery, mode, now_ms, record, steps, body, state, parts, count)
 
     async def commit_turn(
         self,

@@ -102,7 +102,7 @@ class Keys:
 
     @property
     def queues(self) -> str:
-        """The number of new tasks that wait for each work stream, and the state of their turns: a hash."""
+        """How many tasks and calls wait for each work stream, and the state of their turns: a hash."""
         return self.base + "queues"
 
     @property
@@ -125,11 +125,11 @@ class Keys:
         return f"{self.base}held:{task}"
 
     def turns(self, stream: str) -> str:
-        """Tenants whose tasks wait for a work stream, by the virtual time of their next turn: a sorted set."""
+        """Tenants whose tasks or calls wait for a work stream, by the virtual time of their next turn: a sorted set."""
         return f"{self.base}turns:{stream}"
 
     def queue(self, stream: str, tenant: str) -> str:
-        """A tenant's tasks that wait for a work stream: a sorted set."""
+        """A tenant's tasks that wait for a work stream; after a newline, its running tasks' calls: a sorted set."""
         return f"{self.base}queue:{stream}|{tenant}"
 
     def open_tasks_of(self, tenant: str) -> str:

@@ -87,6 +87,7 @@ SHARED = (
     "ids",
     "streams",
     "tasks",
+    "turns",
     "slots",
     "circles",
     "journal",
@@ -212,7 +213,7 @@ def _shared(source: str, others: frozenset[str]) -> tuple[list[str], str]:
 
 
 def _declared(names: list[str], block: str) -> str:
-    return f"local {', '.join(names)}\n{block}"
+    return f"local {', '.join(names)}\n{block}" if names else block
 
 
 def _scoped(name: str, source: str, register: str, called: bool) -> str:

@@ -45,11 +45,12 @@ class Partition:
         self.alive_until = 0.0
         """Until then (`time.monotonic`) nobody can declare this owner dead: one lease after its last heartbeat."""
         self.queued = 0
-        """The last known number of tasks that wait for their tenants' turns."""
+        """The last known number of tasks and calls that wait for their tenants' turns."""
         self._library = library()
         self._functions = self._library.functions
         self._base = keys.base.encode()
         self._sent_lists = SentLists()
+        self._wide_commits = asyncio.Lock()
         self._sent_since = transport.reconnects
 
     async def call(self, function: str, *args: Argument) -> Reply:

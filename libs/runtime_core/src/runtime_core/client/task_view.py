@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import heapq
@@ -154,20 +155,7 @@ def _limit_of(limit: str) -> str:
     return f"its limit per {per} {key or '(none)'}" if per and not per.startswith("/") else f"its limit for all{per}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Retry:
-    """A delivery that is waiting for its next attempt."""
-
-    name: str
-    attempt: int
-    due: int
-    errors: list[Row]
-
-    def fields(self) -> Row:
-        return {"name": self.name, "attempt": self.attempt, "due": self.due, "errors": self.errors}
-
-
-def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry], slots: Mapping[str, Row]) -> list[Row]:
+def _run_waits(run: str, fields: Fields, retries: Mapping[str, Row], slots: Mapping[str, Row]) -> list[Row]:
     """Return what the run itself waits for: its next attempt, its instance, or a slot of a limit."""
     cur = fields.get(b"cur", b"").decode()
     if cur in _PLACES:
@@ -175,14 +163,14 @@ def _run_waits(run: str, fields: Fields, retries: Mapping[str, _Retry], slots: M
         wait = {"run": run, "step": "", "kind": "agent", "name": f"{agent}/{key}" if key else agent, "place": cur}
         return [{**wait, "since": int(created)} if run == "r" and cur in ("mail", "queue") else wait]
     if cur == "retry" and run in retries:
-        return [{"run": run, "step": "", "kind": "agent", **retries[run].fields()}]
+        return [{"run": run, "step": "", "kind": "agent", **retries[run]}]
     if cur == "slot" and run in slots:
         return [{"run": run, "step": "", "kind": "agent", "name": _lines(fields)[1], **slots[run]}]
     return []
 
 
 def _step_wait(
-    run: str, step: str, kind: str, due: int | None, runs: Mapping[str, Fields], retries: Mapping[str, _Retry]
+    run: str, step: str, kind: str, due: int | None, runs: Mapping[str, Fields], retries: Mapping[str, Row]
 ) -> Row:
     wait: Row = {"run": run, "step": step, "kind": STEP_KINDS.get(kind, "?")}
     child = f"{run}/{step}"
@@ -192,7 +180,7 @@ def _step_wait(
             wait["task_id"] = elsewhere.partition(":")[2]
         return {**wait, "name": _lines(runs.get(child, {}))[1]}
     if child in retries:
-        return {**wait, **retries[child].fields()}
+        return {**wait, **retries[child]}
     return wait if due is None else {**wait, "due": due}
 
 
@@ -232,19 +220,27 @@ async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
                     wait.update({"attempt": int(header[6])} if header[6] not in ("", "1") else {})
 
 
-async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, _Retry]:
-    """Return the task's delayed deliveries by run; a call has its own run."""
-    found: dict[str, _Retry] = {}
-    for name in task_fields:
-        if not name.startswith(b"z:e|"):
-            continue
-        fields = unpacked(await bus.transport.call("HGET", bus.keys.base + "delayed", name[2:]))
-        due = await _due(bus, name[2:].decode())
-        if due is not None and fields:
-            header = _lines(fields)
-            errors = msgspec.json.decode(fields[b"e"]) if b"e" in fields else []
-            found[header[3]] = _Retry(header[4], int(header[6] or 0), due, errors)
-    return found
+async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, Row]:
+    """Return what the task's delayed deliveries wait for, by run; a call has its own run.
+
+    Those that wait for their tenant's turn may be thousands, so only the first are read.
+    """
+    names = [name[2:] for name in task_fields if name.startswith(b"z:e|")]
+    in_turn = [name for name in names if b"|~" in name]
+    read = [*in_turn[:_CALLS_READ], *(name for name in names if b"|~" not in name)]
+    return dict(filter(None, await asyncio.gather(*(_retry(bus, name) for name in read))))
+
+
+async def _retry(bus: EventBus, name: bytes) -> tuple[str, Row] | None:
+    fields = unpacked(await bus.transport.call("HGET", bus.keys.base + "delayed", name))
+    due = await _due(bus, name.decode())
+    if due is None or not fields:
+        return None
+    header = _lines(fields)
+    if b"|~" in name:
+        return header[3], {"name": header[4], "place": "queue"}
+    errors = msgspec.json.decode(fields[b"e"]) if b"e" in fields else []
+    return header[3], {"name": header[4], "attempt": int(header[6] or 0), "due": due, "errors": errors}
 
 
 async def _slot_waits(bus: EventBus, task: str, task_fields: Fields) -> dict[str, Row]:

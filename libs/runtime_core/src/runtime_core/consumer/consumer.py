@@ -29,6 +29,8 @@ HEAD_START_SECONDS = 0.02
 WITHDRAWN = "withdrawn:"
 """The prefix of a task in a heartbeat's reply if nobody wants its answer, but it continues (`withdraw_request.lua`)."""
 RECALL_PAGE = 1000
+_REFILLED = (GROUPS["agent"], GROUPS["tool"])
+"""The groups for whose streams tasks and calls wait."""
 
 
 class Consumer:
@@ -220,8 +222,8 @@ class Consumer:
             owner = self._bus.owner
             count = min(READ_AT_ONCE, self._limit - len(self._held))
             try:
-                if self._bus.queued and group_of(self._streams[0]) == GROUPS["agent"]:
-                    # `promote` runs ten times a second, and its reply says whether queued tasks wait for their turn.
+                if self._bus.queued and group_of(self._streams[0]) in _REFILLED:
+                    # `promote` runs ten times a second, and its reply says whether tasks or calls wait for their turn.
                     await self._bus.refill(count, self._streams)
                 taken, malformed = await self._bus.read(self._streams, count, READ_BLOCK_MS)
             except BusLost as lost:

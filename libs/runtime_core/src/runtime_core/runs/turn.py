@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from runtime_core.bus.commits import WIDE_PARTS
 from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
@@ -446,9 +447,8 @@ class TurnHandler:
             sent_at = time.perf_counter()
             while True:
                 try:
-                    committed = await self._bus.commit_turn(
-                        delivery, mode, now, record, len(steps), body, state, parts, count
-                    )
+                    commit = self._bus.commit_turn if count <= WIDE_PARTS else self._bus.commit_wide_turn
+                    committed = await commit(delivery, mode, now, record, len(steps), body, state, parts, count)
                     break
                 except JournalLost as lost:
                     # A replay would run the steps again, and go another way with other results.

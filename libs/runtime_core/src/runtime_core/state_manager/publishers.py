@@ -404,6 +404,8 @@ def _refused(entry: IngressEntry) -> InvalidInput | None:
     return None
 
 
+RUNNING = "\n"
+"""In the queues, a tenant's name after this stands for the calls and runs of its running tasks."""
 ALL_OTHERS = "*"
 """Settings under this name apply to each named tenant that has no settings."""
 MAX_WEIGHT = 1000
@@ -471,7 +473,7 @@ async def open_tasks(buses: Sequence[EventBus], name: str) -> int:
 
 
 async def waiting_tasks(bus: EventBus, most: int = 1000) -> dict[str, Counter[str]]:
-    """Return how many new tasks wait, by work stream and tenant.
+    """Return how many new tasks, and calls and runs of running ones, wait by work stream and tenant.
 
     Counts the next `most` tenants of each stream separately, and all others together under `*`.
     """
@@ -482,7 +484,9 @@ async def waiting_tasks(bus: EventBus, most: int = 1000) -> dict[str, Counter[st
     for stream, total in totals.items():
         names = [name.decode() for name in cast(list[bytes], await call("ZRANGE", keys.turns(stream), 0, most - 1))]
         asked = [call("ZCARD", keys.queue(stream, name)) for name in names]
-        counts = Counter({name: cast(int, await one) for name, one in zip(names, asked, strict=True)})
+        counts = Counter[str]()
+        for name, one in zip(names, asked, strict=True):
+            counts[name.removeprefix(RUNNING)] += cast(int, await one)
         counts[ALL_OTHERS] += max(0, total - counts.total())
         found[stream] = +counts
     return found

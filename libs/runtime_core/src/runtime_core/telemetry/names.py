@@ -341,7 +341,8 @@ TASKS_OPEN = _gauge(
 )
 TASKS_QUEUED = _gauge(
     "weft_tasks_queued",
-    "Tasks that wait for their tenants' turns: the 20 tenants with most; the others are `*`, the unnamed one is `-`.",
+    "Tasks, and calls of running ones, that wait for their tenants' turns: the 20 tenants with most; others are `*`, "
+    "the unnamed one is `-`.",
     ("partition", "tenant"), LEADER, "it grows without bound: a tenant submits more than its share of handlers can do",
 )  # fmt: skip
 SCHEDULE_BYTES = _gauge(

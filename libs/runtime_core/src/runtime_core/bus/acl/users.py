@@ -306,7 +306,7 @@ SERVICES = (
         "tool-handler",
         "runs tools: takes calls from `tool` streams and commits their results",
         "tool",
-        (*_CALLED, "mark_started", "take_slots"),
+        (*_CALLED, "mark_started", "refill", "take_slots"),
     ),
     *(
         _handler(

@@ -42,10 +42,11 @@ local function call_now(base, args, turn, at)
   local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
   local digest, data = args[at + 5], args[at + 7]
   local kept = keeps_children(turn.flags)
-  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data,
-    args[at + 8], now, kept and digest)
+  local kind, failed, has_child, has_output, waits = start_call(base, task, run, step, target, name, call_key, data,
+    args[at + 8], now, turn, kept and digest)
   if has_child then turn.flags = flag(turn.flags, FLAG.children) end
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
+  if waits then turn.flags = flag(turn.flags, FLAG.timers) end
   if kind then
     redis.call('HSET', rk, RUN.missing .. step, digest .. kind .. turn.wait)
     turn.opened, turn.waits = turn.opened + 1, true
@@ -65,7 +66,7 @@ local function ask_part(base, args, turn, at)
   local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step, RUN.override_from .. step)
   if letter ~= PART.call then
     if not known[1] then
-      send_part(base, args, at, args[3], args[4])
+      send_part(base, args, at, args[3], args[4], turn)
       redis.call('HSET', rk, RUN.result .. step, args[last] .. RESULT.ok .. args[6] .. 'null')
     end
   elseif known[1] then
@@ -127,6 +128,7 @@ local function ask(keys, args)
     at = at + PART_SIZE[args[at]]
   end
   survive_by_wait(base, args, turn)
+  if turn.waiting then QUEUE.flush(base, turn) end
   if turn.flags ~= (v[4] or '') then redis.call('HSET', key, TASK.flags, turn.flags) end
   local open = redis.call('HINCRBY', rk, RUN.open_asks, turn.opened)
   -- This turn waits now, so a callback that came in before is nested on it.

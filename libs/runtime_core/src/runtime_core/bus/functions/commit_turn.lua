@@ -217,9 +217,10 @@ local function end_run(base, args, turn, mode)
   if turn.usage then redis.call('HSET', turn.key, TASK.usage, turn.usage, TASK.flags, turn.flags) end
   local at = FIRST_PART
   while args[at] do
-    send_part(base, args, at, task, run)
+    send_part(base, args, at, task, run, turn)
     at = at + PART_SIZE[args[at]]
   end
+  if turn.waiting then QUEUE.flush(base, turn) end
   write_state(base, instance, args[12], task .. '|' .. run)
   if mode == MODE.over_limit then
     end_over_limit(base, task, run, instance, ending, turn.flags, result, steps, now, rows)
@@ -308,10 +309,11 @@ local function put_call(base, args, turn, at)
   local target, step, name, call_key = args[at + 1], args[at + 2], args[at + 3], args[at + 4]
   local digest, wait, data, now = args[at + 5], args[at + 6], args[at + 7], args[8]
   local kept = keeps_children(turn.flags)
-  local kind, failed, has_child, has_output = start_call(base, task, run, step, target, name, call_key, data,
-    args[at + 8], now, kept and digest)
+  local kind, failed, has_child, has_output, waits = start_call(base, task, run, step, target, name, call_key, data,
+    args[at + 8], now, turn, kept and digest)
   if has_child then turn.flags = flag(turn.flags, FLAG.children) end
   if has_output then turn.flags = flag(turn.flags, FLAG.output) end
+  if waits then turn.flags = flag(turn.flags, FLAG.timers) end
   if kind then return put_missing(turn, step, digest, kind, wait) end
   record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)
   turn.steps = turn.steps + 1
@@ -377,7 +379,7 @@ end
 local function put_null(turn, step, digest, now) put(turn, RUN.result .. step, digest .. RESULT.ok .. now .. 'null') end
 
 local function put_sent(base, args, turn, at)
-  send_part(base, args, at, args[4], args[5])
+  send_part(base, args, at, args[4], args[5], turn)
   local last = at + PART_SIZE[args[at]] - 1
   put_null(turn, args[last - 1], args[last], args[8])
 end
@@ -450,6 +452,7 @@ local function suspend(base, args, turn, header, number)
     PUT_PART[args[at]](base, args, turn, at)
     at = at + PART_SIZE[args[at]]
   end
+  if turn.waiting then QUEUE.flush(base, turn) end
   local current = write_run(base, args, turn, header, number)
   -- Only now: a receiver that is not stored as missing counts as gone.
   for name, steps in pairs(turn.receivers or {}) do add_receivers(base, args[4], args[5], name, steps) end

@@ -123,7 +123,7 @@ local function dead_letter(keys, args)
   local task, run, letter = head[3], head[4], letter_of(args, fields, named, head)
   local inst = (is_turn and head[6] ~= '') and (head[5] .. '/' .. head[6]) or ''
   local v = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.header, 'steps', TASK.flags)
-  if not is_wanted(base, entry, is_turn, task, run, v[1]) then
+  if not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then
     settle_unwanted(base, stream, entry, is_turn, inst, task, run, args[6], args[7])
     if args[4] ~= 'malformed' then return 'DONE' end
     -- The bus never sent it, so no commit can have handled it before.

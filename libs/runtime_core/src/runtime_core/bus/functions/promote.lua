@@ -1,4 +1,5 @@
-local function promote_retry(base, member, rest)
+local function promote_retry(base, member, rest, now)
+  if QUEUE.postpone(base, member, now) then return end
   local stream = string.match(rest, '^([^|]*)|')
   local packed = redis.call('HGET', base .. 'delayed', member)
   local fields, task, run, status
@@ -9,7 +10,7 @@ local function promote_retry(base, member, rest)
     status = redis.call('HGET', base .. 'task:' .. task, 'status')
   end
   local is_turn = is_agent_stream(stream)
-  local waits = is_wanted(base, 'retry', is_turn, task, run, status)
+  local waits = QUEUE.is_wanted(base, 'retry', is_turn, task, run, status)
   if waits then check_stream(base, stream) end
   redis.call('ZREM', base .. 'timers', member)
   redis.call('HDEL', base .. 'delayed', member)
@@ -71,7 +72,7 @@ end
 local PROMOTE = {e = promote_retry, s = promote_answer, d = promote_deadline, i = promote_mailbox, l = promote_limit}
 
 -- Fires due timers: appends retries again, answers sleeps and questions, ends tasks over their time limit. Also moves a
--- few tasks that wait for their tenants' turns, and returns their number, so handlers need no call for it.
+-- few tasks and calls that wait for their tenants' turns, and returns their number, so handlers need no call for it.
 -- KEYS 1 base
 -- ARGV 1 maximum number · 2 stream limit (unread work waits instead of growing without bound)
 -- RETURNS {number of fired timers, ms until the next timer or -1, number of tasks that wait for their tenants' turns}

@@ -36,7 +36,7 @@ local function retry(keys, args)
     return 'DONE'
   end
   local fields = found[2]
-  if not is_wanted(base, entry, is_turn, task, run, redis.call('HGET', key, 'status')) then
+  if not QUEUE.is_wanted(base, entry, is_turn, task, run, redis.call('HGET', key, 'status')) then
     local head = lines(fields[2])
     local instance = is_turn and head[6] ~= '' and head[5] .. '/' .. head[6] or ''
     settle_unwanted(base, stream, entry, is_turn, instance, task, run, text(now_ms(base)), error_json('UnknownOutcome',

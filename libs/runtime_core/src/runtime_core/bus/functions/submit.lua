@@ -86,7 +86,9 @@ end
 
 -- The reply to a submit that does not fit, or nil. `meta` has the values that `submit` has read.
 local function find_overload(base, meta, stream, length, queued)
-  if length + queued >= tonumber(meta[2] or '100000') then
+  local most = tonumber(meta[2] or '100000')
+  -- `queued` counts what waits for all streams.
+  if length + queued >= most and length + tonumber(redis.call('HGET', base .. 'queues', stream) or '0') >= most then
     return {'overloaded', 'the stream ' .. stream .. ' holds as much open work as it may'}
   end
   if is_record_full(base, tonumber(meta[4] or '1000000')) then

@@ -134,7 +134,7 @@ local function take_slots(keys, args)
   local had = held and lines(held)
   -- A repeat, since the reply was lost: the entry waits already.
   if had and had[2] ~= '' and had[2] ~= '?' and had[1] == entry then return 'WAIT' end
-  if not found or not is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end
+  if not found or not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end
   if had and had[2] == '' and (had[1] == entry or args[6] == '') then return 'OK' end
   if had and had[2] == '?' then
     -- Others may have come to the mailbox of its instance meanwhile.
@@ -154,7 +154,7 @@ local function take_slots(keys, args)
   if args[7] ~= '' and not SLOT.has(base, args[FIRST_LIMIT], ref) then
     if replace_older(base, args, ref, args[FIRST_LIMIT]) then return 'DONE' end
     v = redis.call('HMGET', key, 'status', TASK.flags, RUN.header)
-    if not is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end
+    if not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end
   end
   -- After the ends of others, which forget a limit that nothing uses.
   local limits, changed, declared = declare(base, args)

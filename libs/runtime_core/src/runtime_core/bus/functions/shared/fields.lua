@@ -10,9 +10,9 @@
 -- A run: `run:<task>/<run>`. The first run's fields are in the task's own hash, `task:<task>`.
 local RUN = {
   current = 'cur',          -- entry id in flight, or where the run waits: `held` for its steps, `mail` in a mailbox,
-                            -- `nest` for the holder of its instance to wait, `retry`, `pend` for a nested run to end,
-                            -- `park` after it diverged, `queue` for its tenant's turn (queues.lua), `slot` for a slot
-                            -- of a limit (slots.lua)
+                            -- `nest` for the holder of its instance to wait, `retry` (or for a turn, see turns.lua),
+                            -- `pend` for a nested run to end, `park` after it diverged, `queue` for its tenant's turn
+                            -- (queues.lua), `slot` for a slot of a limit (slots.lua)
   header = 'h',             -- one value a line: see `header_of`
   input = 'd',              -- JSON
   context = 'x',            -- JSON that travels with every event

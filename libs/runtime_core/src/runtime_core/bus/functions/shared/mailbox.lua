@@ -276,12 +276,13 @@ function KEY.is_released(base, task, run)
 end
 
 -- Delivers a run to its agent: immediately, as a nested call, or through the instance's mailbox. The caller stores
--- `cur` (the returned value) with the run's other fields. `bounded`: returns nil and an error (JSON), without writing,
--- if the mailbox is full, or if the request would wait for its own caller. `turn` is that of `append_start`, for
--- a run that has a journal; events with a key need none, since their reader always loads the run.
-local function deliver(base, task, run, stream, agent, key, data, context, bounded, turn)
+-- `cur` (the returned value) with the run's other fields. `caller` is that of `QUEUE.append`, if a task starts the run.
+-- Then it also returns nil and an error (JSON), without writing, if the mailbox is full, or if the request would wait for
+-- its own caller. `turn` is that of `append_start`, for a run that has a journal; events with a key need none, since their
+-- reader always loads the run.
+local function deliver(base, task, run, stream, agent, key, data, context, caller, turn)
   if key == '' or (turn and KEY.is_released(base, task, run)) then
-    return append_start(base, task, run, stream, agent, key, data, context, turn)
+    return append_start(base, task, run, stream, agent, key, data, context, turn, caller)
   end
   local inst = agent .. '/' .. key
   local ik = base .. 'inst:' .. inst
@@ -289,7 +290,7 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
   local ref = task .. '|' .. run
   if not busy then
     redis.call('HSET', ik, INSTANCE.holders, ref)
-    return append_start(base, task, run, stream, agent, key, data, context)
+    return append_start(base, task, run, stream, agent, key, data, context, nil, caller)
   end
   if interleaves(base, agent) then
     redis.call('HSET', ik, INSTANCE.holders, busy .. '\n' .. ref)
@@ -321,7 +322,7 @@ local function deliver(base, task, run, stream, agent, key, data, context, bound
       return entry
     end
   end
-  if bounded then
+  if caller then
     local waiting = redis.call('LLEN', base .. 'mail:' .. inst)
     if waiting > 0 and waiting >= tonumber(redis.call('HGET', base .. 'meta', 'mailbox_max') or '10000') then
       return nil, mailbox_full(agent, key)

@@ -25,8 +25,8 @@ local function subscribers(base, topic, key, sender)
 end
 
 -- A message that nobody waits for becomes a separate task; its id derives from the step that sent it, so that
--- a repeated commit starts nothing twice.
-local function send_detached(base, task, agent, key, data, context, from_task, from_run)
+-- a repeated commit starts nothing twice. `turn` is the `QUEUE.caller` of a commit that sends more.
+local function send_detached(base, task, agent, key, data, context, from_task, from_run, turn)
   if string.sub(agent, 1, 1) == '@' then
     local place, name = string.match(agent, '^(@%d+):(.*)$')
     ask_elsewhere(base, place .. ':' .. task, name, key, data, context, '')
@@ -42,7 +42,9 @@ local function send_detached(base, task, agent, key, data, context, from_task, f
   local tk = base .. 'task:' .. task
   if redis.call('EXISTS', tk) == 1 then return end
   local from = from_task .. '/' .. from_run
-  local entry = deliver(base, task, FIRST_RUN, stream, agent, key, data, context, true)
+  local caller = turn or QUEUE.caller(base, from_task)
+  local entry = deliver(base, task, FIRST_RUN, stream, agent, key, data, context, caller)
+  if not turn then QUEUE.flush(base, caller) end
   if entry then
     store_task(base, task, stream, agent, key, data, context, from, entry)
   else

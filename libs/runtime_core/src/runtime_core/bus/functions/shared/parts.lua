@@ -20,9 +20,9 @@ local function check_sent(base, args, at)
   end
 end
 
-local function send_part(base, args, at, task, run)
+local function send_part(base, args, at, task, run, turn)
   if args[at] == PART.message then
-    send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], task, run)
+    send_detached(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], task, run, turn)
   elseif args[at] == PART.publish then
     publish_message(base, args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5], args[at + 6], task, run)
   end

@@ -1,8 +1,9 @@
 -- Fairness among tenants. While a work stream is long, the first events of new tasks wait in a queue of their tenant,
 -- and move onto the stream in turn. A task in a queue has `cur` = `queue`; its hash has all that its start event needs.
---   queues                    <stream>: how many tasks wait for it · <stream>|now: virtual time of its turns
---                             · <stream>|at: when a task moved last (ms) · <stream>|past: entries of tasks that moved
---                             onto a long stream · seq: number of the last task that was queued
+--   queues                    <stream>: how many tasks wait for it, with the deliveries that wait (turns.lua)
+--                             · <stream>|now: virtual time of its turns · <stream>|at: when one moved last (ms)
+--                             · <stream>|past: entries of those that moved onto a long stream
+--                             · seq: number of the last one that was queued
 --   turns:<stream>            tenants by the virtual time of their next turn; a tenant without waiting tasks stays
 -- until then
 --   queue:<stream>|<tenant>   tasks by priority, then by the order of their submits
@@ -11,26 +12,12 @@
 --                             limit), then both in the namespace; `*` for all others
 --   open:<tenant>             the open tasks of a named tenant
 --   rate:<tenant>             when the tenant's next task is due at its rate (ms): a token bucket as one number
--- `queued` in `meta` is the number of waiting tasks in all queues of the partition: a cheap check that none wait.
-local QUEUE = {STRIDE = 1000000, LOOKS = 50, STEP_MS = 100, PAST = 8, TOP_UP = 32, HIGHEST = 9, PRIORITY = 2 ^ 44}
-
--- The tenant at the beginning of an id, or an empty text. Publishers cannot name ids of another tenant.
-function QUEUE.tenant_of(task) return string.match(task, '^([^.]*)%.') or '' end
+-- `queued` in `meta` is the number of waiting tasks and deliveries in all queues of the partition: a cheap check that none wait.
 
 -- Whether a task was cancelled before its submit. Earlier releases have one set for all tenants.
 function QUEUE.was_cancelled(base, task)
   return redis.call('ZSCORE', base .. 'tombs:' .. QUEUE.tenant_of(task), task) or
     redis.call('ZSCORE', base .. 'tombs', task)
-end
-
-function QUEUE.key(base, stream, tenant) return base .. 'queue:' .. stream .. '|' .. tenant end
-
--- Entries of a stream that nobody has read. pcall: a lost group is recreated at 0, so nothing counts as read.
-function QUEUE.unread(base, stream)
-  local length = redis.call('XLEN', base .. stream)
-  if length == 0 then return 0 end
-  local pending = redis.pcall('XPENDING', base .. stream, group_of(stream))
-  return math.max(0, length - tonumber(pending[1] or 0))
 end
 
 -- Whether a new task must wait. `length` is that of its stream, `most` the number of unread entries that the stream may
@@ -56,11 +43,15 @@ function QUEUE.put(base, stream, tenant, priority, task)
   redis.call('HINCRBY', base .. 'meta', 'queued', 1)
 end
 
-function QUEUE.count_down(base, stream, gone)
+-- `deliveries` of the ones that are gone are not tasks, but were started by running ones.
+function QUEUE.count_down(base, stream, gone, deliveries)
   if gone == 0 then return end
-  local queues = base .. 'queues'
+  local queues, running = base .. 'queues', stream .. '|~'
+  if deliveries and deliveries > 0 and redis.call('HINCRBY', queues, running, -deliveries) <= 0 then
+    redis.call('HDEL', queues, running)
+  end
   if redis.call('HINCRBY', queues, stream, -gone) <= 0 then
-    redis.call('HDEL', queues, stream, stream .. '|now')
+    redis.call('HDEL', queues, stream, stream .. '|now', running)
     redis.call('DEL', base .. 'turns:' .. stream)
   end
   if redis.call('HINCRBY', base .. 'meta', 'queued', -gone) <= 0 then redis.call('HDEL', base .. 'meta', 'queued') end
@@ -100,6 +91,22 @@ function QUEUE.start(base, task)
   return entry
 end
 
+-- Whether the timer of a delivery that waits for its turn is set again, since a refill will move it. Otherwise it leaves
+-- its queue.
+function QUEUE.postpone(base, member, now)
+  local stream, line = string.match(member, '^e|([^|]*)|~%d+(\n.*)$')
+  if not stream then return false end
+  local key = QUEUE.key(base, stream, line)
+  -- pcall: if another program stores something else there, the timer moves the delivery.
+  if type(redis.pcall('ZSCORE', key, member)) ~= 'string' then return false end
+  if redis.call('HEXISTS', base .. 'queues', stream) == 1 and redis.call('ZSCORE', base .. 'turns:' .. stream, line) then
+    redis.call('ZADD', base .. 'timers', text(now + QUEUE.TIMER_MS), member)
+    return true
+  end
+  QUEUE.count_down(base, stream, redis.call('ZREM', key, member), 1)
+  return false
+end
+
 -- Weight, limit of open tasks and limit of tasks a second of a tenant; the last two are 0 if there is no limit.
 function QUEUE.settings(base, tenant)
   local found = redis.call('HMGET', base .. 'tenants', tenant, '*')
@@ -125,51 +132,116 @@ function QUEUE.still_unread(base, stream, entries)
   return left
 end
 
--- Moves waiting tasks onto a stream, in turn among tenants, until `want` of its entries are unread. Onto a longer
--- stream one task moves each 100 ms, while few such tasks are unread: continuations of running tasks, which never wait,
--- may keep it long forever, and must not keep others out.
-function QUEUE.refill(base, stream, want, now)
+-- Starts the next task in a tenant's queue. Returns how many have left the queue, the entries of those that moved, and
+-- whether the tenant has spent a turn. pcall: from here on nothing may raise, since those that have moved are counted at
+-- the end.
+function QUEUE.start_next(base, stream, key)
+  local found = redis.pcall('ZRANGE', key, 0, 0)
+  local task = found[1]
+  if not task then return 0, {}, found.err end
+  local done, moved = pcall(QUEUE.start, base, task)
+  redis.call('ZREM', key, task)
+  if done then return 1, {moved}, moved end
+  QUEUE.put_last(base, key, task)
+  return 0, {}, true
+end
+
+-- One that cannot start (a key of another type) goes behind all others and blocks none of them.
+function QUEUE.put_last(base, key, member)
+  local order = redis.call('HINCRBY', base .. 'queues', 'seq', 1) + 10 * QUEUE.PRIORITY
+  redis.call('ZADD', key, text(order), member)
+end
+
+-- Appends one delivery that waits for its turn, if it still counts. Raises before it writes. `tasks` keeps what is known of
+-- its task for the others.
+function QUEUE.move(base, stream, member, packed, tasks)
+  if not packed then return nil end
+  local fields = cmsgpack.unpack(packed)
+  local task, run = string.match(fields[2], '^[^\n]*\n[^\n]*\n([^\n]*)\n([^\n]*)')
+  local known = tasks[task]
+  if not known then
+    known = {status = redis.call('HGET', base .. 'task:' .. task, 'status'), listed = {}}
+    tasks[task] = known
+  end
+  local is_turn = is_agent_stream(stream)
+  local wanted = QUEUE.is_wanted(base, 'retry', is_turn, task, run, known.status)
+  known.listed[#known.listed + 1] = TASK.timer .. member
+  if not wanted then return nil end
+  local entry = redis.call('XADD', base .. stream, '*', unpack(fields))
+  if is_turn then redis.call('HSET', run_key(base, task, run), RUN.current, entry) end
+  return entry
+end
+
+-- The same for up to `most` of the deliveries that a tenant's running tasks have started.
+function QUEUE.move_next(base, stream, key, most)
+  local found = redis.pcall('ZRANGE', key, 0, most - 1)
+  local packed = found[1] and redis.pcall('HMGET', base .. 'delayed', unpack(found)) or {}
+  if found.err or packed.err then return 0, {}, true end
+  local entries, taken, tasks = {}, {}, {}
+  for i, member in ipairs(found) do
+    local done, entry = pcall(QUEUE.move, base, stream, member, packed[i], tasks)
+    if done then taken[#taken + 1] = member else QUEUE.put_last(base, key, member) end
+    if done and entry then entries[#entries + 1] = entry end
+  end
+  if taken[1] then
+    redis.call('ZREM', key, unpack(taken))
+    redis.pcall('ZREM', base .. 'timers', unpack(taken))
+    redis.call('HDEL', base .. 'delayed', unpack(taken))
+  end
+  for task, known in pairs(tasks) do
+    if known.status and known.listed[1] then redis.call('HDEL', base .. 'task:' .. task, unpack(known.listed)) end
+  end
+  return #taken, entries, found[1] ~= nil
+end
+
+-- Moves waiting tasks and deliveries onto a stream, in turn among tenants, until `want` of its entries are unread, or
+-- `most` if no new task waits. Onto a longer stream one moves each 100 ms, while few such are unread: resumed runs, which
+-- never wait, may keep it long forever, and must not keep others out.
+function QUEUE.refill(base, stream, want, most, now)
   local queues, turns, past = base .. 'queues', base .. 'turns:' .. stream, nil
-  local v = redis.call('HMGET', queues, stream, stream .. '|at', stream .. '|past')
+  local v = redis.call('HMGET', queues, stream, stream .. '|at', stream .. '|past', stream .. '|~')
   if not v[1] then return end
   redis.call('HLEN', base .. 'tenants')
-  local room = want - QUEUE.unread(base, stream)
+  local room = (v[1] == v[4] and most or want) - QUEUE.unread(base, stream)
+  room = math.min(room, QUEUE.MOST_MOVES)
   if room < 1 and math.abs(now - tonumber(v[2] or '0')) >= QUEUE.STEP_MS then
     past = QUEUE.still_unread(base, stream, v[3] or '')
     if #past < QUEUE.PAST then room = 1 end
   end
-  local weights, gone, last = {}, 0, nil
+  local weights, gone, deliveries, last = {}, 0, 0, nil
   for _ = 1, room > 0 and room + QUEUE.LOOKS or 0 do
     local tenant, at = unpack(redis.call('ZRANGE', turns, 0, 0, 'WITHSCORES'))
-    if room < 1 or not tenant then break end
-    local key = QUEUE.key(base, stream, tenant)
-    -- pcall: from here on nothing may raise, since tasks that have moved are counted at the end.
-    local found = redis.pcall('ZRANGE', key, 0, 0)
-    local task, spent, entry = found[1], found.err, ''
-    if task then
-      local done, moved = pcall(QUEUE.start, base, task)
-      spent = moved or not done
-      redis.call('ZREM', key, task)
-      if done then
-        gone, entry = gone + 1, moved or ''
-      else
-        -- A task that cannot start (a key of another type) goes behind all others and blocks none of them.
-        local order = redis.call('HINCRBY', queues, 'seq', 1) + 10 * QUEUE.PRIORITY
-        redis.call('ZADD', key, text(order), task)
-      end
-    elseif not spent then
-      redis.call('ZREM', turns, tenant)
+    if room < 1 then break end
+    if not tenant then
+      -- Nothing is left, not even of what another program has deleted.
+      gone, deliveries = tonumber(v[1]), tonumber(v[4] or '0')
+      break
     end
+    local key = QUEUE.key(base, stream, tenant)
+    local is_running = string.sub(tenant, 1, 1) == QUEUE.RUNNING
+    local left, entries, spent
+    if is_running then
+      left, entries, spent = QUEUE.move_next(base, stream, key, math.min(room, QUEUE.AT_ONCE))
+      deliveries = deliveries + left
+    else
+      left, entries, spent = QUEUE.start_next(base, stream, key)
+    end
+    gone = gone + left
     if spent then
-      weights[tenant] = weights[tenant] or QUEUE.settings(base, tenant)
-      last, room = at, room - 1
-      if past then past[#past + 1] = entry end
-      redis.call('ZADD', turns, text(tonumber(at) + math.floor(QUEUE.STRIDE / weights[tenant])), tenant)
+      weights[tenant] = weights[tenant] or QUEUE.settings(base, is_running and string.sub(tenant, 2) or tenant)
+      local moved = #entries
+      -- One that cannot start takes a place, those of ended tasks do not: there may be thousands.
+      last, room = at, room - (left > 0 and moved or 1)
+      if past then for _, entry in ipairs(entries) do past[#past + 1] = entry end end
+      local cost = math.floor(math.max(1, moved) * QUEUE.STRIDE / weights[tenant])
+      redis.call('ZADD', turns, text(tonumber(at) + cost), tenant)
+    elseif left == 0 then
+      redis.call('ZREM', turns, tenant)
     end
   end
   if last then redis.call('HSET', queues, stream .. '|now', text(tonumber(last)), stream .. '|at', text(now)) end
   if past then redis.call('HSET', queues, stream .. '|past', table.concat(past, ' ')) end
-  QUEUE.count_down(base, stream, gone)
+  QUEUE.count_down(base, stream, gone, deliveries)
 end
 
 -- Refills these streams, or all if none is named. Returns how many tasks still wait. pcall: an error in one stream's
@@ -177,9 +249,12 @@ end
 function QUEUE.refill_all(base, want, now, streams)
   local meta = redis.call('HMGET', base .. 'meta', 'queued', 'ready_max')
   if not meta[1] then return 0 end
-  want = math.min(want, tonumber(meta[2] or want))
+  local most = tonumber(meta[2] or want)
+  want = math.min(want, most)
   for _, stream in ipairs(streams or redis.call('HKEYS', base .. 'queues')) do
-    if group_of(stream) and not string.find(stream, '|', 1, true) then pcall(QUEUE.refill, base, stream, want, now) end
+    if group_of(stream) and not string.find(stream, '|', 1, true) then
+      pcall(QUEUE.refill, base, stream, want, most, now)
+    end
   end
   return tonumber(redis.call('HGET', base .. 'meta', 'queued') or '0')
 end

@@ -24,15 +24,6 @@ local function settle_last(base, stream, entry)
   redis.pcall('XDEL', key, entry)
 end
 
--- `turn` is 0 for a run without a past. Another number makes its reader load the journal first.
-local function append_start(base, task, run, stream, agent, key, data, context, turn)
-  local header = '1\nstart\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. (turn or '0')
-  if context and context ~= '' then
-    return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.data, data, ENTRY.context, context)
-  end
-  return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.data, data)
-end
-
 local function append_resume(base, task, run, stream, agent, key, turn, step, value)
   local header = '1\nresume\n' .. task .. '\n' .. run .. '\n' .. agent .. '\n' .. key .. '\n1\n' .. turn
   return redis.call('XADD', base .. stream, '*', ENTRY.header, header, ENTRY.step, step, ENTRY.data, value)

@@ -38,8 +38,11 @@ local function store_task(base, task, stream, agent, key, data, context, from, e
   list_start(base, task, created)
   redis.call('HSET', base .. 'task:' .. task, 'status', 'accepted', RUN.current, entry, RUN.input, data, RUN.header,
     stream .. '\n' .. agent .. '\n' .. key .. '\n\n' .. created .. '\n0\n' .. task .. '\n' .. from .. '\n\n')
-  if context == '' then return end
-  local flags = traced_flag('', context)
+  local flags = traced_flag(entry == 'retry' and FLAG.timers or '', context)
+  if context == '' then
+    if flags ~= '' then redis.call('HSET', base .. 'task:' .. task, TASK.flags, flags) end
+    return
+  end
   if flags ~= '' then
     redis.call('HSET', base .. 'task:' .. task, RUN.context, context, TASK.flags, flags)
   else

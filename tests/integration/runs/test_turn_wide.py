@@ -1,0 +1,49 @@
+"""A turn that calls thousands of tools holds up no other work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any  # Any: the arguments of the commit that the test counts
+
+import pytest
+
+from runtime_core.bus.commits import WIDE_PARTS
+from runtime_core.bus.event_bus import EventBus
+from weft import AgentContext, App
+from weft.testing import AppTest
+
+app = App("wide")
+
+
+@app.tool
+async def nothing() -> None:
+    pass
+
+
+@app.agent("wide")
+async def wide(ctx: AgentContext, count: int) -> int:
+    return len(await ctx.gather(*(ctx.tool("nothing") for _ in range(count))))
+
+
+async def test_wide_commits_go_to_the_broker_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way = {True: 0, False: 0}
+    most = dict(under_way)
+    commit = EventBus.commit_turn
+
+    async def counted(bus: EventBus, *args: Any) -> bool:
+        is_wide = args[-1] > WIDE_PARTS
+        under_way[is_wide] += 1
+        most[is_wide] = max(most[is_wide], under_way[is_wide])
+        try:
+            await asyncio.sleep(0.01)  # as a broker that is busy with it
+            return await commit(bus, *args)
+        finally:
+            under_way[is_wide] -= 1
+
+    monkeypatch.setattr(EventBus, "commit_turn", counted)
+    async with AppTest(app) as test:
+        for count in (WIDE_PARTS + 1, 1):
+            tasks = [await test.client.submit("wide", count) for _ in range(4)]
+            assert [(await task.result(timeout=60)).value() for task in tasks] == [count] * 4
+    assert most[True] == 1
+    assert most[False] > 1
