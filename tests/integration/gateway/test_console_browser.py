@@ -140,7 +140,7 @@ async def test_a_person_works_with_tasks(desk: Desk) -> None:
         # Select and redrive; select and cancel.
         await page.check("#t-works-analyst input")
         await page.click("text=Redrive selected")
-        await expect(page.locator(".notice")).to_have_text("1 dead letter runs again.")
+        await expect(page.locator(".notice")).to_have_text("1 dead letter was redriven.")
         page = await console.open("/tasks?session=works")
         await page.check("#t-works-archivist input")
         await expect(page.locator("[data-count]")).to_have_text("1 selected")
@@ -207,7 +207,7 @@ async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
         await expect(page.locator("textarea[data-edits]")).to_have_value('{"symbol": "OTHER"')
         await page.fill("textarea[data-edits]", '{"symbol": "OTHER"}')
         await page.click("text=Redrive with the edited data")
-        await expect(page.locator(".notice")).to_have_text("The dead letter runs again.")
+        await expect(page.locator(".notice")).to_have_text("It was redriven, and runs again.")
         assert console.errors == []
 
 
@@ -300,3 +300,30 @@ async def test_no_barriers_and_no_overflow_at_any_width(desk: Desk) -> None:
                 assert over <= 0, f"{path} is {over} px wider than {name}"
             assert [each for each in console.errors if "404" not in each] == []
             await context.close()
+
+
+async def test_a_page_says_that_the_gateway_is_gone_and_keeps_its_forms(desk: Desk) -> None:
+    async with desk.opened("gone") as console:
+        page = await console.open("/tasks/gone-listener")
+        line, opened = page.locator("[data-lost]"), page.locator("[data-since]").first
+        await expect(page.locator("#why")).to_contain_text("message breaking-news")
+        await page.fill("[name=value]", "a long message")
+        await page.route("**/*", lambda route: route.abort())
+        await expect(line).to_have_text(re.compile(r"^No connection to the gateway since .+; trying again\.$"))
+        assert await line.get_attribute("role") == "status"
+        # The clock stands still, and a form that cannot be sent stays as it is.
+        frozen = await opened.text_content()
+        await page.click("#send button")
+        await expect(line).to_contain_text("Nothing was sent.")
+        await page.wait_for_event("requestfailed")  # it tries again
+        assert await opened.text_content() == frozen
+        assert await page.input_value("[name=value]") == "a long message"
+        await page.unroute("**/*")
+        await expect(line).to_be_empty()
+        await page.click("#send button")
+        await expect(page.locator(".notice")).to_have_text("The message was sent.")
+        assert {each for each in console.errors if "ERR_FAILED" not in each} == set()
+        # A gateway behind a proxy that answers with an error is as good as gone.
+        await console.open("/people")
+        await page.route("**/people", lambda route: route.fulfill(status=502))
+        await expect(line).to_have_text(re.compile(r"^The gateway answers 502 since .+; trying again\.$"))

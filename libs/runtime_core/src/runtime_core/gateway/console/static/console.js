@@ -27,11 +27,11 @@
     const now = Date.now();
     for (const each of $$("time[datetime]")) {
       const at = Date.parse(each.dateTime);
-      if (Number.isNaN(at)) continue;
+      if (Number.isNaN(at) || (connection.isLost && each.hasAttribute("data-ago"))) continue; // its clock stands still
       each.textContent = each.hasAttribute("data-ago") ? ago(now - at) : when(at);
       each.title = `${local.format(at)} (${each.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
     }
-    for (const each of $$("[data-since]")) each.textContent = span(now - Date.parse(each.dataset.since));
+    if (!connection.isLost) for (const each of $$("[data-since]")) each.textContent = span(now - Date.parse(each.dataset.since));
   };
 
   // -- live parts: change what differs, keep what a person does ----------------------------------------------
@@ -61,11 +61,7 @@
     while (at) { const following = at.nextSibling; at.remove(); at = following; }
   };
 
-  const load = async (url) => {
-    const response = await fetch(url, { headers: { "X-Live": "1" }, redirect: "error" });
-    if (!response.ok) throw new Error(String(response.status));
-    return new DOMParser().parseFromString(await response.text(), "text/html");
-  };
+  const load = (url) => connection.load(url, lives() !== null);
   const refresh = async (url = location.href) => {
     const page = await load(url);
     for (const old of $$("[data-live]")) {
@@ -95,7 +91,7 @@
   const lives = () => $("[data-live='rows'], [data-refresh], #questions[data-live], [data-live='always']");
   const tick = async () => {
     times();
-    if (document.visibilityState === "visible" && lives() && !$("dialog[open]")) {
+    if (connection.isLost || (document.visibilityState === "visible" && lives() && !$("dialog[open]"))) {
       try { await refresh(); } catch { /* the next one may work */ }
     }
     setTimeout(tick, 2000);
@@ -241,7 +237,7 @@
     else if (button.dataset.confirm && !confirm(button.dataset.confirm)) event.preventDefault();
     else if (button.hasAttribute("data-step") && $("#detail") && !event.metaKey && !event.ctrlKey) {
       event.preventDefault();
-      openStep(button.href).catch(() => { location.href = button.href; });
+      openStep(button.href).catch(() => { if (!connection.isLost) location.href = button.href; });
     }
   });
   document.addEventListener("click", (event) => {
