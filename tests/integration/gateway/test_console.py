@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx2
@@ -283,7 +284,18 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
             await send(client, "/tasks/t-editor/answer", editor, {"request_id": "x", "value": "1"})
         ).status_code == 409
         await send(client, "/tasks/t-editor/answer", editor, {"request_id": request, "value": "go"})
-        await shown(client, "/tasks/t-editor", "go: some text")
+        # Two people answered. The second one learns who was first; the question stays the name of its step.
+        answered = await shown(client, "/tasks/t-editor", "go: some text")
+        assert "Publish “some text”, or what is missing?" in answered.text
+        late = await send(client, "/tasks/t-editor/answer", editor, {"request_id": request, "value": "stop"})
+        assert late.status_code == 409
+        assert "This question was already answered" in late.text
+        assert re.search(r"The answer was go, at 20..-..-.. ..:..:.. UTC\. Yours was not used\.", late.text)
+        assert Page(late.text).all("a", href="/console/tasks/t-editor", **{"class": "button"})
+        gone = await send(client, "/tasks/t-editor/cancel", editor, {})
+        ended = await page(client, gone.headers["location"].removeprefix("/console"))
+        assert "The task had already completed." in ended.text
+        assert "The task was cancelled." not in ended.text
 
         approver = await shown(client, "/tasks/t-approver", "Deny")
         request = approver.all("input", name="request_id")[0]["value"]

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
+from runtime_core.base import text
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
@@ -306,15 +307,15 @@ def test_a_long_error_is_short_until_it_is_opened() -> None:
 
 
 def test_spans_for_little_room() -> None:
-    assert [views.brief(ms) for ms in (47, 3_200, 47_000, 304_000, 3_600_000)] == [
+    assert [text.brief(ms) for ms in (47, 3_200, 47_000, 304_000, 3_600_000)] == [
         "47 ms",
         "3.2 s",
         "47 s",
         "5.1 min",
         "1.0 h",
     ]
-    assert [views.whole(ms) for ms in (45_000, 60_000, 5_400_000, 0)] == ["45 s", "1 min", "1 h 30 min", "0 ms"]
-    assert [views.money(value) for value in (0, 0.0485, 1234.5)] == ["0", "0.0485", "1,234.50"]
+    assert [text.whole(ms) for ms in (45_000, 60_000, 5_400_000, 0)] == ["45 s", "1 min", "1 h 30 min", "0 ms"]
+    assert [text.money(value) for value in (0, 0.0485, 1234.5)] == ["0", "0.0485", "1,234.50"]
 
 
 def test_a_handler_that_runs_a_delivery_alone_is_shown_with_its_task() -> None:
@@ -405,7 +406,7 @@ def test_broken_json_does_not_become_text(name: str) -> None:
         ({"notice": "cancelled-many", "done": "1", "left": "0"}, "1 task was cancelled."),
         ({"notice": "cancelled-many", "done": "2", "left": "1"}, "2 tasks were cancelled; 1 had ended before."),
         ({"notice": "redriven-of-many", "done": "0", "left": "3"},
-         "No dead letters run again; 3 selected tasks have none."),
+         "No dead letters were redriven; 3 selected tasks have none."),
         ({"notice": "dropped-many", "done": "x", "left": "9" * 5000}, "No dead letters were dropped; 9999 are gone."),
         ({"notice": "denied"}, "Denied."),
         ({"notice": "<b>"}, ""),

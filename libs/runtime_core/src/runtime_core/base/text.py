@@ -49,3 +49,45 @@ def in_bytes(size: int) -> str:
         if size >= least:
             return f"{size / least:.1f} {unit}"
     return f"{size / 1024:.1f} KiB"
+
+
+def span(ms: float) -> str:
+    """Return a time span for people: 0.4 ms, 624 ms, 1.25 s, 3 min 02 s, 2 h 10 min, 3.2 d."""
+    if ms < 0.05:
+        return "0 ms"
+    if 10 <= ms < 999.5:
+        return f"{ms:.0f} ms"
+    return f"{ms / 86_400_000:.1f} d" if ms >= 172_800_000 else duration(ms)
+
+
+def brief(ms: float) -> str:
+    """Return a time span for little room, with two digits or three: 47 ms, 3.2 s, 5.1 min, 18 h."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if ms >= size:
+            return f"{ms / size:.1f} {unit}" if ms < 10 * size else f"{ms / size:.0f} {unit}"
+    return f"{ms:.0f} ms"
+
+
+def whole(ms: float) -> str:
+    """Return a time span without parts that are zero, as in `45 s`, `1 min`, `1 h 30 min`."""
+    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+    parts, rest = [], round(ms)
+    for unit, size in units:
+        count, rest = divmod(rest, size)
+        parts += [f"{count} {unit}"] if count else []
+    return " ".join(parts) or "0 ms"
+
+
+def amount(value: float) -> str:
+    """Return a count for people: 1,240, 45.2 k, 3.1 M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def money(value: float) -> str:
+    """Return a cost in the currency that the agents report."""
+    if value == 0:
+        return "0"
+    return f"{value:.4f}" if value < 1 else f"{value:,.2f}"

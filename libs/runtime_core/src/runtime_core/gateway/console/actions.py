@@ -14,12 +14,14 @@ from starlette.responses import Response
 from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
+from runtime_core.gateway.console import views
 from runtime_core.gateway.console.site import HOME, Form, Page, Visit, see
 from runtime_core.gateway.console.views import digest
-from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT
+from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT, Caller
 from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Kind, Problem
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire import codec
+from runtime_core.wire.codec import readable
 
 CANCELLED = "cancelled in the console"
 SELECTED_MAX = 200
@@ -27,6 +29,10 @@ SELECTED_MAX = 200
 LETTERS_MAX = 5_000
 """The newest dead letters, among which those of the selected tasks are."""
 
+ANSWERED = Kind(CONFLICT.name, CONFLICT.status, "This question was already answered")
+ENDED = Kind(CONFLICT.name, CONFLICT.status, "The task has ended")
+ANSWER_SHOWN = 200
+"""Characters of the answer that was first."""
 
 FIELDS_MAX = 30
 """Members of a schema that a form has; more make it one field of JSON."""
@@ -230,8 +236,8 @@ class Actions:
 
     async def cancel(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
-        await self._access.cancel(visit.caller, task_id, CANCELLED)
-        return see(f"{HOME}/tasks/{task_id}", "cancelled")
+        status = await self._access.cancel(visit.caller, task_id, CANCELLED)
+        return see(f"{HOME}/tasks/{task_id}", "cancelled" if status == "cancelled" else f"had-{status}")
 
     async def answer(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
@@ -247,7 +253,13 @@ class Actions:
                 value = {"verdict": "edit", "value": changed}
             if visit.field("reason"):
                 value["reason"] = visit.field("reason")
-        await self._access.answer(visit.caller, task_id, visit.field("request_id"), value)
+        request_id = visit.field("request_id")
+        try:
+            await self._access.answer(visit.caller, task_id, request_id, value)
+        except Problem as problem:
+            if problem.kind is not CONFLICT:
+                raise
+            raise await _late_answer(self._access, visit.caller, task_id, request_id, problem) from None
         notice = _VERDICTS[value["verdict"]] if verdict in _VERDICTS else "answered"
         return see(visit.field("back") or f"{HOME}/tasks/{task_id}", notice)
 
@@ -285,3 +297,22 @@ def _passed(*kinds: Kind) -> Iterator[None]:
     except Problem as problem:
         if problem.kind not in kinds:
             raise
+
+
+async def _late_answer(access: Access, caller: Caller, task_id: str, request_id: str, problem: Problem) -> Problem:
+    """Return why a question took no answer, in words for the person who sent it."""
+    try:
+        recorded = await access.trajectory(caller, task_id)
+    except Problem:
+        recorded = None  # not recorded yet, or there is no store
+    run, _, step = views.path_of_request(request_id).rpartition("/")
+    for each in recorded.steps if recorded is not None else ():
+        if (each.run, each.step) == (run, step) and each.status == "completed":
+            answer = views.preview(readable(bytes(each.output)), ANSWER_SHOWN)
+            first = f"The answer was {answer}" if answer else "It was answered"
+            return Problem(ANSWERED, f"{first}, at {views.utc(each.ended)}. Yours was not used.")
+    if problem.field == "request_id" and "was already answered" in problem.detail:
+        return Problem(ANSWERED, "Somebody else has answered it, or its deadline has passed. Yours was not used.")
+    if problem.field == "task_id":
+        return Problem(ENDED, f"{problem.detail[:1].upper()}{problem.detail[1:]}, so it no longer asks.")
+    return problem

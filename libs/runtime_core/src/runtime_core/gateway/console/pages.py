@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -130,7 +131,7 @@ class Pages:
             tab=query.get("tab", "timeline") if query.get("tab") in ("output", "events", "data") else "timeline",
             fields_of=fields_of,
             waits=views.waits(view, now),
-            snippets=views.snippets(view, url, keyed=not self._site.opened),
+            snippets=snippets(view, url, keyed=not self._site.opened),
             tokens=tokens,
             cost=cost,
             now=now,
@@ -284,3 +285,20 @@ def root_failure(line: views.Timeline) -> Failure | None:
         return None
     root = chain[-1]
     return Failure(root, root.node["error"], chain[-2::-1])
+
+
+def snippets(view: Mapping[str, views.Json], url: str, keyed: bool) -> dict[str, str]:
+    """Return how to start the same task by curl, by the command, and in Python, and how to replay it."""
+    agent, given = str(view.get("agent", "")), view.get("input")
+    body = msgspec.json.encode({"agent": agent, "input": given}).decode()
+    header = ' \\\n  -H "Authorization: Bearer $WEFT_KEY"' if keyed else ""
+    text = msgspec.json.encode(given).decode()
+    literal = repr(given)
+    return {
+        "curl": f"curl -X POST {shlex.quote(url + '/v1/tasks')}{header} \\\n"
+        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}",
+        "CLI": f"weft submit {shlex.quote(agent)} {shlex.quote(text)}",
+        "Python": f"async with Client.connect() as client:\n    task = await client.submit({agent!r}, {literal})\n"
+        "    print(await task.result())",
+        "Replay": f"weft replay check --app MODULE:app --agent {shlex.quote(agent)}",
+    }

@@ -74,6 +74,8 @@ _STATIC_VERSION = hashlib.sha256(b"".join(_STATIC.values())).hexdigest()[:12]
 NOTICES = {
     "started": "The task has started.",
     "cancelled": "The task was cancelled.",
+    "had-completed": "The task had already completed.",
+    "had-failed": "The task had already failed.",
     "answered": "The answer was sent.",
     "approved": "Approved.",
     "edited": "Approved, as edited.",
@@ -81,7 +83,7 @@ NOTICES = {
     "sent": "The message was sent.",
     "again": "This task runs it again.",
     "forked": "The fork has started.",
-    "redriven": "The dead letter runs again.",
+    "redriven": "It was redriven, and runs again.",
     "dropped": "The dead letter was dropped.",
     "deleted": "The schedule was deleted.",
     "none": "Nothing was selected.",
@@ -91,10 +93,10 @@ NOTICES = {
 NOTICES_OF_MANY = {
     "cancelled-many": ("1 task was cancelled", "{} tasks were cancelled", "1 had ended before", "{} had ended before"),
     "redriven-of-many": (
-        "1 dead letter runs again", "{} dead letters run again",
+        "1 dead letter was redriven", "{} dead letters were redriven",
         "1 selected task has none", "{} selected tasks have none",
     ),
-    "redriven-many": ("1 dead letter runs again", "{} dead letters run again", "1 is gone", "{} are gone"),
+    "redriven-many": ("1 dead letter was redriven", "{} dead letters were redriven", "1 is gone", "{} are gone"),
     "dropped-many": ("1 dead letter was dropped", "{} dead letters were dropped", "1 is gone", "{} are gone"),
 }  # fmt: skip
 """The same for many things at once: what was done to one, to several, and why one, or several, were left."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.base.text import duration, in_bytes, shortened
+from runtime_core.base.text import amount, brief, in_bytes, money, shortened, span, whole
 from runtime_core.client.task_view import describe_wait
 from runtime_core.state_manager.waits import describe_lack
 from runtime_core.wire.codec import readable
@@ -101,33 +100,6 @@ def ago(ms: float) -> str:
     return f"{int(seconds)} s ago"
 
 
-def span(ms: float) -> str:
-    """Return a time span for people: 0.4 ms, 624 ms, 1.25 s, 3 min 02 s, 2 h 10 min, 3.2 d."""
-    if ms < 0.05:
-        return "0 ms"
-    if 10 <= ms < 999.5:
-        return f"{ms:.0f} ms"
-    return f"{ms / 86_400_000:.1f} d" if ms >= 172_800_000 else duration(ms)
-
-
-def brief(ms: float) -> str:
-    """Return a time span for little room, with two digits or three: 47 ms, 3.2 s, 5.1 min, 18 h."""
-    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
-        if ms >= size:
-            return f"{ms / size:.1f} {unit}" if ms < 10 * size else f"{ms / size:.0f} {unit}"
-    return f"{ms:.0f} ms"
-
-
-def whole(ms: float) -> str:
-    """Return a time span without parts that are zero, as in `45 s`, `1 min`, `1 h 30 min`."""
-    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
-    parts, rest = [], round(ms)
-    for unit, size in units:
-        count, rest = divmod(rest, size)
-        parts += [f"{count} {unit}"] if count else []
-    return " ".join(parts) or "0 ms"
-
-
 def own_frames(traceback: str) -> str:
     """Return a traceback without Weft's own frames; empty if it has no others, or none of Weft."""
     frames = _FRAME.split(traceback)
@@ -139,19 +111,20 @@ def own_frames(traceback: str) -> str:
     return frames[0] + "".join(own)
 
 
-def amount(value: float) -> str:
-    """Return a count for people: 1,240, 45.2 k, 3.1 M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.1f} {unit}"
-    return f"{value:,.0f}"
+def digest(text: str) -> str:
+    """Return a digest of a text in a form that does not see what browsers change: ends of lines, and outer space."""
+    same = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd").strip()
+    return hashlib.sha256(same.encode(errors="replace")).hexdigest()
 
 
-def money(value: float) -> str:
-    """Return a cost in the currency that the agents report."""
-    if value == 0:
-        return "0"
-    return f"{value:.4f}" if value < 1 else f"{value:,.2f}"
+def tokens_and_cost(usage: Mapping[str, Json]) -> tuple[float, float]:
+    """Return the tokens and the cost of a usage."""
+    numbers = {name: value for name, value in usage.items() if isinstance(value, int | float)}
+    tokens = numbers.get("input_tokens", 0) + numbers.get("output_tokens", 0)
+    return tokens or numbers.get("tokens", 0), numbers.get("cost", 0)
+
+
+# -- what a task waits for ---------------------------------------------------------------------------------------
 
 
 def waits(view: Mapping[str, Json], now: float) -> list[tuple[Json, str, int]]:
@@ -179,25 +152,12 @@ def reason(view: Mapping[str, Json], now: float) -> str:
     return f"waits: {every[0][1]}{f', and {more:,} more' if more else ''}" if every else str(view["status"])
 
 
-def digest(text: str) -> str:
-    """Return a digest of a text in a form that does not see what browsers change: ends of lines, and outer space."""
-    same = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd").strip()
-    return hashlib.sha256(same.encode(errors="replace")).hexdigest()
-
-
 FILTERS = {
     "digest": digest,
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
     "brief": brief, "whole": whole, "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
     "reason": reason, "lack": describe_lack,
 }  # fmt: skip
-
-
-def tokens_and_cost(usage: Mapping[str, Json]) -> tuple[float, float]:
-    """Return the tokens and the cost of a usage."""
-    numbers = {name: value for name, value in usage.items() if isinstance(value, int | float)}
-    tokens = numbers.get("input_tokens", 0) + numbers.get("output_tokens", 0)
-    return tokens or numbers.get("tokens", 0), numbers.get("cost", 0)
 
 
 # -- a task's steps as rows --------------------------------------------------------------------------------------
@@ -315,8 +275,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     if not rows:
         rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
     _open_steps(rows, view, created, end)
-    # A request's id is `run:step-digest`.
-    prompts = {str(each["request_id"]).rpartition("-")[0].replace(":", "/"): each for each in view.get("questions", ())}
+    prompts = {path_of_request(str(each["request_id"])): each for each in view.get("questions", ())}
     for row in rows:
         if row.path in prompts:
             row.name = row.name or str(prompts[row.path]["prompt"])
@@ -370,6 +329,11 @@ def _walk(nodes: Sequence[Json], depth: int = 0) -> Iterator[tuple[int, Json]]:
         pending += [(at + 1, child) for child in reversed(node["children"])]
 
 
+def path_of_request(request_id: str) -> str:
+    """Return the path of the step that asked a question, whose id is `run:step-digest`."""
+    return request_id.rpartition("-")[0].replace(":", "/")
+
+
 def path_of(node: Json) -> str:
     return f"{node['run']}/{node['step']}" if node["step"] else str(node["run"])
 
@@ -377,11 +341,25 @@ def path_of(node: Json) -> str:
 def _row(depth: int, node: Json) -> StepRow:
     tokens, cost = tokens_and_cost(node["usage"]) if node["usage"] else (0.0, 0.0)
     status = node["status"] or ("running" if not node["recorded"] else "")
+    name = _question_in(node["input"]) or node["name"] if node["kind"] == "human" else node["name"]
     entry = _ENTRY.fullmatch(node["cause"]) if node["kind"] in ("tool", "engine", "ray", "spark") else None
     return StepRow(
-        path_of(node), depth, node["kind"] or "agent", node["name"], status, node["started"], node["ended"], node,
+        path_of(node), depth, node["kind"] or "agent", name, status, node["started"], node["ended"], node,
         node["attempts"] or 1, float(entry[1]) if entry else 0, tokens, cost,
     )  # fmt: skip
+
+
+class _Question(msgspec.Struct):
+    prompt: str = ""
+
+
+def _question_in(given: Json) -> str:
+    """Return the text of a recorded question; empty if the record has none."""
+    try:
+        found = msgspec.json.decode(given, type=_Question) if isinstance(given, msgspec.Raw) else _Question()
+    except msgspec.DecodeError:
+        return ""
+    return preview(found.prompt, 90)
 
 
 def _sum_up_usage(rows: Sequence[StepRow]) -> None:
@@ -552,23 +530,3 @@ def _joined(bars: Sequence[Bar]) -> list[Bar]:
         else:
             found.append(Bar(bar.kind, bar.start, bar.end))
     return found
-
-
-# -- a task as code ----------------------------------------------------------------------------------------------
-
-
-def snippets(view: Mapping[str, Json], url: str, keyed: bool) -> dict[str, str]:
-    """Return how to start the same task by curl, by the command, and in Python, and how to replay it."""
-    agent, given = str(view.get("agent", "")), view.get("input")
-    body = msgspec.json.encode({"agent": agent, "input": given}).decode()
-    header = ' \\\n  -H "Authorization: Bearer $WEFT_KEY"' if keyed else ""
-    text = msgspec.json.encode(given).decode()
-    literal = repr(given)
-    return {
-        "curl": f"curl -X POST {shlex.quote(url + '/v1/tasks')}{header} \\\n"
-        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}",
-        "CLI": f"weft submit {shlex.quote(agent)} {shlex.quote(text)}",
-        "Python": f"async with Client.connect() as client:\n    task = await client.submit({agent!r}, {literal})\n"
-        "    print(await task.result())",
-        "Replay": f"weft replay check --app MODULE:app --agent {shlex.quote(agent)}",
-    }
