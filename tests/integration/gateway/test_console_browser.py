@@ -327,3 +327,29 @@ async def test_a_page_says_that_the_gateway_is_gone_and_keeps_its_forms(desk: De
         await console.open("/people")
         await page.route("**/people", lambda route: route.fulfill(status=502))
         await expect(line).to_have_text(re.compile(r"^The gateway answers 502 since .+; trying again\.$"))
+
+
+async def test_narrow_tables_keep_what_people_sort_by(desk: Desk) -> None:
+    """A tablet and a phone show why a task failed or waits, and select tasks."""
+    async with desk.opened("narrow") as console:
+        await desk.trusted.schedule("narrow", "reporter", "news", every=3600)
+        page = console.page
+        for name in ("tablet", "phone"):
+            width, height = WIDTHS[name]
+            await page.set_viewport_size({"width": width, "height": height})
+            await console.open("/tasks?session=narrow")
+            await expect(page.locator("#t-narrow-analyst .why")).to_contain_text("ValueError: the exchange")
+            await expect(page.locator("#t-narrow-analyst .why")).to_be_visible()
+            await page.check("#t-narrow-analyst input")
+            await page.check("#t-narrow-reporter input")
+            await expect(page.locator("text=Redrive selected")).to_be_in_viewport()
+            box = await page.locator(".tabs a:has-text('Failed')").bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= width
+            await page.click("text=Compare two")
+            await expect(page.locator("h1")).to_have_text("Two tasks side by side")
+            await console.open("/dead")
+            await expect(page.locator("tbody .why").first).to_be_visible()
+            await console.open("/schedules")
+            await expect(page.locator("#s-narrow .next time")).to_be_visible()
+        assert console.errors == []
