@@ -83,6 +83,10 @@ def test_a_dead_letter_is_fixed_and_redriven(weft: Weft) -> None:
     bad = weft("dead", "redrive", letter, "--reopen", "--data", "{text: right}")
     assert bad.status == 1
     assert "--data: is not JSON" in bad.err
+    unfit = weft("dead", "redrive", letter, "--reopen", "--data", "{}")
+    assert unfit.status == 1
+    assert "data.text: is missing" in unfit.err
+    assert weft("dead", "show", letter, "--json").json["data"] == {"text": "wrong"}
     done = weft("dead", "redrive", letter, "--reopen", "--data", '{"text": "right"}', "--json").json
     assert done == {"redriven": [{"letter_id": letter, "task_id": "mend-1"}], "failed": []}
     view = shown_with(weft, "mend-1", lambda view: view["status"] == "completed")
@@ -145,6 +149,9 @@ def test_a_rejected_event_is_fixed_and_resubmitted(weft: Weft, desk: Desk) -> No
     for number, letter in enumerate(reversed(found[:2]), 1):
         details = weft("dead", "show", letter["letter_id"], "--json").json
         assert (details["kind"], details["stream"]) == ("rejected", "tasks")
+        unfit = json.dumps({"agent": "caller", "task_id": f"bad-{number}", "input": 5})
+        refused = weft("dead", "redrive", letter["letter_id"], "--data", unfit)
+        assert (refused.status, "data.input: 5 is not of type string" in refused.err) == (1, True)
         data = json.dumps({"agent": "echo", "task_id": f"bad-{number}", "input": "mended"})
         assert weft("dead", "redrive", letter["letter_id"], "--data", data).status == 0
         view = shown_with(weft, f"bad-{number}", lambda view: view["status"] == "completed")

@@ -105,6 +105,10 @@ async def test_dead_letters_are_listed_grouped_edited_and_dropped(own_server: Ow
         path = f"/v1/dead-letters/{row['letter_id']}/redrive"
         assert problem(await client.post(path, json={})) == (409, "conflict", "letter_id")
         assert problem(await client.post(path, json={"reopen": "yes"})) == (422, "field", "reopen")
+        for data, field in (({}, "data.seconds"), ({"seconds": "later"}, "data.seconds"), ([], "data")):
+            unfit = await client.post(path, json={"reopen": True, "data": data})
+            assert problem(unfit) == (422, "field", field), unfit.text
+        assert (await client.get(f"/v1/dead-letters/{row['letter_id']}")).json()["data"] == shown["data"]
         again = await client.post(path, json={"reopen": True, "data": {"seconds": 0}})
         assert again.json() == {"letter_id": row["letter_id"], "task_id": "wrong-0"}
 

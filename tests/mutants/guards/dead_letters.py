@@ -5,6 +5,22 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
+    python(
+        "state_manager/dead_letters.py",
+        "unfit_data",
+        "            await check_data(self._buses[0], letter.stream, letter.name, data)\n",
+        "            pass\n",
+        "new data that does not fit its agent or tool leaves the letter as it is",
+        "integration/cli:dead",
+    ),
+    python(
+        "state_manager/dead_letters.py",
+        "unfit_submit",
+        "            await self._check_submit(data)\n",
+        "            pass\n",
+        "so does a mended submit whose input does not fit",
+        "integration/cli:dead",
+    ),
     lua(
         "letters",
         "parked_needs_no_room",

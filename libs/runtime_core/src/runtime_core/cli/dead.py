@@ -22,7 +22,7 @@ from runtime_core.cli.output import (
     progress,
     shown,
 )
-from runtime_core.errors import InvalidInput, WeftError
+from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
 from runtime_core.wire.events import ENDED
 
@@ -194,7 +194,8 @@ async def _each(
             try:
                 done.append(await work(letters, letter_id))
             except InvalidInput as error:
-                failed.append({"letter_id": letter_id, "message": error.message})
+                message = str(error) if isinstance(error, Rejected) else error.message
+                failed.append({"letter_id": letter_id, "message": message})
     return done, failed
 
 

@@ -260,7 +260,10 @@ def _check_value(validator: Validator, value: object, field: str) -> None:
             )
         validator.validate(value)
     except ValidationError as error:
-        raise InvalidInput(_place(field, error.instance_path), short_line(error.message)) from None
+        missing = getattr(error.kind, "property", None)  # of `required`; the path is that of the object without it
+        path = error.instance_path if missing is None else [*error.instance_path, missing]
+        why = short_line(error.message) if missing is None else "is missing"
+        raise InvalidInput(_place(field, path), why) from None
     except (ValueError, RecursionError) as error:  # half of a surrogate pair, or nested too deeply
         raise InvalidInput(field, f"cannot be checked: {short_line(str(error))}") from None
 

@@ -33,6 +33,7 @@ from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.gateway.keys import Caller
 from runtime_core.gateway.requests import (
     CONFLICT,
+    FIELD,
     NO_APP,
     NO_LETTER,
     NO_SCHEDULE,
@@ -374,6 +375,8 @@ class Access:
             caller.check_references("data", replacement, self._blobs)
         try:
             return await self._letters().redrive(letter.letter_id, reopen=reopen, data=replacement)
+        except Rejected as error:
+            raise Problem(FIELD, error.message, error.field) from None
         except InvalidInput as error:
             message = error.message.replace("--reopen continues it", "`reopen` continues it")
             raise Problem(CONFLICT, message, error.field) from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import cast
 
 import msgspec
@@ -126,19 +127,14 @@ class Admission:
 
     async def _read_manifests(self) -> None:
         """Read the inputs that the apps of this namespace declare. The broker refuses unknown agents."""
-        bus = self._buses[0]
-        stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
+        stored = await _stored_manifests(self._buses[0])
         self._read_at = time.monotonic()
         if stored == self._stored:
             return  # compiling a schema's checks takes milliseconds
         checks: dict[str, InputCheck] = {}
         apps: dict[str, Manifest] = {}
         internal: set[str] = set()
-        for data in stored:
-            try:
-                manifest = Manifest.from_json(data)
-            except InvalidInput:
-                continue  # written by a newer release, whose admitters can read it
+        for manifest in _readable(stored):
             for name, entry in manifest.agents.items():
                 checks[name] = InputCheck(name, entry)
                 apps[name] = manifest
@@ -231,6 +227,41 @@ class InputCheck(SchemaCheck):
 
     def __init__(self, name: str, agent: AgentEntry) -> None:
         super().__init__(f"input of agent {name!r}", agent.input)
+
+
+async def read_manifests(bus: EventBus) -> list[Manifest]:
+    """Return the manifests of all apps in a namespace, by app; `bus` is its first partition."""
+    return sorted(_readable(await _stored_manifests(bus)), key=lambda each: each.app)
+
+
+async def _stored_manifests(bus: EventBus) -> list[bytes]:
+    return cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
+
+
+def _readable(stored: Iterable[bytes]) -> Iterator[Manifest]:
+    for data in stored:
+        with suppress(InvalidInput):  # written by a newer release, whose processes can read it
+            yield Manifest.from_json(data)
+
+
+async def check_data(bus: EventBus, stream: str, name: str, data: bytes, field: str = "data") -> None:
+    """Check the input of an agent, or the arguments of a tool, by its published schema; `stream` is its work stream.
+
+    Raises Rejected with the wrong part, as in `data.amount`. Without a published schema, any data passes.
+    """
+    kind = stream.partition(":")[0]
+    for manifest in await read_manifests(bus):
+        if kind == "agent" and name in manifest.agents:
+            check = SchemaCheck(f"input of agent {name!r}", manifest.agents[name].input)
+        elif kind == "tool" and name in manifest.tools:
+            check = SchemaCheck(f"arguments of tool {name!r}", manifest.tools[name].arguments)
+        else:
+            continue
+        try:
+            check.json(data, field)
+        except InvalidInput as error:
+            raise Rejected(error.field, error.message) from None
+        return
 
 
 async def answer_question(

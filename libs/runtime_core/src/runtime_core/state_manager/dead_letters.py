@@ -15,9 +15,10 @@ from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
 from runtime_core.errors import InvalidInput
+from runtime_core.state_manager.admission import check_data
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.wire.codec import quoted, readable
+from runtime_core.wire.codec import encode, quoted, readable
 
 LETTERS_PAGE = 200
 SCANNED_MAX = 5_000
@@ -374,7 +375,8 @@ class DeadLetters:
 
         `reopen` lets an ended task continue; `data` (JSON) replaces the old data. A rejected entry returns to the
         ingress under its old id, so a repeated redrive starts one task; the task returned is "" if it is not known yet.
-        Raises InvalidInput if the dead letter does not exist, or nothing waits for it.
+        Raises InvalidInput if the dead letter does not exist, or nothing waits for it. Raises Rejected, with the wrong
+        part as in `data.amount`, if the new data does not fit the published schema of the agent or tool.
         """
         letter = await self.get(letter_id)
         bus, entry = self._place(letter_id)
@@ -389,6 +391,8 @@ class DeadLetters:
             )
         if data and letter.kind == "resume":
             raise InvalidInput("data", f"{letter_id} is a turn in the middle of its run: it has no data to replace")
+        if data:  # before anything is written: the old data is in no other place
+            await check_data(self._buses[0], letter.stream, letter.name, data)
         answer = await bus.redrive(entry, reopen, data)
         match answer[0]:
             case "ok":
@@ -426,6 +430,8 @@ class DeadLetters:
 
     async def _submit_again(self, bus: EventBus, letter: DeadLetter, data: bytes) -> str:
         fields = {name[len(_EVENT) :]: value for name, value in letter.fields.items() if name.startswith(_EVENT)}
+        if data:
+            await self._check_submit(data)
         structured = "type" not in fields and fields.keys() <= {"data", "metadata"}
         if data and structured:
             fields["data"] = _with_data(fields.get("data", b""), data)
@@ -448,6 +454,12 @@ class DeadLetters:
         await bus.transport.call("XADD", ingress(bus.keys.namespace, publisher), "*", *arguments)
         await bus.drop_letter(letter.entry)
         return letter.task
+
+    async def _check_submit(self, data: bytes) -> None:
+        """Check new data of a rejected submit as far as its agent's schema goes. Admission checks the rest."""
+        submit = readable(data)
+        if isinstance(submit, dict) and isinstance(agent := submit.get("agent"), str) and "input" in submit:
+            await check_data(self._buses[0], "agent", agent, encode(submit["input"]), "data.input")
 
     async def _walk(
         self, bus: EventBus, *, newest_first: bool, after: _Place | None = None

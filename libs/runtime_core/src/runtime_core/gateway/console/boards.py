@@ -15,14 +15,14 @@ from runtime_core.bus.connection import fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import server_info
 from runtime_core.client.task_view import EVERY_TASK, Row
-from runtime_core.declare.manifest import TOOL_AGENTS, Manifest
-from runtime_core.errors import InvalidInput
+from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.gateway.access import Access, UsageBy
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import edited, fields_of
 from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
+from runtime_core.state_manager.admission import read_manifests
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.measures import Unserved, find_unserved
 from runtime_core.state_manager.waits import Quarantine, find_quarantines, waiting_work
@@ -197,17 +197,11 @@ class Boards:
     async def agents(self, visit: Visit) -> Response:
         """Show the manifests of all apps. A tenant's key may not: they name every tenant's agents."""
         bus = self._access.client.buses[0]
-        stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
-        manifests = []
-        for data in stored:
-            try:
-                manifests.append(Manifest.from_json(data))
-            except InvalidInput:
-                continue  # of a later release
+        manifests = await read_manifests(bus)
         return self._site.render(
             visit,
             "agents.html",
-            apps=sorted(manifests, key=lambda each: each.app),
+            apps=manifests,
             callers={
                 name[len(TOOL_AGENTS) :] for each in manifests for name in each.agents if name.startswith(TOOL_AGENTS)
             },
