@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from tests.contracts.broker import LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, now, suspend
+from tests.contracts.broker import DIGEST, LEASE_MS, Broker, answer, ask, bury, complete, fail, nap, now, suspend
 
 
 async def letter(broker: Broker) -> str:
@@ -209,7 +209,8 @@ async def test_redrive_takes_the_letter(broker: Broker, bus: EventBus) -> None:
 async def test_redrive_with_other_data(broker: Broker, bus: EventBus) -> None:
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True, data=b'{"q":"new"}') == ["ok", "t"]
-    assert (await broker.take(bus, "tool")).data == b'{"q":"new"}'
+    call = await broker.take(bus, "tool")
+    assert (call.data, call.step) == (b'{"q":"new"}', DIGEST), "its row says what the code requested"
 
 
 async def test_a_letter_pins_its_journal(broker: Broker, bus: EventBus) -> None:

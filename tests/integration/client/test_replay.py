@@ -21,9 +21,11 @@ from runtime_core.client.replay import Check, check
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.errors import InvalidInput
 from runtime_core.host.local import LocalApp
+from runtime_core.runs.journal import canonical
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from runtime_core.wire.step import ENCODER, NOTHING, StepError
+from runtime_core.wire.ids import step_digest
+from runtime_core.wire.step import DIGEST, ENCODER, NOTHING, StepError
 from tests.servers.matrix import is_full
 from tests.service_forks import SOURCES
 from weft import AgentContext, App
@@ -177,6 +179,45 @@ async def test_a_redriven_step_counts_with_its_later_result(tmp_path: Path) -> N
         await store.write("local", 1, 1, [record])
         assert [each.status for each in (await in_store(store)).steps if each.kind == "tool"] == ["failed", "completed"]
         assert (await check(store, desk(one), namespace="local")).ok
+
+
+async def test_a_step_that_was_redriven_with_other_data_follows(tmp_path: Path) -> None:
+    """The code has requested what the digest of the row says; the edit belongs to the redrive."""
+
+    async def one(ctx: AgentContext, topic: str) -> object:
+        return await ctx.tool("search", query=topic)
+
+    async def other(ctx: AgentContext, topic: str) -> object:
+        return await ctx.tool("search", query="coffee")
+
+    async with recorded(desk(one), tmp_path, ("t-1", "desk", "")) as store:
+        (call,) = (each for each in (await in_store(store)).steps if each.kind == "tool")
+        requested = step_digest("tool", "search", "", canonical(bytes(call.input)))
+        edited = msgspec.structs.replace(
+            call, ended=call.ended + 5, input=msgspec.Raw(b'{"query":"coffee"}'), attributes={DIGEST: requested}
+        )
+        record = RecordEntry("9999999999999-0", "t-1", ENCODER.encode([edited]), None)
+        await store.write("local", 1, 1, [record])
+        assert (await check(store, desk(one), namespace="local")).ok
+        assert only(await check(store, desk(other), namespace="local"))[0] == "1"
+
+
+async def test_a_fork_with_another_result_follows(tmp_path: Path) -> None:
+    """Its steps before the fork are those of its origin, also where many tasks are checked."""
+    url = f"sqlite:///{tmp_path / 'trajectory.db'}"
+    local = LocalApp(desk(before), trajectory=url)
+    async with local as client:
+        await (await client.submit("desk", "tea", task_id="t-1")).result(timeout=60)
+        await local.recorded("t-1")
+        fork = await client.fork("t-1", at="2", input="replaced", task_id="f-1", store=local.trajectories)
+        await fork.result(timeout=60)
+        await local.recorded("f-1")
+    store = await TrajectoryStore.open(url)
+    try:
+        found = await check(store, desk(before), namespace="local")
+    finally:
+        await store.close()
+    assert (found.ok, found.tasks, found.further) == (True, 2, [])
 
 
 async def in_store(store: TrajectoryStore) -> TaskTrajectory:

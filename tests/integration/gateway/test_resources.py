@@ -203,7 +203,7 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
 
 
 DESK = """
-from weft import AgentContext, App
+from weft import AgentContext, App, RetryPolicy
 app = App("desk")
 @app.tool
 async def search(query: str) -> list[str]:
@@ -211,6 +211,15 @@ async def search(query: str) -> list[str]:
 @app.agent("writer")
 async def writer(ctx: AgentContext, topic: str) -> object:
     return await ctx.tool("search", query=topic)
+@app.tool(retry=RetryPolicy(attempts=1))
+async def charge(amount: float) -> str:
+    if amount > 100:
+        raise ValueError("too much")
+    return f"paid {amount}"
+@app.agent("checkout")
+async def checkout(ctx: AgentContext, order: dict[str, float]) -> object:
+    await ctx.tool("search", query=str(order["order_id"]))
+    return await ctx.tool("charge", amount=order["amount"])
 @app.agent("asks")
 async def asks(ctx: AgentContext, prompt: str) -> object:
     return await ctx.human(prompt)
@@ -233,6 +242,15 @@ async def test_changed_code_is_replayed(own_server: OwnServer, tmp_path: Path) -
         same = {"task_id": "order", "follows": True, "runs": 1, "difference": None, "further": [], "skipped": {}}
         assert (await client.post("/v1/tasks/order/replay", json={})).json() == same
         assert (await client.post("/v1/tasks/failed/replay", json={})).json() == {**same, "task_id": "failed"}
+        order: dict[str, object] = {"agent": "checkout", "input": {"order_id": 200, "amount": 512}}
+        assert (await run(client, order, task_id="edited"))["status"] == "failed"
+        letters = (await client.get("/v1/dead-letters", params={"task_id": "edited", "name": "charge"})).json()
+        path = f"/v1/dead-letters/{letters['dead_letters'][0]['letter_id']}/redrive"
+        edit = {"reopen": True, "data": {"amount": 50.0}}
+        assert (await client.post(path, json=edit)).status_code == 200
+        assert (await ended(client, "edited"))["output"] == "paid 50.0"
+        await recorded(client, "edited")
+        assert (await client.post("/v1/tasks/edited/replay", json={})).json() == {**same, "task_id": "edited"}
         module.write_text(DESK.replace("query=topic)", "query=topic.upper())"))
         changed = (await client.post("/v1/tasks/order/replay", json={})).json()
         assert (changed["follows"], changed["difference"]) == (

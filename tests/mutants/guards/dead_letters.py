@@ -5,6 +5,14 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 MUTANTS: tuple[Mutant, ...] = (
+    lua(
+        "redrive",
+        "edited_digest",
+        "  if not is_turn and data ~= '' then named[ENTRY.step] = digest end\n",
+        "",
+        "a call redriven with other data keeps the digest of what the code requested",
+        "contracts:redrive",
+    ),
     python(
         "state_manager/dead_letters.py",
         "unfit_data",

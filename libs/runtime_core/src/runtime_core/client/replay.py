@@ -507,7 +507,7 @@ async def check(
     async for trajectory in _ended_tasks(source, namespace, after, agent):
         if limit is not None and found.tasks >= limit:
             break
-        if trajectory.steps and any(step.fork is not None for step in trajectory.steps):
+        if any(step.kind == "fork" for step in trajectory.steps):
             trajectory = await source.task(namespace, trajectory.task) or trajectory  # with the steps that it inherited
         await check_task(trajectory, app, found)
         if progress is not None:

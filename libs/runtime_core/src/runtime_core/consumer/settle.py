@@ -509,6 +509,8 @@ class Calls:
         row.owner = self._bus.owner
         row.cause = delivery.entry.decode()
         row.usage = used.amounts
+        if delivery.kind == "call" and delivery.step:  # redriven with other data than the code requested
+            row.attributes = {steps.DIGEST: delivery.step}
         if delivery.errors:
             row.errors = msgspec.json.decode(delivery.errors, type=list[steps.StepError])
         return row

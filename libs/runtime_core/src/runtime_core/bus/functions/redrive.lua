@@ -18,9 +18,11 @@ local function reopen(base, task, first_run, context)
     deliver(base, task, FIRST_RUN, stream, agent, instance_key, first_run.input, context, false, '-1'))
 end
 
--- The delivery's fields, as for its first attempt. `data`: new data, or '' for the old data.
-local function fields_again(named, head, is_turn, data)
+-- The delivery's fields, as for its first attempt. `data`: new data, or '' for the old data. `digest` is that of a
+-- call's request: a call with new data keeps it, so that its row says what the code requested.
+local function fields_again(named, head, is_turn, data, digest)
   head[7] = '1'
+  if not is_turn and data ~= '' then named[ENTRY.step] = digest end
   -- A turn number that no warm run has and no new run starts with, so journaled steps do not run again.
   if is_turn then head[8] = '-1' end
   local fields = {ENTRY.header, table.concat(head, '\n')}
@@ -135,7 +137,7 @@ local function redrive(keys, args)
     return {'called', task}
   end
   if ended and string.sub(header_of(v[6]).to or '', 1, 1) == '@' then return {'answered', task} end
-  local fields = fields_again(named, head, is_turn, args[3])
+  local fields = fields_again(named, head, is_turn, args[3], digest)
   check_redrive(base, stream, ended, own_stream, agent, instance_key)
 
   uncount_rows(key, (is_turn and 0 or tonumber(named.rows or '1')) + ((ended and v[3] ~= '0') and 1 or 0) +

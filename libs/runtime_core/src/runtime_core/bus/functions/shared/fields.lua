@@ -107,7 +107,7 @@ local ENTRY = {
   header = 'h',             -- one value a line: version, event, task, run, name, key, attempt, turn
   data = 'd',
   context = 'x',
-  step = 's',               -- the step whose result resumes the run
+  step = 's',               -- the step whose result resumes the run; of a call redriven with new data: its digest
   errors = 'e',             -- of the attempts so far: a JSON array
   bytes_before = 'n',       -- on `undelivered`: how many bytes the stream had taken before this entry, since it began
 }
