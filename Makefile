@@ -105,15 +105,14 @@ check: setup ## Check format, lint, types and the import rule
 
 # Every environment is created first: an installation during the tests would slow them down.
 test: check $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
-	@$(MAKE) --no-print-directory test-simulation
-	$(RUN) tests.lanes test-main -- test-spark test-ray -- test-autogen
+	$(RUN) tests.lanes test-main -- test-spark test-ray -- test-autogen -- test-simulation
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-# Alone: it computes all the time, so tests beside it would be late.
+# It computes all the time, so it gives way to the tests beside it, which would be late.
 test-simulation: setup ## Run the simulated histories of continuous integration
-	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES)
+	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES) --background
 
 test-main: setup ## Run all tests except those of AutoGen, the engines and the simulation (ARGS for pytest)
 	$(RUN) tests.rerun_failed $(TOGETHER) $(ARGS)

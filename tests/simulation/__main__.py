@@ -20,7 +20,7 @@ def main() -> int:
     if asked.seed is not None and asked.histories is None and asked.minutes is None:
         return _one(asked.seed, asked.minimise, asked.kind, asked.seconds)
     first = random.SystemRandom().randrange(1 << 32) if asked.seed is None else asked.seed
-    return run_many(first, asked.histories, asked.minutes, asked.processes)
+    return run_many(first, asked.histories, asked.minutes, asked.processes, background=asked.background)
 
 
 def _arguments() -> argparse.Namespace:
@@ -29,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--histories", type=int, help="run so many histories")
     parser.add_argument("--minutes", type=float, help="run histories for so long")
     parser.add_argument("--processes", type=int, default=2, help="in so many processes (2)")
+    parser.add_argument("--background", action="store_true", help="give way to other processes")
     parser.add_argument("--minimise", action="store_true", help="make the history of --seed small")
     parser.add_argument("--kind", help="the broken invariant that the small history must show")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to minimise (120)")

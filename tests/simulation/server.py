@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -127,7 +128,8 @@ class SimServer:
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            # A leader shares its session: Ctrl-C does not reach it, and its session may give way to others.
+            start_new_session=os.getsid(0) != os.getpid(),
         )  # fmt: skip
         self._socket = self._connected()
         self._reader = hiredis.Reader(replyError=ServerError)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.queues import Queue
+from pathlib import Path
 from queue import Empty
 
 from tests.simulation import history
@@ -17,6 +20,8 @@ from tests.simulation.choice_source import Seeded
 from tests.simulation.server import SimServer
 
 PROGRESS_SECONDS = 30.0
+YIELDING = 5
+"""Niceness in the background. More would starve histories on a machine that is always busy."""
 SHOWN = 8
 """Seeds that the summary names for each broken invariant."""
 
@@ -58,14 +63,21 @@ class Found:
 Report = tuple[int, list[tuple[str, str]]]
 
 
-def run_many(first: int, histories: int | None, minutes: float | None, processes: int) -> int:
-    """Run `histories` histories, or as many as `minutes` allow. Return 1 if an invariant broke, else 0."""
+def run_many(
+    first: int, histories: int | None, minutes: float | None, processes: int, *, background: bool = False
+) -> int:
+    """Run `histories` histories, or as many as `minutes` allow. Return 1 if an invariant broke, else 0.
+
+    In the `background` they give way to other processes, since virtual time knows no lateness.
+    """
     print(f"the first seed is {first}", flush=True)
     context = multiprocessing.get_context("spawn")
     reports: Queue[Report | None] = context.Queue()
     began = time.monotonic()
     workers = [
-        context.Process(target=_work, args=(first, number, processes, histories, minutes, reports), daemon=True)
+        context.Process(
+            target=_work, args=(first, number, processes, histories, minutes, reports, background), daemon=True
+        )
         for number in range(processes)
     ]
     for worker in workers:
@@ -100,10 +112,18 @@ def run_many(first: int, histories: int | None, minutes: float | None, processes
 
 
 def _work(
-    first: int, number: int, processes: int, histories: int | None, minutes: float | None, reports: Queue[Report | None]
+    first: int,
+    number: int,
+    processes: int,
+    histories: int | None,
+    minutes: float | None,
+    reports: Queue[Report | None],
+    background: bool,
 ) -> None:
     until = None if minutes is None else time.monotonic() + 60 * minutes
     parent = multiprocessing.parent_process()
+    if background:
+        stand_back()
     with SimServer() as server:
         # The first history loads what all others use: the collector need not look at it again.
         history.run(server, Seeded(first), seed=first)
@@ -122,6 +142,15 @@ def _work(
                 raise
             reports.put((seed, [(violation.kind, violation.text) for violation in outcome.violations]))
     reports.put(None)
+
+
+def stand_back() -> None:
+    """Let this process, and those that it starts, give way to others."""
+    os.nice(YIELDING)
+    # Linux may divide a processor among sessions first. Then niceness counts within a session, which has its own.
+    os.setsid()
+    with contextlib.suppress(OSError):  # it does not
+        Path("/proc/self/autogroup").write_text(str(YIELDING))
 
 
 def _seeds(first: int, number: int, processes: int, histories: int | None) -> Iterator[int]:
