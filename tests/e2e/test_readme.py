@@ -30,7 +30,6 @@ REDIS_CLI = """\
 #!{python}
 import sys
 import redis
-from tests.servers.matrix import first_of
 
 def show(reply, indent=""):
     if isinstance(reply, (list, tuple)):
