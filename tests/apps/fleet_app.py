@@ -87,6 +87,11 @@ async def echo(ctx: AgentContext, value: object) -> object:
     return value
 
 
+@app.agent("inner", internal=True)
+async def inner(ctx: AgentContext, value: object) -> object:
+    return value
+
+
 @app.agent("wide")
 async def wide(ctx: AgentContext, wanted: dict[str, object]) -> int:
     """Call a tool, or else the agent `echo`, very often in one turn."""

@@ -23,6 +23,8 @@ SECONDS = 50.0
 HERE = "urn:document"
 JSON, PROBLEM = "application/json", "application/problem+json"
 DOCUMENT: dict[str, Any] = json.loads(description())
+_STREAM = DOCUMENT["paths"]["/v1/tasks/{task_id}/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
+EVENT_DATA: dict[str, Any] = _STREAM["x-event-data"]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REGISTRY: Registry[Any] = Registry().with_resource(HERE, Resource.from_contents({"$schema": DIALECT, **DOCUMENT}))
 
@@ -111,12 +113,14 @@ async def ended(client: httpx2.AsyncClient, task: str, **headers: str) -> dict[s
 
 
 async def events(response: httpx2.Response) -> AsyncIterator[Event]:
-    """Yield the events of a stream, as an EventSource does."""
+    """Yield the events of a stream, as an EventSource does, and check the data of each against the OpenAPI document."""
     fields: dict[str, str] = {}
     async for line in response.aiter_lines():
         if not line:
             if "data" in fields:
-                yield Event(fields.get("id", ""), fields["event"], json.loads(fields["data"]))
+                data = json.loads(fields["data"])
+                Draft202012Validator(absolute(EVENT_DATA[fields["event"]]), registry=REGISTRY).validate(data)
+                yield Event(fields.get("id", ""), fields["event"], data)
             fields = {}
         elif not line.startswith(":"):
             name, _, value = line.partition(": ")

@@ -180,6 +180,7 @@ EMPTY: dict[str, object] = {
     "/v1/dead-letter-groups": {"groups": []},
     "/v1/schedules": {"schedules": [], "next_cursor": None},
     "/v1/questions": {"questions": []},
+    "/v1/agents": {"agents": []},
 }
 """What lists show to a tenant without anything."""
 FILTERS: dict[str, tuple[dict[str, str], ...]] = {
@@ -190,6 +191,7 @@ FILTERS: dict[str, tuple[dict[str, str], ...]] = {
     "/v1/steps": ({}, {"task_id": "acme.failed"}, {"session_id": "acme/s"}),
     "/v1/usage": ({}, {"by": "tenant"}),
     "/v1/questions": ({}, {"limit": "500"}),
+    "/v1/agents": ({},),
 }
 
 
@@ -310,6 +312,8 @@ async def test_a_key_submits_to_its_agents_only(valkey: Server, namespace: str, 
             key = await make_key(fleet, "--agents", "echo", *bound)
             allowed = await client.post("/v1/tasks", json={"agent": "echo", "input": 1}, headers=key)
             assert allowed.status_code == 202
+            (seen,) = (await client.get("/v1/agents", headers=key)).json()["agents"]
+            assert (seen["name"], seen["app"]) == ("echo", "fleet")
             for agent in ("asks", "nobody", "weft.runner"):
                 refused = await client.post("/v1/tasks", json={"agent": agent, "input": 1}, headers=key)
                 assert problem(refused) == (422, "field", "agent")
@@ -317,6 +321,12 @@ async def test_a_key_submits_to_its_agents_only(valkey: Server, namespace: str, 
         unknown = await client.post("/v1/tasks", json={"agent": "nobody", "input": 1}, headers=unbound)
         assert problem(unknown) == (422, "field", "agent")
         assert "echo" not in unknown.text, "it lists no agents of others"
+        assert (await client.get("/v1/agents", headers=unbound)).json() == {"agents": []}
+        every = (await client.get("/v1/agents", headers=await make_key(fleet))).json()["agents"]
+        by_name = {row["name"]: row["input"] for row in every}
+        assert list(by_name) == sorted(by_name)
+        assert by_name["journey"] == {"type": "string"}
+        assert not [name for name in by_name if name.startswith("weft.") or name == "inner"]
 
 
 async def test_the_rate_is_counted_for_each_key(valkey: Server, namespace: str, tmp_path: Path) -> None:

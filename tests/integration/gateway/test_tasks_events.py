@@ -66,6 +66,22 @@ async def test_a_task_without_a_stream_of_its_own_ends_once(valkey: Server, name
         assert await read(client, "quiet", found[-1].id) == (204, [])
 
 
+async def test_an_id_behind_the_last_event_begins_the_stream_anew(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
+    """A broker that has lost its last second gives lower ids to other events: waiting behind the id would lose them."""
+    async with gateway_fleet(valkey, namespace, tmp_path) as fleet, http(fleet) as client:
+        body = {"agent": "murmurs", "input": {"pieces": 2, "seconds": 0}, "conf": {"streaming_mode": "all"}}
+        await client.post("/v1/tasks", json={**body, "task_id": "m"})
+        await ended(client, "m")
+        found = await read(client, "m")
+        assert {event.type for event in found[1]} == {"weft.output.delta", "weft.step.recorded", "weft.task.completed"}
+        assert await read(client, "m", "9999999999999-0") == found
+        await client.post("/v1/tasks", json={**body, "task_id": "n", "conf": {}})
+        await ended(client, "n")
+        assert {event.type for event in (await read(client, "n"))[1]} == {"weft.output.delta", "weft.task.completed"}
+
+
 async def test_a_replica_that_stops_ends_its_streams_and_readers_continue_at_another_one(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:

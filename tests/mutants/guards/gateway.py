@@ -18,6 +18,22 @@ LOGIN = "integration/gateway:console_login"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(
+        "gateway/keys.py",
+        "agents_of_others",
+        "        return not self.tenant and not agent.startswith(BUILT_IN)\n",
+        "        return not agent.startswith(BUILT_IN)\n",
+        "a tenant's key shows no names of other tenants' agents",
+        KEYS,
+    ),
+    python(
+        "gateway/access.py",
+        "internal_agents",
+        "            if not entry.internal and caller.sees_agent(name)\n",
+        "            if caller.sees_agent(name)\n",
+        "nobody is offered an agent that only agents may call",
+        KEYS,
+    ),
+    python(
         "gateway/requests.py",
         "caller_streams",
         "        if held * (100 - self._caller_streams_percent) >= free * self._caller_streams_percent:\n",

@@ -35,17 +35,17 @@ from runtime_core.gateway.requests import (
     CONFLICT,
     FIELD,
     NO_APP,
-    NO_LETTER,
-    NO_SCHEDULE,
     NO_STORE,
     NO_TRAJECTORY,
     OVERLOADED,
     PARAMETER,
     REPLAY,
     Problem,
+    no_letter,
+    no_schedule,
     no_task,
 )
-from runtime_core.state_manager.admission import Admission
+from runtime_core.state_manager.admission import Admission, read_manifests
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
@@ -343,6 +343,16 @@ class Access:
             plan.submission(task_id=new_id or f"fork-{name[:16]}", session_id=session_id, options=options),
         )
 
+    async def agents(self, caller: Caller) -> list[Row]:
+        """Return the agents to which the caller may submit, by name, with the JSON schemas of their inputs."""
+        found = [
+            {"name": name, "app": manifest.app, "description": entry.description, "input": entry.input}
+            for manifest in await read_manifests(self.client.buses[0])
+            for name, entry in manifest.agents.items()
+            if not entry.internal and caller.sees_agent(name)
+        ]
+        return sorted(found, key=lambda row: (str(row["name"]), str(row["app"])))
+
     # -- dead letters ------------------------------------------------------------------------------------------
 
     async def letters(
@@ -570,15 +580,3 @@ def _public_id(letter_id: str) -> str:
 
 def _public_letter(row: Row) -> Row:
     return {**row, "letter_id": _public_id(row["letter_id"])}
-
-
-def no_letter(letter_id: str) -> Problem:
-    """Return the problem of a dead letter that does not exist."""
-    return Problem(
-        NO_LETTER, f"there is no dead letter {quoted(letter_id)}: it may be redriven or dropped", "letter_id"
-    )
-
-
-def no_schedule(schedule_id: str) -> Problem:
-    """Return the problem of a schedule that does not exist."""
-    return Problem(NO_SCHEDULE, f"there is no schedule {quoted(schedule_id)}", "schedule_id")

@@ -29,7 +29,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.settings import SAFE_URL
-from runtime_core.state_manager.publishers import Publisher, checked_name
+from runtime_core.state_manager.publishers import BUILT_IN, Publisher, checked_name
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import MAX_NAME_CHARACTERS, has_control
@@ -101,6 +101,12 @@ class Caller:
         elif self.agents is not None and agent not in self.agents:
             listed = ", ".join(self.agents)
             raise Rejected("data.agent", f"this key may not submit to {agent}; it may submit to {listed}")
+
+    def sees_agent(self, agent: str) -> bool:
+        """Return whether it may submit to an agent and know its name: a tenant knows those that its key lists."""
+        if self.agents is not None:
+            return agent in self.agents
+        return not self.tenant and not agent.startswith(BUILT_IN)
 
     def bound_task(self, task_id: str) -> str:
         """Return the id of a task as the tenant names it. Raises InvalidInput if it becomes too long."""

@@ -1,44 +1,39 @@
-"""The OpenAPI 3.1 document of the gateway."""
+"""The OpenAPI 3.1 document of the gateway, with the operations of tasks."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from runtime_core.gateway.requests import (
-    BODY,
-    CONFLICT,
-    FIELD,
-    FORBIDDEN,
-    KINDS,
-    MEDIA,
-    METHOD,
-    NO_HOST,
-    NO_TASK,
-    OVERLOADED,
-    PARAMETER,
-    RATE,
-    SLOW,
-    STREAMS,
-    TOO_LARGE,
-    UNAUTHORIZED,
-    Kind,
+from runtime_core.gateway.openapi_schemas import (
+    MOMENT,
+    NAME,
+    TASK_ID,
+    WITH_BODY,
+    Json,
+    body_of,
+    delta_schema,
+    end_schema,
+    event_schema,
+    idempotency_key,
+    item_schema,
+    json_of,
+    like,
+    object_of,
+    problem_schema,
+    problems,
+    query,
+    question_schema,
+    ref,
+    step_schema,
+    submit_schema,
+    task_id,
+    task_schema,
+    traceparent,
 )
-from runtime_core.gateway.requests import MEDIA_TYPE as PROBLEM_TYPE
+from runtime_core.gateway.requests import CONFLICT, FIELD, NO_TASK, PARAMETER, STREAMS
 from runtime_core.gateway.tasks import BATCH_MAX, BATCHED, MODES, PAGE, PAGE_MAX, STATUSES, STRUCTURED
 from runtime_core.gateway.tasks import MEDIA_TYPE as STREAM_TYPE
 from runtime_core.telemetry.metrics import version
 from runtime_core.wire.commands import SUBMIT
-
-Json = dict[str, Any]
-"""A part of the document. (Any: JSON.)"""
-
-_EVERY = (METHOD, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, OVERLOADED)
-WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
-NAME = {"type": "string", "minLength": 1, "maxLength": 256}
-TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
-MOMENT = {"type": "string", "format": "date-time"}
-_WAIT: Json = {name: {"type": "string"} for name in ("name", "holder")}
-_WAIT |= {"since": {}, "due": {}, "attempt": {"type": "integer"}, "errors": {}}
+from runtime_core.wire.events import ENDED, HUMAN_REQUESTED, OUTPUT_DELTA, STEP_RECORDED
 
 
 def document(resources: Json, schemas: Json) -> Json:
@@ -59,6 +54,7 @@ def document(resources: Json, schemas: Json) -> Json:
             "/v1/tasks/{task_id}/cancel": {"post": _cancel()},
             "/v1/tasks/{task_id}/answers": {"post": _answer()},
             "/v1/tasks/{task_id}/messages": {"post": _send()},
+            "/v1/agents": {"get": _agents()},
             "/v1/questions": {"get": _questions()},
             "/v1/tasks/{task_id}/events": {"get": _events()},
             **resources,
@@ -74,13 +70,19 @@ def document(resources: Json, schemas: Json) -> Json:
                 }
             },
             "schemas": {
-                "Submit": _submit_schema(),
-                "BatchItem": _item_schema(),
-                "Event": _event_schema(),
+                "Submit": submit_schema(),
+                "BatchItem": item_schema(),
+                "Event": event_schema(),
                 "Started": object_of({"task_id": TASK_ID}, "task_id"),
-                "Task": _task_schema(),
-                "Question": _question_schema(),
-                "Problem": _problem_schema(),
+                "Task": task_schema(),
+                "OutputDelta": delta_schema(),
+                "RecordedSteps": object_of(
+                    {"task_id": TASK_ID, "steps": {"type": "array", "items": ref("Step")}}, "task_id", "steps"
+                ),
+                "Step": step_schema(),
+                "TaskEnd": end_schema(),
+                "Question": question_schema(),
+                "Problem": problem_schema(),
                 **schemas,
             },
         },
@@ -96,7 +98,7 @@ def _submit() -> Json:
         "summary": "Start a task",
         "description": "A repeat with the same Idempotency-Key and content returns the first one's task and starts "
         "nothing. With other content it is refused (409).",
-        "parameters": [idempotency_key(), _traceparent()],
+        "parameters": [idempotency_key(), traceparent()],
         "requestBody": body_of(
             ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
         ),
@@ -146,7 +148,7 @@ def _receive() -> Json:
         "parameters": [
             *({"name": f"ce-{name}", "in": "header", "description": text, "schema": schema}
               for name, (schema, text) in attributes.items()),
-            _traceparent(),
+            traceparent(),
         ],
         "requestBody": {
             "required": True,
@@ -170,25 +172,6 @@ def _receive() -> Json:
     }  # fmt: skip
 
 
-def _event_schema() -> Json:
-    return {
-        "type": "object",
-        "required": ["specversion", "type", "source", "id", "data"],
-        "properties": {
-            "specversion": {"const": "1.0"},
-            "type": {"const": SUBMIT},
-            "source": NAME,
-            "id": NAME,
-            "time": {"type": "string", "format": "date-time"},
-            "datacontenttype": {"const": "application/json"},
-            "deadline": MOMENT,
-            "tenant": NAME,
-            "traceparent": NAME,
-            "data": ref("Submit"),
-        },
-    }
-
-
 def _batch() -> Json:
     schema, example = _results()
     return {
@@ -196,7 +179,7 @@ def _batch() -> Json:
         "summary": "Start many tasks",
         "description": "Each task is accepted or refused individually; the results are in the order of the tasks. "
         "With an Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
-        "parameters": [idempotency_key(), _traceparent()],
+        "parameters": [idempotency_key(), traceparent()],
         "requestBody": body_of(
             object_of(
                 {"tasks": {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": ref("BatchItem")}}, "tasks"
@@ -327,6 +310,27 @@ def _send() -> Json:
     }
 
 
+def _agents() -> Json:
+    schema = {"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}
+    agent = {"name": "writer", "app": "desk", "description": "Writes about a topic.", "input": schema}
+    maybe = {"type": ["object", "null"], "description": "The JSON schema of the input; null: any JSON."}
+    return {
+        "operationId": "listAgents",
+        "summary": "List the agents to which you may submit, by name",
+        "description": "As their handlers have declared them; the handlers need not run now. Internal agents and "
+        "those of the runtime are left out. A key with a tenant gets the agents that it lists, else none: it may "
+        "submit to others, but their names are not shown to tenants.",
+        "responses": {
+            "200": json_of(
+                "The agents.",
+                object_of({"agents": {"type": "array", "items": like(agent, input=maybe)}}, "agents"),
+                {"agents": [agent]},
+            ),
+            **problems(PARAMETER),
+        },
+    }
+
+
 def _questions() -> Json:
     question = {
         "task_id": "order-7", "request_id": "r:4-9b1deb4d3b7d4bad", "prompt": "Publish it?", "data": {"words": 640},
@@ -351,25 +355,53 @@ def _questions() -> Json:
     }
 
 
+EVENT_DATA = {
+    OUTPUT_DELTA: "OutputDelta",
+    HUMAN_REQUESTED: "Question",
+    STEP_RECORDED: "RecordedSteps",
+    **{f"weft.task.{status}": "TaskEnd" for status in ENDED},
+}
+"""The schema of the data of each event of a task."""
+_FOLLOW = """\
+Server-sent events: output, questions, steps if they are asked for, and the final event, which ends the stream.
+The first block has only `retry: 1000`; each later one has `id`, `event` and `data`, which is JSON. A comment breaks
+a silence of 15 seconds.
+
+| event | data | comes |
+|---|---|---|
+| `weft.output.delta` | OutputDelta | for each piece of output |
+| `weft.human.requested` | Question | for each question; answer it with `answerQuestion` |
+| `weft.step.recorded` | RecordedSteps | for each commit with finished steps, only if steps are asked for |
+| `weft.task.completed`, `weft.task.failed`, `weft.task.cancelled` | TaskEnd | once, at the end |
+
+A task writes its steps if its `conf.streaming_mode` is `core` or `all`, or from the moment that a reader follows it
+with such a `mode`. `mode` selects what this reader gets, besides questions and the end: `core` steps; `chunk` deltas
+with `chunk` or `progress`; `output` the other deltas; `chunk_output` all deltas; `all` everything. Without `mode` a
+reader gets all that the task writes.
+
+Output of a run with a higher `attempt` replaces the output of its lower attempts.
+
+No event says that a question was answered or has expired: read the task again, whose `questions` are the open ones.
+
+The id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. An id that is later than the
+last event, as after a broker has lost its last second, begins the stream anew: drop ids that you have.
+
+The `EventSource` of browsers sends no `Authorization`: read the stream with `fetch` instead."""
+
+
 def _events() -> Json:
     text = {"type": "string"}
-    event = object_of({"id": text, "event": text, "data": {**text, "description": "JSON."}}, "id", "event", "data")
+    members = {"retry": {"type": "integer"}, "id": text, "event": {"enum": list(EVENT_DATA)}, "data": text}
     data = '{"task_id":"order-7","run_id":"r","attempt":1,"seq":1,"text":"Redis "}'
-    example = {"id": "1763690000000-0", "event": "weft.output.delta", "data": data}
+    content = {
+        "schema": object_of(members),
+        "example": {"id": "1763690000000-0", "event": OUTPUT_DELTA, "data": data},
+        "x-event-data": {event: ref(schema) for event, schema in EVENT_DATA.items()},
+    }
     return {
         "operationId": "taskEvents",
         "summary": "Follow the events of a task",
-        "description": "Server-sent events: output, steps, questions, and the final event, which ends the stream. The "
-        "id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. Output of a run with a "
-        "higher `attempt` replaces the output of its lower attempts. Silence is broken by comments.\n\n"
-        "| event | data |\n|---|---|\n"
-        "| `weft.task.accepted` | `task_id` |\n"
-        "| `weft.output.delta` | `run_id`, `attempt`, `seq`, and `text` or `value`; `progress` marks a report of a "
-        "tool, `restart` that the run's output starts over |\n"
-        "| `weft.human.requested` | a Question; answer it with `answerQuestion` |\n"
-        "| `weft.step.recorded` | a step: `run_id`, `step`, `kind`, `name`, `status` |\n"
-        "| `weft.task.completed`, `weft.task.failed`, `weft.task.cancelled` | the end: `status`, `output` or `error`, "
-        "`usage`, `steps` |",
+        "description": _FOLLOW,
         "parameters": [
             task_id(),
             query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes."),
@@ -381,10 +413,7 @@ def _events() -> Json:
             },
         ],
         "responses": {
-            "200": {
-                "description": "The events, until the task has ended.",
-                "content": {STREAM_TYPE: {"schema": event, "example": example}},
-            },
+            "200": {"description": "The events, until the task has ended.", "content": {STREAM_TYPE: content}},
             "204": {"description": "The task has ended, and you have its final event."},
             **problems(PARAMETER, NO_TASK, STREAMS),
         },
@@ -398,193 +427,3 @@ def _describe() -> Json:
         "security": [],
         "responses": {"200": json_of("OpenAPI 3.1.", {"type": "object"}), **problems()},
     }
-
-
-# -- schemas -----------------------------------------------------------------------------------------------------
-
-
-def _submit_schema() -> Json:
-    optional_name = {"type": ["string", "null"], "minLength": 1, "maxLength": 256}
-    conf = {
-        "max_steps": {"type": ["integer", "null"], "minimum": 1},
-        "timeout_seconds": {"type": ["number", "null"], "exclusiveMinimum": 0},
-        "max_cost": {"type": ["number", "null"], "exclusiveMinimum": 0},
-        "max_tokens": {"type": ["integer", "null"], "minimum": 1},
-        "engine": {"type": ["string", "null"], "description": "`local`, `ray`, `spark`, or an engine of the app."},
-        "engine_wait_seconds": {"type": ["number", "null"], "minimum": 0},
-        "streaming_mode": {"enum": [*MODES, None], "description": "Which events the stream has."},
-        "priority": {"type": ["integer", "null"], "minimum": 1, "maximum": 9},
-    }
-    members = {
-        "agent": {**NAME, "description": "The agent's name."},
-        "input": {"description": "The agent's input: any JSON, at most 1 MiB."},
-        "key": {**optional_name, "description": "The instance of the agent, which keeps its own state."},
-        "task_id": {
-            **TASK_ID,
-            "type": ["string", "null"],
-            "description": "Your own id. Default: derived from the Idempotency-Key.",
-        },
-        "session_id": {**optional_name, "description": "Groups tasks."},
-        "conf": {**object_of(conf), "type": ["object", "null"]},
-        "hooks": {
-            "type": ["object", "null"],
-            "description": "Names of hooks of the agent's app, by hook point.",
-            "additionalProperties": {"type": "array", "items": NAME},
-        },
-        "metadata": {"type": ["object", "null"], "description": "Your data, passed to the agent."},
-    }
-    return object_of(members, "agent", "input")
-
-
-def _item_schema() -> Json:
-    schema = _submit_schema()
-    own = {"type": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "The key of this task."}
-    return {**schema, "properties": {**schema["properties"], "idempotency_key": own}}
-
-
-def _task_schema() -> Json:
-    milliseconds = {"type": "integer"}
-    return {
-        "type": "object",
-        "required": ["task_id", "status", "agent", "created", "steps"],
-        "properties": {
-            "task_id": {"type": "string"},
-            "status": {"enum": list(STATUSES)},
-            "agent": {"type": "string"},
-            "key": {"type": "string"},
-            "session_id": {"type": "string"},
-            "tenant": {"type": "string"},
-            "created": milliseconds,
-            "ended": milliseconds,
-            "steps": {"type": "integer"},
-            "parked": {"type": "boolean", "description": "In a list: whether its first run is parked."},
-            "input": {},
-            "output": {},
-            "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
-            "usage": {"type": "object", "description": "Amounts by name; in `models` those of each model."},
-            "limits": {"type": "object"},
-            "max_steps": {"type": "integer"},
-            "time_limit_at": milliseconds,
-            "waits_for": {"type": "array", "items": like({"run": "r", "step": "1", "kind": "timer"}, **_WAIT)},
-            "without_handler": {"type": "array", "items": like({"kind": "", "name": ""}, pool={"type": "string"})},
-            "questions": {"type": "array", "items": ref("Question")},
-            "forked_from": like({"task": "order-6"}, step={}),
-        },
-    }
-
-
-def _question_schema() -> Json:
-    return {
-        "type": "object",
-        "required": ["task_id", "request_id", "prompt"],
-        "properties": {
-            "task_id": {"type": "string"},
-            "request_id": {"type": "string"},
-            "prompt": {"type": "string"},
-            "data": {},
-            "expects": {
-                "const": "verdict",
-                "description": "The answer is true, false, or an object with `verdict` (`approve`, `deny`, `edit`), "
-                "`value` and `reason`.",
-            },
-            "schema": {"type": "object", "description": "The JSON schema of the answer; without it, any JSON."},
-            "agent": {"type": "string", "description": "In a list: the agent of the task."},
-            "created": {"type": "number", "description": "In a list: when the task was created (epoch ms)."},
-            "deadline": {"description": "When the default becomes the answer, or the question fails."},
-            "default": {},
-        },
-    }
-
-
-def _problem_schema() -> Json:
-    return {
-        "type": "object",
-        "required": ["type", "title", "status", "detail"],
-        "properties": {
-            "type": {"enum": [f"urn:weft:problem:{kind.name}" for kind in KINDS]},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "detail": {"type": "string"},
-            "field": {
-                "type": "string",
-                "description": "What is wrong: a path in the body (`conf.max_steps`), a parameter or a header.",
-            },
-            "retry_after_seconds": {"type": "number"},
-        },
-    }
-
-
-# -- parts -------------------------------------------------------------------------------------------------------
-
-
-def ref(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def object_of(properties: Json, *required: str) -> Json:
-    found = {"type": "object", "additionalProperties": False, "properties": properties}
-    return {**found, "required": list(required)} if required else found
-
-
-def like(example: Json, **more: Json) -> Json:
-    """Return the schema of objects with the members of an example; null there is any type. `more` may be absent."""
-    types = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    members: Json = {name: {} if each is None else {"type": types[type(each)]} for name, each in example.items()}
-    return {"type": "object", "required": list(example), "properties": {**members, **more}}
-
-
-def body_of(schema: Json, example: object) -> Json:
-    return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
-
-
-def json_of(description: str, schema: Json, example: object = None) -> Json:
-    content: Json = {"schema": schema}
-    if example is not None:
-        content["example"] = example
-    return {"description": description, "content": {"application/json": content}}
-
-
-def problems(*kinds: Kind) -> Json:
-    """Return the responses of an operation with these problems, and with those of every operation."""
-    by_status: dict[int, list[Kind]] = {}
-    for kind in (*kinds, *_EVERY):
-        if kind not in by_status.setdefault(kind.status.value, []):
-            by_status[kind.status.value].append(kind)
-    return {
-        str(status): {
-            "description": "; ".join(kind.title for kind in found) + ".",
-            "content": {PROBLEM_TYPE: {"schema": ref("Problem"), "example": _example(found[0])}},
-        }
-        for status, found in sorted(by_status.items())
-    }
-
-
-def _example(kind: Kind) -> Json:
-    return {
-        "type": f"urn:weft:problem:{kind.name}",
-        "title": kind.title,
-        "status": kind.status.value,
-        "detail": "what is wrong, with its value, and the remedy",
-    }
-
-
-def query(name: str, schema: Json, description: str) -> Json:
-    return {"name": name, "in": "query", "description": description, "schema": schema}
-
-
-def task_id() -> Json:
-    return {"name": "task_id", "in": "path", "required": True, "schema": TASK_ID}
-
-
-def idempotency_key() -> Json:
-    return {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "description": "Identifies repeats of this request for 24 hours. Choose it before the first attempt.",
-        "schema": NAME,
-    }
-
-
-def _traceparent() -> Json:
-    text = "The trace that the task belongs to (W3C Trace Context)."
-    return {"name": "traceparent", "in": "header", "description": text, "schema": NAME}

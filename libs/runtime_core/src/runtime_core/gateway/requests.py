@@ -114,6 +114,18 @@ def no_task(task_id: str) -> Problem:
     return Problem(NO_TASK, f"there is no task {task_id!r}, or its retention time is over", "task_id")
 
 
+def no_letter(letter_id: str) -> Problem:
+    """Return the problem of a dead letter that does not exist."""
+    return Problem(
+        NO_LETTER, f"there is no dead letter {quoted(letter_id)}: it may be redriven or dropped", "letter_id"
+    )
+
+
+def no_schedule(schedule_id: str) -> Problem:
+    """Return the problem of a schedule that does not exist."""
+    return Problem(NO_SCHEDULE, f"there is no schedule {quoted(schedule_id)}", "schedule_id")
+
+
 def problem_of(error: Exception) -> Problem | None:
     """Return an error of Weft as a problem; None for one that nobody expected."""
     if isinstance(error, Problem):

@@ -50,6 +50,7 @@ from runtime_core.gateway.keys import (
     caller_of,
 )
 from runtime_core.gateway.openapi import document
+from runtime_core.gateway.openapi_resources import paths, schemas
 from runtime_core.gateway.requests import (
     DEFECT,
     FORBIDDEN,
@@ -68,7 +69,7 @@ from runtime_core.gateway.requests import (
     is_loopback,
     problem_of,
 )
-from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes, paths, schemas
+from runtime_core.gateway.resources import LetterRoutes, ScheduleRoutes, TrajectoryRoutes
 from runtime_core.gateway.tasks import EventRoutes, StreamRoutes, TaskRoutes
 from runtime_core.settings import Settings
 from runtime_core.state_manager.schedules import ScheduleBounds
@@ -104,6 +105,7 @@ def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Op
         Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
         Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
         Operation("POST", "/v1/tasks/{task_id}/messages", tasks.send, ANSWER),
+        Operation("GET", "/v1/agents", tasks.agents, SUBMIT),
         Operation("GET", "/v1/questions", tasks.questions, READ),
         Operation("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
         Operation("POST", "/v1/tasks/{task_id}/forks", records.fork, OPERATE),

@@ -149,6 +149,10 @@ class TaskRoutes:
         await self._access.send(caller, task_id, name, body["value"], event_id)
         return json_reply({"task_id": caller.bound_task(task_id), "name": name})
 
+    async def agents(self, request: Request, caller: Caller) -> Response:
+        Parameters(request, ())
+        return json_reply({"agents": await self._access.agents(caller)})
+
     async def questions(self, request: Request, caller: Caller) -> Response:
         limit = Parameters(request, ("limit",)).whole("limit", PAGE, PAGE_MAX)
         return json_reply({"questions": await self._access.questions(caller, limit)})

@@ -1,0 +1,352 @@
+"""The operations of forks, trajectories, usage, dead letters and schedules in the OpenAPI document."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime_core.gateway.openapi_schemas import (
+    MOMENT,
+    NAME,
+    TASK_ID,
+    WITH_BODY,
+    Json,
+    body_of,
+    idempotency_key,
+    json_of,
+    like,
+    object_of,
+    problems,
+    query,
+    ref,
+    task_id,
+)
+from runtime_core.gateway.requests import (
+    CONFLICT,
+    LINES,
+    NO_APP,
+    NO_LETTER,
+    NO_SCHEDULE,
+    NO_STORE,
+    NO_TASK,
+    NO_TRAJECTORY,
+    PARAMETER,
+    REPLAY,
+    STREAMS,
+    Kind,
+)
+from runtime_core.gateway.resources import ENDS, GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
+
+_NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
+_LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
+_CURSOR = query("cursor", {"type": "string", "maxLength": 400}, "`next_cursor` of the page before.")
+_LETTER = "1731240000000-0"
+_LETTER_ROW: Json = {
+    "letter_id": _LETTER, "time": 1731240000000, "reason": "attempts", "stream": "tool", "name": "search",
+    "task_id": "order-7", "run_id": "r", "attempt": 3, "bytes": 812,
+    "error": {"type": "TimeoutError", "message": "no answer within 30 s"},
+}  # fmt: skip
+_SCHEDULE: Json = {
+    "schedule_id": "digest", "agent": "writer", "input": {"topic": "news"}, "every_seconds": None,
+    "cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin", "overlap": "skip", "catch_up": True,
+    "next": 1763690000000, "last": None, "last_task_id": None, "started": 0, "skipped": 0, "error": None,
+}  # fmt: skip
+_STEP: Json = {
+    "run": "r", "step": "2", "kind": "tool", "name": "search", "key": "", "status": "completed", "attempt": 1,
+    "input": {"query": "streams"}, "output": ["a"], "error": None,
+}  # fmt: skip
+_TREE: Json = {
+    "namespace": "weft", "task": "order-7", "complete": True, "steps": 1, "expected_steps": 1, "status": "completed",
+    "agent": "writer", "session": "", "created": 1763690000000.0, "ended": 1763690004200.0, "error": None,
+    "fork": None, "runs": [],
+}  # fmt: skip
+
+
+def schemas() -> Json:
+    """Return the schemas of what these routes show."""
+    from runtime_core.trajectory.reading import ExportedStep  # here: they import SQLAlchemy
+    from runtime_core.trajectory.tree import TreeDict
+
+    text = {"type": "string"}
+    maybe = {name: {"type": ["string", "null"]} for name in ("cron", "last_task_id", "error")}
+    more = {"key": text, "session_id": text, "conf": {}, "hooks": {}, "metadata": {}, "every_seconds": {}, "input": {}}
+    error = {"type": "object", "properties": {"type": text, "message": text, "traceback": text, "at": {}}}
+    details = {"errors": {"type": "array", "items": error}, "data": {}, "event": {}, "context": {}, "cut": {}}
+    _, trees = msgspec.json.schema_components(
+        [TreeDict, ExportedStep],
+        ref_template="#/components/schemas/{name}",
+        schema_hook=lambda _: {"description": "JSON."},
+    )
+    return {
+        "DeadLetter": like(_LETTER_ROW, error=error, group=text, kind=text, delivery=text, **details),
+        "Schedule": like(_SCHEDULE, **maybe, **more, next={}, last={}),
+        **trees,
+    }
+
+
+def paths() -> Json:
+    """Return the paths of these routes."""
+    letter, schedule = _in_path("letter_id", _LETTER), _in_path("schedule_id", "digest")
+    task = "/v1/tasks/{task_id}"
+    return {
+        f"{task}/forks": {"post": _fork()},
+        f"{task}/replay": {"post": _replay()},
+        f"{task}/trajectory": {"get": _show_trajectory()},
+        f"{task}/difference": {"get": _difference()},
+        "/v1/steps": {"get": _export()},
+        "/v1/usage": {"get": _usage()},
+        "/v1/dead-letters": {"get": _list_letters()},
+        "/v1/dead-letter-groups": {"get": _groups()},
+        "/v1/dead-letters/{letter_id}": {
+            "get": _operation(
+                "showDeadLetter", "Show a dead letter with its event and all errors", [letter],
+                {"200": json_of("The dead letter.", ref("DeadLetter"), _LETTER_ROW)}, PARAMETER, NO_LETTER,
+            ),
+            "delete": _operation(
+                "dropDeadLetter", "Delete a dead letter permanently", [letter],
+                {"204": {"description": "It is deleted."}}, PARAMETER, NO_LETTER,
+            ),
+        },
+        "/v1/dead-letters/{letter_id}/redrive": {"post": _redrive(letter)},
+        "/v1/schedules": {"get": _list_schedules()},
+        "/v1/schedules/{schedule_id}": {
+            "get": _operation(
+                "showSchedule", "Show a schedule", [schedule],
+                {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, PARAMETER, NO_SCHEDULE,
+            ),
+            "put": _set_schedule(schedule),
+            "delete": _operation(
+                "deleteSchedule", "Remove a schedule; its running tasks continue", [schedule],
+                {"204": {"description": "It is removed."}}, PARAMETER, NO_SCHEDULE,
+            ),
+        },
+        "/v1/schedules/{schedule_id}/run": {
+            "post": {
+                **_operation(
+                    "runSchedule", "Start a task of a schedule now; its times stay", [schedule],
+                    {"202": json_of("The task.", ref("Started"), {"task_id": "digest-1763690000000"})},
+                    *WITH_BODY, NO_SCHEDULE,
+                ),
+                "requestBody": body_of(object_of({}), {}),
+            }
+        },
+    }  # fmt: skip
+
+
+def _fork() -> Json:
+    members = {
+        "at": {
+            "type": ["string", "null"],
+            "description": "A step of the trajectory, such as 3.0.1.",
+        },
+        "input": {"description": "Replaces the result of step `at`; without `at`, the input of the task."},
+        "task_id": {**TASK_ID, "type": ["string", "null"], "description": "Your own id of the new task."},
+        "session_id": {"type": ["string", "null"], "minLength": 1, "maxLength": 256},
+    }
+    return {
+        **_operation(
+            "forkTask", "Run a task again, from a step or from its beginning", [task_id(), idempotency_key()],
+            {"202": json_of("The new task.", ref("Started"), {"task_id": "fork-5f0c2b9a7d3e1f60"})},
+            *WITH_BODY, PARAMETER, NO_TASK, CONFLICT,
+        ),
+        "description": "A new task starts with the results that the task had before step `at`, and runs the later "
+        "steps. Without `at` it runs all steps.",
+        "requestBody": body_of(object_of(members), {"at": "2", "input": {"hits": 3}}),
+    }  # fmt: skip
+
+
+def _replay() -> Json:
+    found = {
+        "agent": "writer", "run": "r", "step": "2", "recorded": 'ctx.tool("search", query="streams")',
+        "now": 'ctx.tool("search", query="Redis Streams")', "line": "desk.py:12 in writer",
+    }  # fmt: skip
+    difference = like(found)
+    schema = {
+        "task_id": TASK_ID,
+        "follows": {
+            "type": ["boolean", "null"],
+            "description": "Whether the code requests the recorded steps; null if no run could be compared.",
+        },
+        "runs": {"type": "integer"},
+        "difference": {
+            "anyOf": [difference, {"type": "null"}],
+            "description": "The first difference: what the task did and what the code does now, in words. An empty "
+            "`step` is the run as a whole; an empty `line` is not known.",
+        },
+        "further": {"type": "array", "items": difference},
+        "skipped": {"type": "object", "additionalProperties": {"type": "integer"}},
+    }
+    example = {"task_id": "order-7", "follows": False, "runs": 1, "difference": found, "further": [], "skipped": {}}
+    return {
+        **_operation(
+            "replayTask", "Run the code of the app on an ended task", [task_id()],
+            {"200": json_of("Whether it follows the record.", object_of(schema, *schema), example)},
+            *WITH_BODY, PARAMETER, NO_TASK, NO_TRAJECTORY, CONFLICT, NO_STORE, NO_APP, REPLAY,
+        ),
+        "description": "The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
+        "in a process of its own, for at most 30 seconds; a replica runs two at once, and one for a tenant. `runs` "
+        "were compared, `skipped` were not. `further` are steps that the code adds after the end of a run.",
+        "requestBody": body_of(object_of({}), {}),
+    }  # fmt: skip
+
+
+def _show_trajectory() -> Json:
+    return _operation(
+        "showTrajectory", "Show the recorded steps of a task as a tree", [task_id()],
+        {"200": json_of("The runs, each with its steps.", ref("TreeDict"), _TREE)},
+        PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
+    )  # fmt: skip
+
+
+def _difference() -> Json:
+    example = {"run": "r", "step": "2", "members": ["output"], "one": _STEP, "other": {**_STEP, "output": ["b"]}}
+    either = {"anyOf": [like(_STEP, input={}, output={}), {"type": "null"}]}
+    found = {"anyOf": [like(example, one=either, other=either), {"type": "null"}]}
+    schema = object_of({"difference": found}, "difference")
+    other = {**query("with", {**NAME, "maxLength": 200}, "The id of the other task."), "required": True}
+    return _operation(
+        "compareTasks", "Find the first difference between two tasks", [task_id(), other],
+        {"200": json_of("Where they differ first; null: nowhere.", schema, {"difference": example})},
+        PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
+    )  # fmt: skip
+
+
+def _export() -> Json:
+    parameters = [
+        query("task_id", {"type": "string", "maxLength": 200}, "Only this task."),
+        query("status", {"enum": list(ENDS)}, "Only tasks with this end."),
+        query("agent", {"type": "string", "maxLength": 512}, "Only tasks of this agent."),
+        query("session_id", {"type": "string", "maxLength": 512}, "Only tasks of this session."),
+        query("since", MOMENT, "Only tasks that ended at this time or later."),
+    ]
+    lines = {"schema": {"type": "string"}, "example": '{"task":"order-7","run":"r","step":"2","kind":"tool"}\n'}
+    return _operation(
+        "exportSteps", "Export recorded steps as JSON lines", parameters,
+        {"200": {"description": "One line for each step, by task.", "content": {LINES: lines}}},
+        PARAMETER, STREAMS, NO_STORE,
+    )  # fmt: skip
+
+
+def _usage() -> Json:
+    parameters = [
+        query("by", {"type": "string", "maxLength": 64, "default": "agent"}, f"A list of {', '.join(USAGE_BY)}."),
+        query(
+            "since", MOMENT, f"Tasks that ended then or later. Default: the day (UTC) {USAGE_DAYS} days before `until`."
+        ),
+        query("until", MOMENT, "Tasks that ended before this time. Default: now."),
+        query("tenant", {"type": "string", "maxLength": 63}, "Only tasks whose ids begin with this tenant."),
+    ]
+    amounts = like({"tasks": 3, "usage": {}}, **{name: {"type": "string"} for name in USAGE_BY})
+    row = {"agent": "writer", "tasks": 3, "usage": {"tokens": 4210, "cost": 0.12}}
+    example = {"since": "2030-01-01T00:00:00Z", "until": "2030-01-08T00:00:00Z", "rows": [row], "complete": True}
+    schema = object_of(
+        {
+            "since": MOMENT, "until": MOMENT, "rows": {"type": "array", "items": amounts},
+            "complete": {"type": "boolean"},
+        },
+        "since", "until", "rows", "complete",
+    )  # fmt: skip
+    return _operation(
+        "summariseUsage", "Sum up the usage of ended tasks", parameters,
+        {"200": json_of("The sums. `complete` is false if more is to be added up.", schema, example)},
+        PARAMETER, NO_STORE,
+    )  # fmt: skip
+
+
+def _list_letters() -> Json:
+    schema = object_of(
+        {"dead_letters": {"type": "array", "items": ref("DeadLetter")}, "next_cursor": _NEXT},
+        "dead_letters",
+        "next_cursor",
+    )
+    return _operation(
+        "listDeadLetters", "List dead letters, the newest first", [*_letter_filters(), _LIMIT, _CURSOR],
+        {"200": json_of("A page of the list.", schema, {"dead_letters": [_LETTER_ROW], "next_cursor": None})},
+        PARAMETER,
+    )  # fmt: skip
+
+
+def _groups() -> Json:
+    row = {"error": "TimeoutError: no answer within 30 s", "count": 12, "bytes": 9744, "newest": _LETTER}
+    groups = like({name: row[name] for name in row if name != "error"}, **{key: {"type": "string"} for key in GROUPS})
+    schema = object_of({"groups": {"type": "array", "items": groups}}, "groups")
+    by = query("by", {"enum": list(GROUPS), "default": "error"}, "What the letters of a group share.")
+    return _operation(
+        "groupDeadLetters", "Count dead letters by error, name, reason or stream", [*_letter_filters(), by, _LIMIT],
+        {"200": json_of("The groups, the largest first.", schema, {"groups": [row]})}, PARAMETER,
+    )  # fmt: skip
+
+
+def _letter_filters() -> list[Json]:
+    texts = {
+        "reason": "Only letters with this reason, as `attempts`.",
+        "name": "Only letters of this agent or tool.",
+        "task_id": "Only letters of this task.",
+        "error": "Only letters of this group by error.",
+    }
+    return [query(name, {"type": "string", "maxLength": 512}, text) for name, text in texts.items()]
+
+
+def _redrive(letter: Json) -> Json:
+    members = {
+        "reopen": {"type": ["boolean", "null"], "description": "Let a task that has ended continue."},
+        "data": {"description": "Replaces the input or the arguments of the delivery."},
+    }
+    schema = object_of({"letter_id": NAME, "task_id": {"type": ["string", "null"]}}, "letter_id", "task_id")
+    return {
+        **_operation(
+            "redriveDeadLetter", "Send a dead letter to its consumer again", [letter],
+            {"200": json_of("It is sent.", schema, {"letter_id": _LETTER, "task_id": "order-7"})},
+            *WITH_BODY, NO_LETTER, CONFLICT,
+        ),
+        "requestBody": body_of(object_of(members), {"reopen": True, "data": {"query": "streams"}}),
+    }  # fmt: skip
+
+
+def _list_schedules() -> Json:
+    schema = _page("schedules", "Schedule")
+    return _operation(
+        "listSchedules", "List schedules by id", [_LIMIT, _CURSOR],
+        {"200": json_of("A page of the list.", schema, {"schedules": [_SCHEDULE], "next_cursor": None})}, PARAMETER,
+    )  # fmt: skip
+
+
+def _set_schedule(schedule: Json) -> Json:
+    number, text, members_of = ({"type": [kind, "null"]} for kind in ("number", "string", "object"))
+    members = {
+        "agent": NAME,
+        "input": {},
+        **dict.fromkeys(("key", "session_id", "cron", "timezone"), text),
+        **dict.fromkeys(("conf", "hooks", "metadata"), members_of),
+        **dict.fromkeys(("every_seconds", "delay_seconds"), number),
+        "at": {**text, "description": "As RFC 3339."},
+        "overlap": {"enum": ["skip", "start", None]},
+        "catch_up": {"type": ["boolean", "null"]},
+    }
+    example = {"agent": "writer", "input": {"topic": "news"}, "cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin"}
+    return {
+        **_operation(
+            "setSchedule", "Create or replace a schedule", [schedule],
+            {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, *WITH_BODY, NO_SCHEDULE,
+        ),
+        "description": "Give exactly one of `every_seconds`, `cron`, `at` and `delay_seconds`.",
+        "requestBody": body_of(object_of(members, "agent", "input"), example),
+    }  # fmt: skip
+
+
+def _page(name: str, item: str) -> Json:
+    return object_of({name: {"type": "array", "items": ref(item)}, "next_cursor": _NEXT}, name, "next_cursor")
+
+
+def _in_path(name: str, example: str) -> Json:
+    pattern = "^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,199}$"
+    return {
+        "name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern},
+        "example": example,
+    }  # fmt: skip
+
+
+def _operation(name: str, summary: str, parameters: list[Json], responses: Json, *kinds: Kind) -> Json:
+    return {
+        "operationId": name, "summary": summary, "parameters": parameters,
+        "responses": {**responses, **problems(*kinds)},
+    }  # fmt: skip
