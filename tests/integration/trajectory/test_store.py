@@ -435,7 +435,7 @@ async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None
         await TrajectoryStore.open(f"postgresql://u:a-secret@/d?host={tmp_path}")
 
 
-async def test_an_export_of_a_hundred_thousand_steps_needs_no_more_memory_than_a_small_one(
+async def test_an_export_of_a_hundred_megabytes_needs_no_more_memory_than_a_small_one(
     database: Database, tmp_path: Path
 ) -> None:
     # In a process of its own: the peak of this one may be higher already.
@@ -447,8 +447,8 @@ async def test_an_export_of_a_hundred_thousand_steps_needs_no_more_memory_than_a
     )
     assert measured.returncode == 0, measured.stderr
     result = json.loads(measured.stdout)
-    assert result["counts"] == [10_000, 10_000, 100_000, 100_000]
-    # Held in memory, the larger export's texts alone would be 90 MB more; allocators vary by 30.
+    assert result["counts"] == [6_000, 6_000, 26_000, 26_000]
+    # Held in memory, the larger export's texts alone would be 80 MB more; allocators vary by 30.
     assert result["growth_mib"] < 50, result
 
 
@@ -464,14 +464,14 @@ def peak():
 
 async def main(url, path):
     store = await TrajectoryStore.open(url)
-    output = msgspec.Raw(b'"' + b"x" * 1000 + b'"')
+    output = msgspec.Raw(b'"' + b"x" * 4000 + b'"')
     steps = ENCODER.encode([
         Step(run="r", step=str(n), kind="step", name="s", status="completed", started=1, ended=2, output=output)
         for n in range(100)
     ])
     number = 0
     counts = []
-    for upto in (100, 1000):
+    for upto in (60, 260):
         while number < upto:
             entries = []
             for _ in range(20):
