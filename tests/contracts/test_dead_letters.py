@@ -277,3 +277,8 @@ async def test_pages_have_every_letter_once_and_in_order(broker: Broker, monkeyp
         for wrong in ("x", "1-1", "1-1.", "9" * 20 + "-0.0", "1-1.0.0"):
             with pytest.raises(InvalidInput, match="is not a cursor"):
                 await letters.page(2, cursor=wrong)
+        for n, (partition, name) in enumerate(((0, "a"), (1, "b"), (0, "c"))):
+            bus = pair.sides[partition].bus
+            await bus.transport.call("XADD", bus.keys.dead, f"{20 + n}-0", "reason", "attempts", "name", name)
+        groups = await letters.counted("name")
+        assert [group.key for group in groups] == ["other", "wanted", "c", "b", "a"], "of equal ones the newest first"

@@ -296,8 +296,8 @@ async def test_there_is_a_limit_to_how_many_there_may_be(world: World) -> None:
 @pytest.mark.parametrize(
     ("data", "field"),
     [
-        ({}, "data"),
-        ({"every_seconds": 60, "cron": "* * * * *"}, "data"),
+        ({}, "data.every_seconds"),
+        ({"every_seconds": 60, "cron": "* * * * *"}, "data.cron"),
         ({"every_seconds": 0.5}, "data.every_seconds"),
         ({"every_seconds": True}, "data.every_seconds"),
         ({"delay_seconds": -1}, "data.delay_seconds"),

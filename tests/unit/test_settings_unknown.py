@@ -17,6 +17,7 @@ from runtime_core.settings import Settings
         ("WEFT_LEASE_SECOND", "did you mean WEFT_LEASE_SECONDS?"),
         ("WEFT_REDISURL", "did you mean WEFT_REDIS_URL?"),
         ("WEFT_SPARK_LOCAL_MASTERS", "did you mean WEFT_SPARK_LOCAL_MASTER?"),
+        ("WEFT_HTTP_CORS", "did you mean WEFT_HTTP_ORIGINS?"),
         ("WEFT_COLOUR", "WEFT_APP_"),
         ("WEFT_", "WEFT_APP_"),
         ("WEFT_REDIS_SERVICE_HOST", "enableServiceLinks: false"),

@@ -92,7 +92,7 @@ async def test_an_event_is_bound_to_the_tenant_of_its_key(valkey: Server, namesp
 
         named = event("1", data={"task_id": "order-7", "key": "k", "session_id": "s"}, tenant="acme")
         refused = await post("other", to_binary_event(named))
-        assert problem(refused) == (422, "field", "tenant")
+        assert problem(refused) == (422, "field", "ce-tenant")
         assert (await post("acme", to_structured_event(named))).json() == {"task_id": "acme.order-7"}
         shown = await ended(client, "order-7", Authorization=f"Bearer {made['acme']}")
         assert (shown["key"], shown["session_id"]) == ("acme/k", "acme/s")

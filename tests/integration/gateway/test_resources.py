@@ -11,12 +11,23 @@ from typing import Any
 
 import httpx2
 import pytest
+from jsonschema import Draft202012Validator
 
 from runtime_core.bus.acl.rules import DEFAULT_OFF, Target, find_users, lacking, user_line
 from runtime_core.bus.acl.users import USERS
+from runtime_core.gateway.requests import LINES
 from tests.conftest import OwnServer
 from tests.fleet import until
-from tests.integration.gateway.gateways import SECONDS, ended, gateway_fleet, http, problem
+from tests.integration.gateway.gateways import (
+    DOCUMENT,
+    REGISTRY,
+    SECONDS,
+    absolute,
+    ended,
+    gateway_fleet,
+    http,
+    problem,
+)
 from tests.servers.process import HOST
 from tests.service_forks import SOURCES
 
@@ -95,6 +106,8 @@ async def test_dead_letters_are_listed_grouped_edited_and_dropped(own_server: Ow
         assert listed == [f"wrong-{n}" for n in (4, 3, 2, 1, 0)], "a letter that comes between moves no other one"
         (group,) = (await client.get("/v1/dead-letter-groups", params={"name": "slow"})).json()["groups"]
         assert group["count"] == 5 + len(pages)
+        unknown = await client.get("/v1/dead-letters", params={"reason": "attempts"})
+        assert problem(unknown) == (400, "parameter", "reason")
         same = await client.get("/v1/dead-letters", params={"error": group["error"], "name": "slow", "limit": "500"})
         assert len(same.json()["dead_letters"]) == group["count"]
         (row,) = (await client.get("/v1/dead-letters", params={"task_id": "wrong-0", "name": "slow"})).json()[
@@ -141,7 +154,7 @@ async def test_schedules_are_set_listed_run_and_removed(own_server: OwnServer, t
         assert [row["schedule_id"] for row in first["schedules"]] == ["a", "b"]
         rest = (await client.get("/v1/schedules", params={"cursor": first["next_cursor"]})).json()
         assert ([row["schedule_id"] for row in rest["schedules"]], rest["next_cursor"]) == (["c"], None)
-        started = await client.post("/v1/schedules/a/run", json={})
+        started = await client.post("/v1/schedules/a/run")
         assert (await ended(client, started.json()["task_id"]))["output"] == 7
         assert (await client.get("/v1/schedules/a")).json()["input"] == 7
         assert (await client.delete("/v1/schedules/a")).status_code == 204
@@ -153,12 +166,14 @@ async def test_schedules_are_set_listed_run_and_removed(own_server: OwnServer, t
             assert problem(answer) == (404, "no-schedule", "schedule_id")
         for wrong, field in (
             ({**body, "cron": "x"}, "cron"),
-            ({**body, "every_seconds": 5}, "data"),
+            ({**body, "every_seconds": 5}, "cron"),
             ({**body, "agent": "nobody"}, "agent"),
             ({**body, "surprise": 1}, "surprise"),
         ):
             refused = await client.put("/v1/schedules/d", json=wrong)
-            assert problem(refused)[2] == ("" if field == "data" else field), refused.text
+            assert problem(refused) == (422, "field", field), refused.text
+        timeless = await client.put("/v1/schedules/d", json={"agent": "echo", "input": 7})
+        assert problem(timeless) == (422, "field", "every_seconds")
 
 
 async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         assert (tree["task"], tree["agent"]) == ("origin", "journey")
         assert tree["runs"][0]["committed"] >= int(tree["runs"][0]["ended"])
         key = {"Idempotency-Key": "again"}
-        body = {"at": "2", "input": "changed"}
+        body = {"at": "r/2", "input": "changed"}  # as the trajectory names it
         forks = [await client.post("/v1/tasks/origin/forks", json=body, headers=key) for _ in range(2)]
         assert [fork.status_code for fork in forks] == [202, 202]
         (fork,) = {each.json()["task_id"] for each in forks}
@@ -192,9 +207,12 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         lines = (await client.get("/v1/steps", params={"task_id": "origin"})).text.splitlines()
         assert {json.loads(line)["task"] for line in lines} == {"origin"}
         assert len(lines) == tree["steps"]
+        content = DOCUMENT["paths"]["/v1/steps"]["get"]["responses"]["200"]["content"][LINES]
+        for line in lines:
+            Draft202012Validator(absolute(content["x-line"]), registry=REGISTRY).validate(json.loads(line))
         for task in ("nothing", "origin"):
             answer = await client.get(f"/v1/tasks/{task}/difference", params={"with": "neither"})
-            assert problem(answer) == (404, "no-trajectory", "task_id" if task == "nothing" else "with")
+            assert problem(answer) == (404, "no-task", "task_id" if task == "nothing" else "with")
         usage = await client.get("/v1/usage", params={"by": "agent,day"})
         assert (usage.status_code, usage.json()["complete"]) == (200, True)
         assert usage.json()["since"].endswith("T00:00:00Z"), "whole days, which are summed up already"
@@ -267,7 +285,7 @@ async def test_changed_code_is_replayed(own_server: OwnServer, tmp_path: Path) -
         await client.post("/v1/tasks", json={"agent": "asks", "input": "Go?", "task_id": "open"})
         early = await client.post("/v1/tasks/open/replay", json={})
         assert early.status_code in (404, 409)  # its first step is recorded at any moment
-        assert problem(await client.post("/v1/tasks/nothing/replay", json={}))[:2] == (404, "no-trajectory")
+        assert problem(await client.post("/v1/tasks/nothing/replay", json={}))[:2] == (404, "no-task")
         assert problem(await client.post("/v1/tasks/order/replay", json={"at": "1"})) == (422, "field", "at")
 
 

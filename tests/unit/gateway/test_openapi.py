@@ -47,6 +47,8 @@ def test_it_describes_every_operation_and_no_other() -> None:
     access = Access(cast(Client, None))
     offered = operations(access, limits, StreamRoutes(access, limits, asyncio.Event()))
     assert {(method.upper(), path) for method, path, _ in described()} == {(one.method, one.path) for one in offered}
+    roles = {(method.upper(), path): operation.get("x-role", "") for method, path, operation in described()}
+    assert roles == {(one.method, one.path): one.role for one in offered}
     assert len({operation["operationId"] for _, _, operation in described()}) == len(offered)
 
 

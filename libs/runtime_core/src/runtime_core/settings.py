@@ -484,6 +484,8 @@ def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
 def _remedy(variable: str, known: Collection[str]) -> str:
     if KUBERNETES_VARIABLE.fullmatch(variable):
         return "Kubernetes set it for a Service of that name: set enableServiceLinks: false in the pod"
+    if "CORS" in variable:
+        return "there is no such setting; did you mean WEFT_HTTP_ORIGINS?"
     near = difflib.get_close_matches(variable, sorted(known), n=1, cutoff=0.8)
     if near:
         return f"there is no such setting; did you mean {near[0]}?"

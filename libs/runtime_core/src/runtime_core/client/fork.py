@@ -347,6 +347,8 @@ async def plan_fork(
     store: TrajectoryStore | None,
 ) -> ForkPlan:
     """Plan a fork, as in `Client.fork`; `bus` is the origin's partition."""
+    if isinstance(at, str):
+        at = at.removeprefix(f"{ROOT_RUN}/")  # as in a trajectory: the run and the step
     if at is not None and not (isinstance(at, str) and _AT.fullmatch(at)):
         raise InvalidInput(
             "at",

@@ -493,6 +493,8 @@ class Access:
         async with self._reading:
             found = await store.task(self.client.namespace, bound)
         if found is None:
+            if not await (await self.handle(caller, task_id)).exists():
+                raise no_task(bound)
             raise Problem(NO_TRAJECTORY, f"no steps of task {bound!r} are recorded yet", "task_id")
         return found
 

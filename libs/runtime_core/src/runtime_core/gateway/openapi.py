@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from runtime_core.gateway.openapi_schemas import (
     MOMENT,
     NAME,
@@ -22,30 +24,63 @@ from runtime_core.gateway.openapi_schemas import (
     query,
     question_schema,
     ref,
+    started,
     step_schema,
     submit_schema,
     task_id,
     task_schema,
     traceparent,
 )
-from runtime_core.gateway.requests import CONFLICT, FIELD, NO_TASK, PARAMETER, STREAMS
+from runtime_core.gateway.requests import (
+    BATCH_MAX_BYTES,
+    BODY_MAX_BYTES,
+    BODY_SECONDS,
+    CONFLICT,
+    FIELD,
+    NO_TASK,
+    PARAMETER,
+    STREAMS,
+)
 from runtime_core.gateway.tasks import BATCH_MAX, BATCHED, MODES, PAGE, PAGE_MAX, STATUSES, STRUCTURED
 from runtime_core.gateway.tasks import MEDIA_TYPE as STREAM_TYPE
 from runtime_core.telemetry.metrics import version
 from runtime_core.wire.commands import SUBMIT
 from runtime_core.wire.events import ENDED, HUMAN_REQUESTED, OUTPUT_DELTA, STEP_RECORDED
 
+_ABOUT = f"""\
+Start tasks of agents, follow them, answer their questions, and look after what failed. Times that are numbers are
+milliseconds since 1970 (UTC).
 
-def document(resources: Json, schemas: Json) -> Json:
-    """Return the whole document; `resources` are the paths of resources beside tasks, with their `schemas`."""
+**Who may call.** With keys, each operation takes the role in its `x-role`: `submit`, `read`, `answer` or `operate`. A
+key with a tenant reaches that tenant only: ids of tasks and schedules get the prefix `<tenant>.`, in answers too; you
+may send them with or without it.
+
+**From a browser.** `WEFT_HTTP_ORIGINS` of the gateway lists the origins whose pages may call it (CORS). `EventSource`
+sends no key: read streams with `fetch`.
+
+**Limits.** A body has at most {BODY_MAX_BYTES >> 20} MiB, one with several tasks {BATCH_MAX_BYTES >> 20} MiB, and
+arrives within {BODY_SECONDS:g} seconds. The gateway may limit the requests of a caller and its open streams of events
+and of steps (429). Answers 429 and 503 say in `Retry-After` when to send the same request again.
+
+**New tasks.** An answer 202 has the path of the task in `Location`."""
+
+
+def document(resources: Json, schemas: Json, roles: Mapping[tuple[str, str], str]) -> Json:
+    """Return the whole document; `resources` are the paths of resources beside tasks, with their `schemas`.
+
+    `roles` has the role of each method and path; empty: none is needed.
+    """
+    found = _document(resources, schemas)
+    for (method, path), role in roles.items():
+        if role:
+            found["paths"][path][method.lower()]["x-role"] = role
+    return found
+
+
+def _document(resources: Json, schemas: Json) -> Json:
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Weft",
-            "version": version(),
-            "description": "Start tasks of agents, follow them, answer their questions, and look after what failed. "
-            "Times that are numbers are milliseconds since 1970 (UTC).",
-        },
+        "info": {"title": "Weft", "version": version(), "description": _ABOUT},
         "paths": {
             "/v1/tasks": {"post": _submit(), "get": _list()},
             "/v1/batches": {"post": _batch()},
@@ -103,10 +138,7 @@ def _submit() -> Json:
             ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
         ),
         "responses": {
-            "202": {
-                **json_of("The task is durable and will be handled.", ref("Started"), {"task_id": "order-7"}),
-                "headers": {"Location": {"description": "The task.", "schema": {"type": "string"}}},
-            },
+            "202": started("The task is durable and will be handled."),
             **problems(*WITH_BODY, PARAMETER, CONFLICT),
         },
     }
@@ -119,8 +151,8 @@ def _results() -> tuple[Json, Json]:
         "type": f"urn:weft:problem:{FIELD.name}",
         "title": FIELD.title,
         "status": FIELD.status.value,
-        "detail": "no agent is named nobody",
-        "field": "agent",
+        "detail": "a task with this id has another input",
+        "field": "task_id",
     }
     example = {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]}
     return object_of({"results": {"type": "array", "items": result}}, "results"), example
@@ -131,14 +163,16 @@ def _receive() -> Json:
         "specversion": "1.0", "type": SUBMIT, "source": "shop", "id": "order-7",
         "data": {"agent": "writer", "input": {"topic": "Redis Streams"}},
     }  # fmt: skip
+    required = "In binary mode (application/json) required. "
     attributes = {
-        "specversion": ({"const": "1.0"}, "In binary mode, the attributes of the event are headers."),
-        "type": ({"const": SUBMIT}, "The type of the event."),
-        "source": (NAME, "The sender. With `id` it identifies repeats, for each tenant."),
-        "id": (NAME, "The id of the event."),
-        "deadline": (MOMENT, "The work is not wanted after this moment."),
-        "tenant": (NAME, "Only for keys without a tenant: the tenant of the task."),
+        "specversion": ({"const": "1.0"}, required + "The version of CloudEvents.", "1.0"),
+        "type": ({"const": SUBMIT}, required + "The type of the event.", SUBMIT),
+        "source": (NAME, required + "The sender. With `id` it identifies repeats, for each tenant.", "shop"),
+        "id": (NAME, required + "The id of the event.", "order-7"),
+        "deadline": (MOMENT, "The work is not wanted after this moment.", "2030-01-01T00:00:00Z"),
+        "tenant": (NAME, "Only for keys without a tenant: the tenant of the task.", None),
     }
+    other = {**event, "id": "order-8", "data": {"agent": "writer", "input": {"topic": "Valkey"}}}
     schema, example = _results()
     return {
         "operationId": "receiveEvents",
@@ -147,7 +181,8 @@ def _receive() -> Json:
         "same source, id and data starts nothing. Each event of a batch is accepted or refused individually.",
         "parameters": [
             *({"name": f"ce-{name}", "in": "header", "description": text, "schema": schema}
-              for name, (schema, text) in attributes.items()),
+              | ({} if example is None else {"example": example})
+              for name, (schema, text, example) in attributes.items()),
             traceparent(),
         ],
         "requestBody": {
@@ -156,16 +191,13 @@ def _receive() -> Json:
                 STRUCTURED: {"schema": ref("Event"), "example": event},
                 BATCHED: {
                     "schema": {"type": "array", "maxItems": BATCH_MAX, "items": ref("Event")},
-                    "example": [event, {**event, "id": "order-8", "data": {"agent": "nobody", "input": "b"}}],
+                    "example": [event, other],
                 },
-                "application/json": {"schema": ref("Submit"), "example": event["data"]},
+                "application/json": {"schema": ref("Submit"), "example": event["data"]},  # with the headers above
             },
         },
         "responses": {
-            "202": {
-                **json_of("The task is durable and will be handled.", ref("Started"), {"task_id": "order-7"}),
-                "headers": {"Location": {"description": "The task.", "schema": {"type": "string"}}},
-            },
+            "202": started("The task is durable and will be handled."),
             "200": json_of("What came of each event of a batch.", schema, example),
             **problems(*WITH_BODY, PARAMETER, CONFLICT),
         },
@@ -184,7 +216,7 @@ def _batch() -> Json:
             object_of(
                 {"tasks": {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": ref("BatchItem")}}, "tasks"
             ),
-            {"tasks": [{"agent": "writer", "input": "a"}, {"agent": "nobody", "input": "b"}]},
+            {"tasks": [{"agent": "writer", "input": {"topic": topic}} for topic in ("Redis Streams", "Valkey")]},
         ),
         "responses": {
             "200": json_of("What came of each task.", schema, example),
@@ -253,6 +285,7 @@ def _cancel() -> Json:
         "requestBody": body_of(
             object_of({"reason": {"type": ["string", "null"], "minLength": 1, "maxLength": 1000}}),
             {"reason": "no longer needed"},
+            required=False,
         ),
         "responses": {
             "200": json_of(

@@ -18,6 +18,7 @@ from runtime_core.gateway.openapi_schemas import (
     problems,
     query,
     ref,
+    started,
     task_id,
 )
 from runtime_core.gateway.requests import (
@@ -35,13 +36,15 @@ from runtime_core.gateway.requests import (
     Kind,
 )
 from runtime_core.gateway.resources import ENDS, GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
+from runtime_core.state_manager.dead_letters import REASONS
+from runtime_core.state_manager.schedules import SCHEDULE_ID
 
 _NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
 _LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
 _CURSOR = query("cursor", {"type": "string", "maxLength": 400}, "`next_cursor` of the page before.")
 _LETTER = "1731240000000-0"
 _LETTER_ROW: Json = {
-    "letter_id": _LETTER, "time": 1731240000000, "reason": "attempts", "stream": "tool", "name": "search",
+    "letter_id": _LETTER, "time": 1731240000000, "reason": "attempts_used_up", "stream": "tool", "name": "search",
     "task_id": "order-7", "run_id": "r", "attempt": 3, "bytes": 812,
     "error": {"type": "TimeoutError", "message": "no answer within 30 s"},
 }  # fmt: skip
@@ -50,6 +53,8 @@ _SCHEDULE: Json = {
     "cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin", "overlap": "skip", "catch_up": True,
     "next": 1763690000000, "last": None, "last_task_id": None, "started": 0, "skipped": 0, "error": None,
 }  # fmt: skip
+COMPARED = ("missing", "kind", "name", "key", "input", "status", "output", "error")
+"""What may differ between two tasks, as `first_difference` names it."""
 _STEP: Json = {
     "run": "r", "step": "2", "kind": "tool", "name": "search", "key": "", "status": "completed", "attempt": 1,
     "input": {"query": "streams"}, "output": ["a"], "error": None,
@@ -85,7 +90,8 @@ def schemas() -> Json:
 
 def paths() -> Json:
     """Return the paths of these routes."""
-    letter, schedule = _in_path("letter_id", _LETTER), _in_path("schedule_id", "digest")
+    letter = _in_path("letter_id", _LETTER, "^([0-9]{1,4}:)?[0-9]{1,19}-[0-9]{1,19}$")
+    schedule = _in_path("schedule_id", "digest", f"^{SCHEDULE_ID.pattern}$")
     task = "/v1/tasks/{task_id}"
     return {
         f"{task}/forks": {"post": _fork()},
@@ -122,11 +128,13 @@ def paths() -> Json:
         "/v1/schedules/{schedule_id}/run": {
             "post": {
                 **_operation(
-                    "runSchedule", "Start a task of a schedule now; its times stay", [schedule],
-                    {"202": json_of("The task.", ref("Started"), {"task_id": "digest-1763690000000"})},
+                    "runSchedule", "Start a task of a schedule now", [schedule],
+                    {"202": started("The task.", "digest-1763690000000")},
                     *WITH_BODY, NO_SCHEDULE,
                 ),
-                "requestBody": body_of(object_of({}), {}),
+                "description": "The times of the schedule stay. The task counts neither in its `started` nor as "
+                "its `last_task_id`.",
+                "requestBody": body_of(object_of({}), {}, required=False),
             }
         },
     }  # fmt: skip
@@ -136,7 +144,8 @@ def _fork() -> Json:
     members = {
         "at": {
             "type": ["string", "null"],
-            "description": "A step of the trajectory, such as 3.0.1.",
+            "description": "A step of the trajectory: the `run` and `step` of its node, joined by `/`, as `r/3.0.1`, "
+            "or `r/2/1` for step 1 of run `r/2`. The leading `r/` may be left out.",
         },
         "input": {"description": "Replaces the result of step `at`; without `at`, the input of the task."},
         "task_id": {**TASK_ID, "type": ["string", "null"], "description": "Your own id of the new task."},
@@ -145,12 +154,12 @@ def _fork() -> Json:
     return {
         **_operation(
             "forkTask", "Run a task again, from a step or from its beginning", [task_id(), idempotency_key()],
-            {"202": json_of("The new task.", ref("Started"), {"task_id": "fork-5f0c2b9a7d3e1f60"})},
+            {"202": started("The new task.", "fork-5f0c2b9a7d3e1f60")},
             *WITH_BODY, PARAMETER, NO_TASK, CONFLICT,
         ),
         "description": "A new task starts with the results that the task had before step `at`, and runs the later "
         "steps. Without `at` it runs all steps.",
-        "requestBody": body_of(object_of(members), {"at": "2", "input": {"hits": 3}}),
+        "requestBody": body_of(object_of(members), {"at": "2", "input": {"hits": 3}}, required=False),
     }  # fmt: skip
 
 
@@ -173,7 +182,12 @@ def _replay() -> Json:
             "`step` is the run as a whole; an empty `line` is not known.",
         },
         "further": {"type": "array", "items": difference},
-        "skipped": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "skipped": {
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "Runs by why they were not compared: the app has no such agent, or the state of an agent "
+            "with a key is not recorded.",
+        },
     }
     example = {"task_id": "order-7", "follows": False, "runs": 1, "difference": found, "further": [], "skipped": {}}
     return {
@@ -185,7 +199,7 @@ def _replay() -> Json:
         "description": "The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
         "in a process of its own, for at most 30 seconds; a replica runs two at once, and one for a tenant. `runs` "
         "were compared, `skipped` were not. `further` are steps that the code adds after the end of a run.",
-        "requestBody": body_of(object_of({}), {}),
+        "requestBody": body_of(object_of({}), {}, required=False),
     }  # fmt: skip
 
 
@@ -200,7 +214,8 @@ def _show_trajectory() -> Json:
 def _difference() -> Json:
     example = {"run": "r", "step": "2", "members": ["output"], "one": _STEP, "other": {**_STEP, "output": ["b"]}}
     either = {"anyOf": [like(_STEP, input={}, output={}), {"type": "null"}]}
-    found = {"anyOf": [like(example, one=either, other=either), {"type": "null"}]}
+    members = {"type": "array", "items": {"enum": list(COMPARED)}}
+    found = {"anyOf": [like(example, members=members, one=either, other=either), {"type": "null"}]}
     schema = object_of({"difference": found}, "difference")
     other = {**query("with", {**NAME, "maxLength": 200}, "The id of the other task."), "required": True}
     return _operation(
@@ -218,10 +233,12 @@ def _export() -> Json:
         query("session_id", {"type": "string", "maxLength": 512}, "Only tasks of this session."),
         query("since", MOMENT, "Only tasks that ended at this time or later."),
     ]
-    lines = {"schema": {"type": "string"}, "example": '{"task":"order-7","run":"r","step":"2","kind":"tool"}\n'}
+    one = "One line for each step, by task: a JSON object of the schema `x-line`."
+    example = '{"task":"order-7","run":"r","step":"2","kind":"tool"}\n'
+    lines = {"schema": {"type": "string"}, "x-line": ref("ExportedStep"), "example": example}
     return _operation(
         "exportSteps", "Export recorded steps as JSON lines", parameters,
-        {"200": {"description": "One line for each step, by task.", "content": {LINES: lines}}},
+        {"200": {"description": one, "content": {LINES: lines}}},
         PARAMETER, STREAMS, NO_STORE,
     )  # fmt: skip
 
@@ -266,24 +283,33 @@ def _list_letters() -> Json:
 
 
 def _groups() -> Json:
-    row = {"error": "TimeoutError: no answer within 30 s", "count": 12, "bytes": 9744, "newest": _LETTER}
+    row = {"error": "TimeoutError: no answer within … s", "count": 12, "bytes": 9744, "newest": _LETTER}
     groups = like({name: row[name] for name in row if name != "error"}, **{key: {"type": "string"} for key in GROUPS})
     schema = object_of({"groups": {"type": "array", "items": groups}}, "groups")
     by = query("by", {"enum": list(GROUPS), "default": "error"}, "What the letters of a group share.")
-    return _operation(
-        "groupDeadLetters", "Count dead letters by error, name, reason or stream", [*_letter_filters(), by, _LIMIT],
-        {"200": json_of("The groups, the largest first.", schema, {"groups": [row]})}, PARAMETER,
-    )  # fmt: skip
+    return {
+        **_operation(
+            "groupDeadLetters", "Count dead letters by error, name, reason or stream",
+            [*_letter_filters(), by, _LIMIT],
+            {"200": json_of("The groups, the largest first, of equal ones the newest.", schema, {"groups": [row]})},
+            PARAMETER,
+        ),
+        "description": "A group by error is the type of the error and the first line of its message, in which `…` "
+        "stands for each quoted text, number and id. The parameter `error` of `listDeadLetters` takes it back. "
+        "`newest` is the id of the newest letter.",
+    }  # fmt: skip
 
 
 def _letter_filters() -> list[Json]:
     texts = {
-        "reason": "Only letters with this reason, as `attempts`.",
         "name": "Only letters of this agent or tool.",
         "task_id": "Only letters of this task.",
-        "error": "Only letters of this group by error.",
+        "error": "Only letters of this group: the `error` of a group by error.",
     }
-    return [query(name, {"type": "string", "maxLength": 512}, text) for name, text in texts.items()]
+    return [
+        query("reason", {"enum": list(REASONS)}, "Only letters with this reason."),
+        *(query(name, {"type": "string", "maxLength": 512}, text) for name, text in texts.items()),
+    ]
 
 
 def _redrive(letter: Json) -> Json:
@@ -298,7 +324,9 @@ def _redrive(letter: Json) -> Json:
             {"200": json_of("It is sent.", schema, {"letter_id": _LETTER, "task_id": "order-7"})},
             *WITH_BODY, NO_LETTER, CONFLICT,
         ),
-        "requestBody": body_of(object_of(members), {"reopen": True, "data": {"query": "streams"}}),
+        "requestBody": body_of(
+            object_of(members), {"reopen": True, "data": {"query": "streams"}}, required=False
+        ),
     }  # fmt: skip
 
 
@@ -318,7 +346,7 @@ def _set_schedule(schedule: Json) -> Json:
         **dict.fromkeys(("key", "session_id", "cron", "timezone"), text),
         **dict.fromkeys(("conf", "hooks", "metadata"), members_of),
         **dict.fromkeys(("every_seconds", "delay_seconds"), number),
-        "at": {**text, "description": "As RFC 3339."},
+        "at": {**text, "format": "date-time", "description": "Once. A time in the past starts the task at once."},
         "overlap": {"enum": ["skip", "start", None]},
         "catch_up": {"type": ["boolean", "null"]},
     }
@@ -337,8 +365,7 @@ def _page(name: str, item: str) -> Json:
     return object_of({name: {"type": "array", "items": ref(item)}, "next_cursor": _NEXT}, name, "next_cursor")
 
 
-def _in_path(name: str, example: str) -> Json:
-    pattern = "^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,199}$"
+def _in_path(name: str, example: str, pattern: str) -> Json:
     return {
         "name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern},
         "example": example,

@@ -32,14 +32,30 @@ WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
 NAME = {"type": "string", "minLength": 1, "maxLength": 256}
 TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
 MOMENT = {"type": "string", "format": "date-time"}
+_RETRY_AFTER: Json = {
+    "Retry-After": {"description": "Seconds, if a later request may succeed.", "schema": {"type": "integer"}}
+}
 USAGE: Json = {
     "type": "object",
     "properties": {"models": {"type": "object", "additionalProperties": {"type": "object"}}},
     "additionalProperties": {"type": "number"},
     "description": "Amounts by name; in `models` those of each model.",
 }
-_WAIT: Json = {name: {"type": "string"} for name in ("name", "holder")}
-_WAIT |= {"since": {}, "due": {}, "attempt": {"type": "integer"}, "errors": {}}
+_WAIT: Json = {
+    "name": {"type": "string", "description": "The agent or tool."},
+    "since": {"type": "number"},
+    "due": {"type": "number", "description": "When it ends or is tried again."},
+    "attempt": {"type": "integer"},
+    "errors": {"type": "array", "items": {"type": "object"}, "description": "Of the attempts so far."},
+    "handler": {"type": "string", "description": "The process that has the call; empty: none has taken it yet."},
+    "holder": {"type": "string", "description": "The task that holds the agent's instance."},
+    "place": {
+        "enum": ["queue", "mail", "nest", "pend", "park"],
+        "description": "Where a run waits: for its tenant's turn, in a mailbox, as a nested call, on one, parked.",
+    },
+    "limit": {"type": "string", "description": "The limit for whose slot it waits."},
+    "task_id": {"type": "string", "description": "The task of a called agent in another partition."},
+}
 
 
 def event_schema() -> Json:
@@ -245,8 +261,8 @@ def like(example: Json, **more: Json) -> Json:
     return {"type": "object", "required": list(example), "properties": {**members, **more}}
 
 
-def body_of(schema: Json, example: object) -> Json:
-    return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
+def body_of(schema: Json, example: object, *, required: bool = True) -> Json:
+    return {"required": required, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
 def json_of(description: str, schema: Json, example: object = None) -> Json:
@@ -254,6 +270,12 @@ def json_of(description: str, schema: Json, example: object = None) -> Json:
     if example is not None:
         content["example"] = example
     return {"description": description, "content": {"application/json": content}}
+
+
+def started(description: str, task: str = "order-7") -> Json:
+    """Return the response of an operation that starts a task."""
+    location = {"description": "The path of the task.", "schema": {"type": "string"}}
+    return {**json_of(description, ref("Started"), {"task_id": task}), "headers": {"Location": location}}
 
 
 def problems(*kinds: Kind) -> Json:
@@ -266,6 +288,7 @@ def problems(*kinds: Kind) -> Json:
         str(status): {
             "description": "; ".join(kind.title for kind in found) + ".",
             "content": {PROBLEM_TYPE: {"schema": ref("Problem"), "example": _example(found[0])}},
+            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
         }
         for status, found in sorted(by_status.items())
     }

@@ -245,9 +245,15 @@ _WHOLE = re.compile(r"[0-9]{1,9}")
 
 
 async def read_object(
-    request: Request, limits: Limits, known: Collection[str], most: int = BODY_MAX_BYTES
+    request: Request, limits: Limits, known: Collection[str], most: int = BODY_MAX_BYTES, *, required: bool = True
 ) -> dict[str, object]:
-    """Return the body, a JSON object with members among `known`. Raises Problem, or InvalidInput for a member."""
+    """Return the body, a JSON object with members among `known`. Raises Problem, or InvalidInput for a member.
+
+    Without a body it is empty, unless it is `required`.
+    """
+    absent = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+    if absent and not required:
+        return {}
     kind = media_type(request)
     if kind != codec.JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         shown = f"Content-Type {quoted(kind)}" if kind else "no Content-Type"

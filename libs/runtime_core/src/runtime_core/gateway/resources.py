@@ -23,7 +23,7 @@ from runtime_core.gateway.requests import (
     json_reply,
     read_object,
 )
-from runtime_core.state_manager.dead_letters import By, LetterFilter
+from runtime_core.state_manager.dead_letters import REASONS, By, LetterFilter
 from runtime_core.state_manager.schedules import FIELDS
 from runtime_core.wire.commands import checked_text
 from runtime_core.wire.step import ENCODER
@@ -54,7 +54,7 @@ class TrajectoryRoutes:
 
     async def fork(self, request: Request, caller: Caller) -> Response:
         event_id = header(request, "Idempotency-Key")
-        body = await read_object(request, self._limits, FORK_FIELDS)
+        body = await read_object(request, self._limits, FORK_FIELDS, required=False)
         text = {name: None if body.get(name) is None else checked_text(name, body[name]) for name in ("at", "task_id")}
         session = body.get("session_id")
         task = await self._access.fork(
@@ -69,7 +69,7 @@ class TrajectoryRoutes:
         return json_reply({"task_id": task.task_id}, 202, Location=f"/v1/tasks/{task.task_id}")
 
     async def replay(self, request: Request, caller: Caller) -> Response:
-        await read_object(request, self._limits, ())
+        await read_object(request, self._limits, (), required=False)
         return json_reply(await self._access.replay(caller, request.path_params["task_id"]))
 
     async def show(self, request: Request, caller: Caller) -> Response:
@@ -191,7 +191,7 @@ class LetterRoutes:
         return json_reply(await self._access.letter(caller, request.path_params["letter_id"]))
 
     async def redrive(self, request: Request, caller: Caller) -> Response:
-        body = await read_object(request, self._limits, ("reopen", "data"))
+        body = await read_object(request, self._limits, ("reopen", "data"), required=False)
         task = await self._access.redrive(
             caller, request.path_params["letter_id"], reopen=_flag(body, "reopen"), data=body.get("data", ...)
         )
@@ -204,7 +204,7 @@ class LetterRoutes:
 
 
 def _letters(given: Parameters) -> LetterFilter:
-    return LetterFilter(given.text("reason"), given.text("name"), given.text("task_id"), given.text("error"))
+    return LetterFilter(given.choice("reason", REASONS), given.text("name"), given.text("task_id"), given.text("error"))
 
 
 def _flag(body: Mapping[str, object], name: str) -> bool:
@@ -242,6 +242,6 @@ class ScheduleRoutes:
         return Response(status_code=204)
 
     async def run(self, request: Request, caller: Caller) -> Response:
-        await read_object(request, self._limits, ())
+        await read_object(request, self._limits, (), required=False)
         task = await self._access.run_schedule(caller, request.path_params["schedule_id"])
         return json_reply({"task_id": task}, 202, Location=f"/v1/tasks/{task}")

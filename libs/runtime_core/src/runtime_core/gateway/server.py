@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -74,11 +75,15 @@ from runtime_core.gateway.tasks import EventRoutes, StreamRoutes, TaskRoutes
 from runtime_core.settings import Settings
 from runtime_core.state_manager.schedules import ScheduleBounds
 from runtime_core.wire import codec
+from runtime_core.wire.envelope import ATTRIBUTES
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 _CORS_MAX_AGE_SECONDS = 600
+_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "traceparent")
+_EVENT_HEADERS = tuple(f"ce-{name}" for name in ATTRIBUTES if name not in ("datacontenttype", "replyto"))
+"""The attributes of an event that Weft reads from headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,9 @@ def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Op
 @cache
 def description() -> bytes:
     """Return the OpenAPI document of all operations as JSON."""
-    return msgspec.json.encode(document(paths(), schemas()))
+    nobody = cast(Any, None)  # Any: only their roles are read
+    offered = operations(nobody, nobody, StreamRoutes(nobody, nobody, nobody))
+    return msgspec.json.encode(document(paths(), schemas(), {(one.method, one.path): one.role for one in offered}))
 
 
 async def _describe(request: Request, caller: Caller) -> Response:
@@ -162,7 +169,7 @@ def build_application(
                 CORSMiddleware,
                 allow_origins=list(origins),
                 allow_methods=["GET", "POST", "PUT", "DELETE"],
-                allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "traceparent"],
+                allow_headers=[*_HEADERS, *_EVENT_HEADERS],
                 expose_headers=["Location", "Retry-After"],
                 max_age=_CORS_MAX_AGE_SECONDS,
             )

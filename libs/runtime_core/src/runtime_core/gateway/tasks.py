@@ -31,6 +31,7 @@ from runtime_core.gateway.requests import (
     BATCH_MAX_BYTES,
     BODY,
     CONFLICT,
+    FIELD,
     MEDIA,
     PARAMETER,
     Limits,
@@ -48,7 +49,7 @@ from runtime_core.gateway.requests import (
 )
 from runtime_core.wire.codec import JSON, MAX_DATA_BYTES, MAX_DEPTH, MSGPACK, decode_object, encode, quoted
 from runtime_core.wire.commands import SUBMIT_FIELDS, Submission, checked_text, parse_submit
-from runtime_core.wire.envelope import MAX_STRUCTURED_BYTES, parse
+from runtime_core.wire.envelope import ATTRIBUTES, MAX_STRUCTURED_BYTES, parse
 from runtime_core.wire.events import ENDED, StreamEvent, StreamingMode
 from runtime_core.wire.ids import has_control
 
@@ -122,7 +123,7 @@ class TaskRoutes:
         return json_reply({"tasks": page.tasks, "next_cursor": page.cursor or None})
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
-        body = await read_object(request, self._limits, ("reason",))
+        body = await read_object(request, self._limits, ("reason",), required=False)
         reason = body.get("reason")
         if reason is not None and (not isinstance(reason, str) or not 1 <= len(reason) <= 1000 or has_control(reason)):
             raise InvalidInput("reason", f"{quoted(reason)} is not one line of 1 to 1000 characters")
@@ -196,8 +197,20 @@ class EventRoutes:
         if kind == STRUCTURED:
             event = _structured(await read_body(request, self._limits, MAX_STRUCTURED_BYTES))
         else:
+            return await self._receive_binary(request, caller)
+        return self._started(await self._start(caller, event, header(request, "traceparent")))
+
+    async def _receive_binary(self, request: Request, caller: Caller) -> Response:
+        """Take an event whose attributes are headers. Errors name the header."""
+        try:
             event = _binary(request, await read_body(request, self._limits, MAX_DATA_BYTES))
-        task = await self._start(caller, event, header(request, "traceparent"))
+            return self._started(await self._start(caller, event, header(request, "traceparent")))
+        except InvalidInput as error:
+            if error.field not in ATTRIBUTES or (isinstance(error, Rejected) and error.retry_after_seconds is not None):
+                raise
+            raise Problem(FIELD, error.message, f"{CE_PREFIX}{error.field}") from None
+
+    def _started(self, task: TaskHandle) -> Response:
         return json_reply({"task_id": task.task_id}, 202, Location=f"/v1/tasks/{task.task_id}")
 
     async def _receive_batch(self, request: Request, caller: Caller) -> Response:
@@ -270,6 +283,8 @@ def _binary(request: Request, body: bytes) -> BaseCloudEvent:
     """Return the event in headers and body. Raises Problem or InvalidInput."""
     kind = media_type(request)
     headers = {name: value for name, value in request.headers.items() if name.startswith(CE_PREFIX)}
+    if not headers and kind in (JSON, MSGPACK):
+        raise Problem(FIELD, f"is missing: with {kind} the attributes of the event are headers", f"{CE_PREFIX}id")
     if not headers or kind not in (JSON, MSGPACK):
         shown = f"Content-Type {quoted(kind)}" if kind else "no Content-Type"
         why = f"{shown}: send {STRUCTURED}, {BATCHED}, or headers such as ce-id with {JSON}"

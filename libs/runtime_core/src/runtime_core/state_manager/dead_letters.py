@@ -24,6 +24,14 @@ LETTERS_PAGE = 200
 SCANNED_MAX = 5_000
 """The most dead letters of a partition that one page of a list scans."""
 REJECTED = "rejected"
+REASONS = (
+    "attempts_used_up", "not_retryable", "poison", "diverged", "unknown_name", "malformed", REJECTED, "undeliverable",
+    "defect", "lost",
+)  # fmt: skip
+GROUP_CHARACTERS = 400
+"""The most characters of a group's name: a filter takes it back as a parameter."""
+_VALUE = re.compile(r"""\"[^\"]*\"|(?<!\w)'[^']*'|[\w.:@/-]+""")
+"""A quoted text, or a word. Each alternative is linear in its text."""
 _EVENT = "event:"
 
 By = Literal["error", "name", "reason", "stream"]
@@ -63,7 +71,7 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """`attempts`, `not_retryable`, `poison`, `rejected`, …"""
+        """One of `REASONS`, or that of a later release."""
         return self._text("reason")
 
     @property
@@ -165,13 +173,12 @@ class DeadLetter:
     def group_key(self, by: By) -> str:
         """Return the group of this dead letter by the given property."""
         if by == "error":
-            message = str(self.error.get("message", "")).partition("\n")[0]
-            return ": ".join(part for part in (str(self.error.get("type", "")), message) if part)
+            return _error_group(str(self.error.get("type", "")), str(self.error.get("message", "")))
         return {"name": self.name, "reason": self.reason, "stream": self.stream}[by]
 
     def shown_group(self, by: By) -> str:
         """Return the group without secrets."""
-        return redactor().text(self.group_key(by))
+        return redactor().text(self.group_key(by))[:GROUP_CHARACTERS]
 
     def summary(self) -> dict[str, Any]:  # Any: JSON
         """Return the members that lists show."""
@@ -333,7 +340,7 @@ class DeadLetters:
         return LetterPage([letter for _, letter in found], "" if horizon is None else _cursor_at(horizon))
 
     async def counted(self, by: By, selection: LetterFilter = EVERY) -> list[LetterGroup]:
-        """Return dead letters counted by a common property, the most frequent first."""
+        """Return dead letters counted by a common property, the most frequent first, of equal ones the newest."""
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         newest: dict[str, DeadLetter] = {}
@@ -343,7 +350,8 @@ class DeadLetters:
             sizes[key] += letter.size
             if key not in newest or position(letter.entry) >= position(newest[key].entry):
                 newest[key] = letter
-        return [LetterGroup(key, count, sizes[key], newest[key]) for key, count in counts.most_common()]
+        groups = [LetterGroup(key, count, sizes[key], newest[key]) for key, count in counts.items()]
+        return sorted(groups, key=lambda group: (group.count, group.newest.place), reverse=True)
 
     async def all(self, selection: LetterFilter = EVERY) -> AsyncIterator[DeadLetter]:
         """Yield every current dead letter, the oldest of each partition first. Later ones are not included."""
@@ -528,6 +536,19 @@ async def trimmed_letters(bus: EventBus) -> dict[tuple[str, str], int]:
         cause, _, share = flat[at].decode("utf-8", "replace").partition(" ")
         found[cause, share] = int(flat[at + 1])
     return found
+
+
+def _error_group(kind: str, message: str) -> str:
+    """Return the type of an error and the first line of its message, with `…` for quoted texts, numbers and ids."""
+    line = " ".join(message.partition("\n")[0][: 4 * GROUP_CHARACTERS].split())
+    text = _VALUE.sub(_without_value, "".join(each if each.isprintable() else "…" for each in line))
+    return ": ".join(part for part in (kind, text) if part)[:GROUP_CHARACTERS]
+
+
+def _without_value(found: re.Match[str]) -> str:
+    text = found[0]
+    is_value = text[0] in "\"'" or any(map(str.isdecimal, text))
+    return "…" if is_value else text
 
 
 def _first(item: tuple[_Place, DeadLetter]) -> _Place:

@@ -41,7 +41,7 @@ LEAST_EVERY_SECONDS = 1.0
 MOST_SECONDS = 10 * 366 * 86_400
 GRACE_MS = 60_000
 """A time counts as missed only after this delay, which a change of leader or a busy broker may cause."""
-_SCHEDULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,179}")
+SCHEDULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=-]{0,179}")
 SCHEDULE_ID_RULE = "1 to 180 letters, digits and . _ @ + = -, a letter or digit first"
 _WHEN = ("every_seconds", "cron", "at", "delay_seconds")
 _WHAT = ("agent", "input", "key", "session_id", "conf", "hooks", "metadata")
@@ -332,7 +332,7 @@ def parse_delete(data: Mapping[str, object]) -> str:
 
 def checked_id(value: object) -> str:
     """Return a valid id of a schedule. Raises InvalidInput (`data.schedule_id`)."""
-    if not isinstance(value, str) or not _SCHEDULE_ID.fullmatch(value):
+    if not isinstance(value, str) or not SCHEDULE_ID.fullmatch(value):
         raise InvalidInput("data.schedule_id", f"{quoted(value)} is not a schedule id: use {SCHEDULE_ID_RULE}")
     return value
 
@@ -340,8 +340,8 @@ def checked_id(value: object) -> str:
 def _set_when(schedule: Schedule, data: Mapping[str, object], at_ms: int) -> None:
     given = [name for name in _WHEN if data.get(name) is not None]
     if len(given) != 1:
-        problem = "is missing" if not given else f"has {' and '.join(given)}"
-        raise InvalidInput("data", f"the time {problem}: give one of {_WHEN_LIST}")
+        field, why = (given[1], f"is there beside {given[0]}") if given else ("every_seconds", "is missing")
+        raise InvalidInput(f"data.{field}", f"{why}: give one of {_WHEN_LIST}")
     match given[0]:
         case "every_seconds":
             seconds = _seconds("every_seconds", data["every_seconds"], LEAST_EVERY_SECONDS)

@@ -1,7 +1,7 @@
 -- Ends a delivery that will not be retried: keeps it with its reason, answers the waiting step or ends the task, and
 -- releases the instance, in one step, even if the handler never ran.
 -- KEYS 1 base
--- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
+-- ARGV 1 owner · 2 stream · 3 entry · 4 reason (`attempts_used_up`, `not_retryable`, `poison`, `diverged`, `malformed`, …)
 --      5 errors of this delivery (JSON array) · 6 now (epoch ms)
 --      7 error object (JSON) for the waiting step or the task
 --      8 record (JSON steps: the delivery's own, then those that its turn has finished) or '' · 9 steps in the record
