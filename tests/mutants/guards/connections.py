@@ -119,6 +119,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connector.py",
+        "closes_after_cancel",
+        "await asyncio.shield(self._closing)",
+        "await self._closing",
+        "a second cancel leaves no connection to a Cluster open",
+        "unit/bus:connector",
+    ),
+    python(
+        "bus/connector.py",
         "both_credentials",
         '    if options.keys() & {"username", "password"}:\n',
         "    if False:\n",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+import redis.asyncio.cluster
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 from redis.credentials import CredentialProvider
 
-from runtime_core.bus.connector import parse_address
+from runtime_core.bus.connector import Connector, parse_address
 from runtime_core.errors import ConfigurationError
 from runtime_core.settings import without_password
 
@@ -155,3 +158,35 @@ async def test_an_unusable_address_is_refused_before_connecting(url: str, told: 
 def test_no_password_is_shown() -> None:
     url = "rediss+sentinel://weft:s3cr@a/main?sentinel_password=s3cr&db=1&ssl_password=s3cr"
     assert without_password(url) == "rediss+sentinel://weft:***@a/main?sentinel_password=***&db=1&ssl_password=***"
+
+
+async def test_a_second_cancel_leaves_no_connection_to_the_cluster_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    asked, closing, may_close, all_closed = (asyncio.Event() for _ in range(4))
+
+    class Nodes:
+        def __init__(self, *args: object, **options: object) -> None:
+            pass
+
+        async def initialize(self) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def aclose(self, attr: str = "nodes_cache") -> None:
+            closing.set()
+            await may_close.wait()
+            closed.append(attr)
+            if len(closed) == 2:
+                all_closed.set()
+
+    monkeypatch.setattr(redis.asyncio.cluster, "NodesManager", Nodes)
+    look_up = asyncio.ensure_future(Connector(parse_address("redis://127.0.0.1:1"))._look_up())
+    await asked.wait()
+    look_up.cancel()
+    await closing.wait()
+    look_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await look_up
+    may_close.set()
+    await asyncio.wait_for(all_closed.wait(), 10)
+    assert closed == ["nodes_cache", "startup_nodes"]

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from runtime_core.errors import ConfigurationError, ServerError
 
 if TYPE_CHECKING:
+    from redis.asyncio.cluster import NodesManager
     from redis.asyncio.connection import AbstractConnection, ConnectionPool
     from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
     from redis.exceptions import RedisError
@@ -239,6 +240,8 @@ class Connector:
         self._slot: int | None = None
         self._place: Place | None = None
         """The server of the slot in the Cluster; None: look it up, or use the address."""
+        self._closing: asyncio.Task[None] | None = None
+        """Closes the connections of the last look at the Cluster. Kept here: the event loop holds its tasks weakly."""
 
     async def open(self) -> AbstractConnection:
         """Connect, authenticate and check that the server is ready. Raises OSError or ServerError."""
@@ -352,8 +355,14 @@ class Connector:
             reason = "" if isinstance(error, LookupError) else f": {error}"
             raise ConnectionRefusedError(f"no server of the Cluster {wanted}{reason}") from error
         finally:
-            await manager.aclose()
-            await manager.aclose("startup_nodes")
+            # In a task: a second cancellation here would leave connections open.
+            self._closing = asyncio.create_task(_close(manager), name="close connections to the Cluster")
+            await asyncio.shield(self._closing)
+
+
+async def _close(manager: NodesManager) -> None:
+    await manager.aclose()
+    await manager.aclose("startup_nodes")
 
 
 async def _ask(connection: AbstractConnection, *command: str) -> object:
