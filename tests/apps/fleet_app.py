@@ -87,6 +87,11 @@ async def echo(ctx: AgentContext, value: object) -> object:
     return value
 
 
+@app.agent("polls")
+async def polls(ctx: AgentContext, count: int) -> object:
+    return await ctx.gather(*(ctx.human(f"question {number}") for number in range(count)))
+
+
 @app.agent("inner", internal=True)
 async def inner(ctx: AgentContext, value: object) -> object:
     return value

@@ -179,7 +179,7 @@ EMPTY: dict[str, object] = {
     "/v1/dead-letters": {"dead_letters": [], "next_cursor": None},
     "/v1/dead-letter-groups": {"groups": []},
     "/v1/schedules": {"schedules": [], "next_cursor": None},
-    "/v1/questions": {"questions": []},
+    "/v1/questions": {"questions": [], "next_cursor": None},
     "/v1/agents": {"agents": []},
 }
 """What lists show to a tenant without anything."""

@@ -143,6 +143,29 @@ async def test_an_answer_has_the_type_of_its_question(valkey: Server, namespace:
             return len(asked) == 2
 
         await until(are_asked, SECONDS, "the questions")
+        await client.post("/v1/tasks", json={"agent": "polls", "input": 3, "task_id": "poll"})
+
+        async def listed(limit: int) -> list[str]:
+            """Return all questions, page by page."""
+            found, cursor = [], ""
+            while True:
+                params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
+                page = (await client.get("/v1/questions", params=params)).json()
+                assert len(page["questions"]) <= limit
+                found += [f"{each['task_id']} {each['request_id']}" for each in page["questions"]]
+                if page["next_cursor"] is None:
+                    return found
+                cursor = page["next_cursor"]
+
+        async def all_listed() -> bool:
+            return len(await listed(50)) == 5
+
+        await until(all_listed, SECONDS, "the questions of the poll")
+        for limit in (1, 2, 4):
+            assert await listed(limit) == await listed(50)
+        wrong_cursor = await client.get("/v1/questions", params={"cursor": "x"})
+        assert problem(wrong_cursor) == (400, "parameter", "cursor")
+        await client.post("/v1/tasks/poll/cancel")
         assert asked["by-api"]["schema"]["required"] == ["day", "seats"]
         answer = {"request_id": asked["by-api"]["request_id"], "value": {"day": "2030-01-04", "seats": 3}}
         wrong = await client.post("/v1/tasks/by-api/answers", json=answer)
@@ -201,4 +224,4 @@ async def test_a_message_reaches_a_task_once_and_questions_are_listed(
         assert problem(await client.get("/v1/questions", params={"limit": 0})) == (400, "parameter", "limit")
         given = {"request_id": asked[0]["request_id"], "value": "yes"}
         assert (await client.post("/v1/tasks/editor/answers", json=given)).status_code == 200
-        assert (await client.get("/v1/questions")).json() == {"questions": []}
+        assert (await client.get("/v1/questions")).json() == {"questions": [], "next_cursor": None}

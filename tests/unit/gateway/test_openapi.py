@@ -73,3 +73,17 @@ def _absolute(schema: Any) -> Any:
             for name, value in schema.items()
         }
     return [_absolute(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def test_every_value_has_a_type_or_a_description() -> None:
+    def without(part: Any, path: str) -> list[str]:
+        if isinstance(part, list):
+            return [found for at, each in enumerate(part) for found in without(each, f"{path}/{at}")]
+        if not isinstance(part, dict):
+            return []
+        empty = [path] if not part and path.split("/")[-2] == "properties" else []
+        return empty + [
+            found for name, each in part.items() if name != "example" for found in without(each, f"{path}/{name}")
+        ]
+
+    assert without(document(), "") == []

@@ -43,13 +43,12 @@ from runtime_core.cli.output import (
 from runtime_core.cli.submit import ADMISSION_SECONDS, MaxSteps, Timeout, Wait, follow
 from runtime_core.client.client import Client
 from runtime_core.client.doctor import parked_runs
-from runtime_core.client.task import check_answered, check_sent
+from runtime_core.client.task import check_answered, check_sent, open_questions
 from runtime_core.client.task_view import (
     EVERY_TASK,
     MAX_SCANNED,
     TaskFilter,
     list_tasks,
-    open_questions,
     read_task,
     task_in_store,
     tasks_in_store,
@@ -343,7 +342,7 @@ async def questions(limit: Limit = 20, as_json: Json = False) -> None:
     found: list[Row] = []
     async with broker() as opened:
         for bus in opened.buses:
-            found += await open_questions(bus, limit)
+            found += (await open_questions([bus], limit))[0]
         now = await opened.now_ms()
     found = sorted(found, key=lambda question: cast(float, question["created"]))[:limit]
     if as_json:

@@ -6,6 +6,7 @@ All readers of a client that follow one task share a connection, and what it rea
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
@@ -17,9 +18,11 @@ from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies
+from runtime_core.client.task_view import MAX_SCANNED, Row, read_task
 from runtime_core.errors import BusError, BusLost, InvalidInput
 from runtime_core.state_manager.admission import answer_question
 from runtime_core.wire import codec
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.events import (
     ENDED,
     Answerer,
@@ -30,7 +33,7 @@ from runtime_core.wire.events import (
     response_of,
     stream_event,
 )
-from runtime_core.wire.ids import checked_key, checked_message
+from runtime_core.wire.ids import checked_key, checked_message, fingerprint
 
 PAGE_ENTRIES = 100
 """The most entries of one read."""
@@ -42,6 +45,8 @@ WINDOW_EVENTS = 1_000
 """How many of the latest events are kept for readers that are a little slower than the others."""
 WINDOW_BYTES = 1024 * 1024
 """The most bytes of these events."""
+TASKS_PAGE = 500
+"""Open tasks that one read looks at for questions."""
 IDLE_MS = 1_000
 """How often a tail without new entries looks whether the task has ended in another way."""
 
@@ -240,6 +245,76 @@ def _text(entry: EntryId) -> str:
 def unknown_task(task_id: str) -> InvalidInput:
     """Return the error for a task that the broker does not know."""
     return InvalidInput("task_id", f"there is no task {task_id!r}; its retention time may be over")
+
+
+class _QuestionPlace(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """The place of an open question in a list."""
+
+    partition: int
+    opened_ms: int = 0
+    """When its task was opened."""
+    task: str = ""
+    request: str = ""
+    """The id of the question, or of a long one a digest: a cursor must fit into a parameter."""
+
+
+async def open_questions(
+    buses: Sequence[EventBus], limit: int, tenant: str = "", cursor: str = ""
+) -> tuple[list[Row], str]:
+    """Return open questions of each partition's oldest tasks, and the cursor of the next page (empty: the end).
+
+    Each has its task's agent and creation time. With `tenant`, only those of its tasks whose ids begin with its name.
+    Raises InvalidInput (`cursor`).
+    """
+    after = _place_in(cursor) if cursor else _QuestionPlace(0)
+    found: list[tuple[_QuestionPlace, Row]] = []
+    for partition, bus in enumerate(buses):
+        if partition >= after.partition and len(found) <= limit:
+            start = max(after, _QuestionPlace(partition))
+            found += await _questions_after(bus, start, limit + 1 - len(found), tenant)
+    rows = [row for _, row in found[:limit]]
+    if len(found) <= limit:
+        return rows, ""
+    return rows, base64.urlsafe_b64encode(msgspec.json.encode(found[limit - 1][0])).decode()
+
+
+async def _questions_after(
+    bus: EventBus, after: _QuestionPlace, limit: int, tenant: str
+) -> list[tuple[_QuestionPlace, Row]]:
+    """Return questions of a partition behind a place: at least `limit` of them, if there are so many."""
+    found: list[tuple[_QuestionPlace, Row]] = []
+    call, keys = bus.transport.call, bus.keys
+    index, prefix = (keys.open_tasks_of(tenant), f"{tenant}.") if tenant else (keys.open_tasks, "")
+    for start in range(0, MAX_SCANNED, TASKS_PAGE):
+        read = await call("ZRANGE", index, after.opened_ms, "+inf", "BYSCORE", "LIMIT", start, TASKS_PAGE, "WITHSCORES")
+        flat = [item.decode() for item in cast(list[bytes], read)]
+        opened = [(task, int(float(at))) for task, at in zip(flat[::2], flat[1::2], strict=True)]
+        own = [each for each in opened if each[0].startswith(prefix)]
+        replies = [call("HMGET", keys.task(task), "status", "fl") for task, _ in own]
+        for (task, at), reply in zip(own, replies, strict=True):
+            status, flags = cast(list[bytes | None], await reply)
+            # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
+            if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
+                continue
+            view = await read_task(bus, task, letters=False, calls=False) or {}
+            for question in view.get("questions", ()):
+                request = str(question["request_id"])
+                request = request if len(request) <= 64 else fingerprint(request)
+                where = _QuestionPlace(after.partition, at, task, request)
+                if where > after:
+                    found.append((where, {**question, "agent": view["agent"], "created": view["created"]}))
+        if len(opened) < TASKS_PAGE or len(found) >= limit:
+            break
+    return sorted(found, key=lambda each: each[0])
+
+
+def _place_in(cursor: str) -> _QuestionPlace:
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode("ascii")), type=_QuestionPlace)
+    except (msgspec.MsgspecError, ValueError):
+        raise InvalidInput(
+            "cursor", f"{quoted(cursor)} is not a cursor: send one from `next_cursor`, or none"
+        ) from None
 
 
 class Readers(Protocol):

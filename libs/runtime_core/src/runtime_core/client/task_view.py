@@ -545,32 +545,6 @@ async def tasks_in_store(store: TrajectoryStore, namespace: str, wanted: TaskFil
     return found[:limit]
 
 
-async def open_questions(bus: EventBus, limit: int, tenant: str = "") -> list[Row]:
-    """Return the open questions of a partition's oldest open tasks, each with the task's agent and creation time.
-
-    With `tenant`, only those of its tasks whose ids begin with its name.
-    """
-    found: list[Row] = []
-    call, keys, page = bus.transport.call, bus.keys, 500
-    index, prefix = (keys.open_tasks_of(tenant), f"{tenant}.") if tenant else (keys.open_tasks, "")
-    for start in range(0, MAX_SCANNED, page):
-        tasks = [task.decode() for task in cast(list[bytes], await call("ZRANGE", index, start, start + page - 1))]
-        own = [task for task in tasks if task.startswith(prefix)]
-        replies = [call("HMGET", keys.task(task), "status", "fl") for task in own]
-        for task, reply in zip(own, replies, strict=True):
-            status, flags = cast(list[bytes | None], await reply)
-            # Without the flag `o`, a task has written nothing to its stream, so it has asked nothing.
-            if status is None or status.decode() in ENDED or b"o" not in (flags or b""):
-                continue
-            view = await read_task(bus, task, letters=False, calls=False)
-            if view is not None:
-                about = {"agent": view["agent"], "created": view["created"]}
-                found += [{**question, **about} for question in view.get("questions", ())]
-        if len(tasks) < page or len(found) >= limit:
-            break
-    return found
-
-
 def _cursor_at(place: Place) -> str:
     return base64.urlsafe_b64encode(f"{place[0]} {place[1]}".encode()).decode().rstrip("=")
 

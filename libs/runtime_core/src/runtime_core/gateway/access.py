@@ -27,8 +27,8 @@ import msgspec
 from runtime_core.base.lifeline import tied
 from runtime_core.client.client import Client
 from runtime_core.client.doctor import Finding, Installation, findings
-from runtime_core.client.task import TaskHandle
-from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, open_questions, read_task
+from runtime_core.client.task import TaskHandle, open_questions
+from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, read_task
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.gateway.keys import Caller
 from runtime_core.gateway.requests import (
@@ -255,8 +255,11 @@ class Access:
 
     async def questions(self, caller: Caller, limit: int) -> list[Row]:
         """Return open questions of the oldest tasks."""
-        tenant = caller.tenant
-        return [row for bus in self.client.buses for row in await open_questions(bus, limit, tenant)][:limit]
+        return (await self.question_page(caller, limit))[0]
+
+    async def question_page(self, caller: Caller, limit: int, cursor: str = "") -> tuple[list[Row], str]:
+        """Return a page of open questions, and the cursor of the next one (empty: the end)."""
+        return await open_questions(self.client.buses, limit, caller.tenant, cursor)
 
     async def open_the_longest(self, caller: Caller, limit: int) -> list[Row]:
         """Return the open tasks that started first, as `show` does."""

@@ -375,13 +375,21 @@ def _questions() -> Json:
         "parameters": [
             query(
                 "limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most questions."
-            )
+            ),
+            query("cursor", {"type": "string", "maxLength": 512}, "`next_cursor` of the page before."),
         ],
         "responses": {
             "200": json_of(
                 "The questions, each with the agent of its task and when the task was created.",
-                object_of({"questions": {"type": "array", "items": ref("Question")}}, "questions"),
-                {"questions": [question]},
+                object_of(
+                    {
+                        "questions": {"type": "array", "items": ref("Question")},
+                        "next_cursor": {"type": ["string", "null"], "description": "null at the end of the list."},
+                    },
+                    "questions",
+                    "next_cursor",
+                ),
+                {"questions": [question], "next_cursor": None},
             ),
             **problems(PARAMETER),
         },

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from runtime_core.gateway.openapi_schemas import (
+    ANY,
     MOMENT,
     NAME,
     TASK_ID,
     WITH_BODY,
     Json,
     body_of,
+    error_schema,
     idempotency_key,
     json_of,
     like,
@@ -72,18 +74,23 @@ def schemas() -> Json:
     from runtime_core.trajectory.tree import TreeDict
 
     text = {"type": "string"}
-    maybe = {name: {"type": ["string", "null"]} for name in ("cron", "last_task_id", "error")}
-    more = {"key": text, "session_id": text, "conf": {}, "hooks": {}, "metadata": {}, "every_seconds": {}, "input": {}}
-    error = {"type": "object", "properties": {"type": text, "message": text, "traceback": text, "at": {}}}
-    details = {"errors": {"type": "array", "items": error}, "data": {}, "event": {}, "context": {}, "cut": {}}
+    texts = ("key", "session_id", "cron", "last_task_id", "error")
+    schedule: Json = {name: {"type": ["string", "null"]} for name in texts}
+    schedule |= {name: {"type": ["number", "null"]} for name in ("every_seconds", "next", "last")}
+    schedule |= {name: {"type": ["object", "null"]} for name in ("conf", "hooks", "metadata")} | {"input": ANY}
+    number = {"type": "number", "description": "When it failed."}
+    error = {"type": "object", "properties": {"type": text, "message": text, "traceback": text, "at": number}}
+    details: Json = {"errors": {"type": "array", "items": error}, "data": ANY, "event": {"type": "object"}}
+    details |= {"context": {"type": ["object", "null"]}, "cut": {"type": "object"}}
     _, trees = msgspec.json.schema_components(
         [TreeDict, ExportedStep],
         ref_template="#/components/schemas/{name}",
-        schema_hook=lambda _: {"description": "JSON."},
+        schema_hook=lambda _: ANY,
     )
+    trees["ExportedStep"]["properties"] |= {"input": ANY, "output": ANY}
     return {
         "DeadLetter": like(_LETTER_ROW, error=error, group=text, kind=text, delivery=text, **details),
-        "Schedule": like(_SCHEDULE, **maybe, **more, next={}, last={}),
+        "Schedule": like(_SCHEDULE, **schedule),
         **trees,
     }
 
@@ -213,7 +220,8 @@ def _show_trajectory() -> Json:
 
 def _difference() -> Json:
     example = {"run": "r", "step": "2", "members": ["output"], "one": _STEP, "other": {**_STEP, "output": ["b"]}}
-    either = {"anyOf": [like(_STEP, input={}, output={}), {"type": "null"}]}
+    failed = {"anyOf": [error_schema(), {"type": "null"}]}
+    either = {"anyOf": [like(_STEP, input=ANY, output=ANY, error=failed), {"type": "null"}]}
     members = {"type": "array", "items": {"enum": list(COMPARED)}}
     found = {"anyOf": [like(example, members=members, one=either, other=either), {"type": "null"}]}
     schema = object_of({"difference": found}, "difference")
@@ -342,7 +350,7 @@ def _set_schedule(schedule: Json) -> Json:
     number, text, members_of = ({"type": [kind, "null"]} for kind in ("number", "string", "object"))
     members = {
         "agent": NAME,
-        "input": {},
+        "input": ANY,
         **dict.fromkeys(("key", "session_id", "cron", "timezone"), text),
         **dict.fromkeys(("conf", "hooks", "metadata"), members_of),
         **dict.fromkeys(("every_seconds", "delay_seconds"), number),

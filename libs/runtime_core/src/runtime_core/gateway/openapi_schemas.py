@@ -31,6 +31,7 @@ _EVERY = (METHOD, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, OVERLOADED)
 WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
 NAME = {"type": "string", "minLength": 1, "maxLength": 256}
 TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
+ANY: Json = {"description": "Any JSON."}
 MOMENT = {"type": "string", "format": "date-time"}
 _RETRY_AFTER: Json = {
     "Retry-After": {"description": "Seconds, if a later request may succeed.", "schema": {"type": "integer"}}
@@ -135,8 +136,8 @@ def task_schema() -> Json:
             "ended": milliseconds,
             "steps": {"type": "integer"},
             "parked": {"type": "boolean", "description": "In a list: whether its first run is parked."},
-            "input": {},
-            "output": {},
+            "input": ANY,
+            "output": ANY,
             "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
             "usage": USAGE,
             "limits": {"type": "object"},
@@ -145,7 +146,7 @@ def task_schema() -> Json:
             "waits_for": {"type": "array", "items": like({"run": "r", "step": "1", "kind": "timer"}, **_WAIT)},
             "without_handler": {"type": "array", "items": like({"kind": "", "name": ""}, pool={"type": "string"})},
             "questions": {"type": "array", "items": ref("Question")},
-            "forked_from": like({"task": "order-6"}, step={}),
+            "forked_from": like({"task": "order-6"}, step={"type": ["string", "null"]}),
         },
     }
 
@@ -191,7 +192,7 @@ def step_schema() -> Json:
     example = {"run": "r", "kind": "tool", "name": "search", "status": "completed", "started": 0.0, "ended": 0.0}
     more = dict.fromkeys(("step", "key", "cause", "owner", "input_after"), text)
     return like(
-        example, **more, attempt={"type": "integer"}, input={}, output={}, error=error, committed=number,
+        example, **more, attempt={"type": "integer"}, input=ANY, output=ANY, error=error, committed=number,
         errors={"type": "array", "items": error}, usage={"type": "object", "additionalProperties": number},
         attributes={"type": "object"}, fork={"type": "object"},
     )  # fmt: skip
@@ -209,7 +210,7 @@ def question_schema() -> Json:
             "task_id": {"type": "string"},
             "request_id": {"type": "string"},
             "prompt": {"type": "string"},
-            "data": {},
+            "data": ANY,
             "expects": {
                 "const": "verdict",
                 "description": "The answer is true, false, or an object with `verdict` (`approve`, `deny`, `edit`), "
@@ -218,8 +219,11 @@ def question_schema() -> Json:
             "schema": {"type": "object", "description": "The JSON schema of the answer; without it, any JSON."},
             "agent": {"type": "string", "description": "In a list: the agent of the task."},
             "created": {"type": "number", "description": "In a list: when the task was created (epoch ms)."},
-            "deadline": {"description": "When the default becomes the answer, or the question fails."},
-            "default": {},
+            "deadline": {
+                "type": ["number", "string"],
+                "description": "When the default becomes the answer, or the question fails: in an event as RFC 3339.",
+            },
+            "default": ANY,
         },
     }
 

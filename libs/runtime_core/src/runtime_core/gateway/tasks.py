@@ -155,8 +155,13 @@ class TaskRoutes:
         return json_reply({"agents": await self._access.agents(caller)})
 
     async def questions(self, request: Request, caller: Caller) -> Response:
-        limit = Parameters(request, ("limit",)).whole("limit", PAGE, PAGE_MAX)
-        return json_reply({"questions": await self._access.questions(caller, limit)})
+        given = Parameters(request, ("limit", "cursor"))
+        limit, cursor = given.whole("limit", PAGE, PAGE_MAX), given.text("cursor")
+        try:
+            rows, after = await self._access.question_page(caller, limit, cursor)
+        except InvalidInput as error:
+            raise Problem(PARAMETER, error.message, error.field) from None
+        return json_reply({"questions": rows, "next_cursor": after or None})
 
 
 async def _individually(items: Sequence[Item], start: Callable[[int, Item], Awaitable[TaskHandle]]) -> Response:
