@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from weft import AgentContext, App, RetryPolicy
 
 app = App("newsroom")
@@ -11,6 +14,14 @@ app = App("newsroom")
 async def search(query: str, limit: int = 3) -> list[str]:
     """Search the archive."""
     return [f"{query}: page {number}" for number in range(1, limit + 1)]
+
+
+@app.tool
+def print_proof(path: str) -> str:
+    """Wait until a file is there."""
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return path
 
 
 @app.tool(retry=RetryPolicy(attempts=3, base_seconds=0.2))
@@ -96,3 +107,10 @@ async def hasty(ctx: AgentContext, text: str) -> str:
     if ctx.attempt == 1:
         raise ConnectionError("the model's connection broke in the middle of the text")
     return f"{text} , in its second version"
+
+
+@app.agent("printer")
+async def printer(ctx: AgentContext, path: str) -> str:
+    """Call a tool that takes long."""
+    proof: str = await ctx.tool(print_proof, path=path)
+    return proof

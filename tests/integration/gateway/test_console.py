@@ -340,11 +340,11 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         http(fleet) as client,
         Client.connect(valkey.url, namespace=namespace) as trusted,
     ):
-        for agent in ("analyst", "reporter", "editor"):
+        for agent in ("analyst", "reporter", "editor", "listener"):
             await trusted.submit(agent, "ACME", task_id=f"t-{agent}")
         await trusted.schedule("nightly", "reporter", "news", every=3600)
         await shown(client, "/tasks/t-analyst", "It took down")
-        board = await shown(client, "", "asks a person: Publish")
+        board = await shown(client, "", "waits: message breaking-news")
         assert "the exchange returned no JSON for ACME" in board.text
         assert "reporter" in (await shown(client, "/usage", "4,400")).text
         assert "gpt-5-mini" in (await page(client, "/usage?by=model&days=1")).text
@@ -380,7 +380,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
             header = f"agent\nreporter\n\n\n{9_000_000_000_000 + number}"
             await bus.transport.call("HSET", bus.keys.task(f"n-{number}"), "status", "completed", "h", header)
             await bus.transport.call("ZADD", bus.keys.index, 9_000_000_000_000 + number, f"n-{number}")
-        assert "asks a person: Publish" in (await page(client, "")).text
+        assert "waits: message breaking-news" in (await page(client, "")).text
 
         dead = await page(client, "/dead")
         letter = dead.all("a", **{"data-open": ""})[0]["href"].removeprefix("/console")

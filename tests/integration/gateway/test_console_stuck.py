@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from runtime_core.gateway.access import REASON_FIELDS_MAX
+from runtime_core.gateway.console.boards import SHOWN
+from runtime_core.state_manager.waits import held_work
 from tests.integration.gateway.consoles import console_fleet, page, send, shown
 from tests.integration.gateway.gateways import http
 from tests.servers.process import Server
@@ -56,3 +58,37 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         assert again.headers["location"].endswith("notice=again"), again.text
         path = again.headers["location"].partition("?")[0].removeprefix("/console")
         await shown(client, path + "?tab=data", "heavy")
+
+
+async def test_a_slow_tool_is_found_behind_open_questions(valkey: Server, namespace: str, tmp_path: Path) -> None:
+    async with (
+        console_fleet(valkey, namespace, tmp_path) as fleet,
+        http(fleet) as client,
+        Client.connect(valkey.url, namespace=namespace) as trusted,
+    ):
+        for number in range(SHOWN):
+            await trusted.submit("editor", "news", task_id=f"ask-{number}")
+        for number in range(SHOWN):
+            await shown(client, f"/tasks/ask-{number}", "Publish")
+        board = await page(client, "")
+        assert f"The {SHOWN} oldest open tasks wait only for people." in board.text
+        assert "No process works on a task." in board.text
+        await trusted.submit("printer", str(tmp_path / "proof"), task_id="print-1")
+        board = await shown(client, "", "waits: tool print_proof")
+        assert board.all("a", href="/console/tasks/print-1?step=r/1")
+        assert "asks a person" not in board.text
+        assert "At work now1" in board.text
+        slow = await page(client, "/tasks?waits=tool")
+        assert "print-1" in slow.text
+        assert "ask-0" not in slow.text
+        asking = await page(client, "/tasks?waits=person")
+        assert "ask-0" in asking.text
+        assert "print-1" not in asking.text
+        assert "print-1" in (await page(client, "/tasks?waits=nothing")).text
+        assert "Cancel the task to stop it." in (await page(client, "/tasks/print-1")).text
+        # Of a tenant, only its own work is shown.
+        [held], count = await held_work(trusted.buses[0], 8)
+        assert (held.kind, held.name, held.task, held.path, count) == ("tool", "print_proof", "print-1", "r/1", 1)
+        assert await held_work(trusted.buses[0], 8, "acme") == ([], 0)
+        (tmp_path / "proof").touch()
+        await shown(client, "/tasks/print-1", "completed")

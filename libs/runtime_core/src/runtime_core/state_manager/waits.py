@@ -355,6 +355,59 @@ async def _delivered(bus: EventBus, stream: str, row: list[Reply]) -> tuple[str,
     return f"{what} of task {delivery.task}", delivery.task
 
 
+# -- what handlers work on ------------------------------------------------------------------------------------------
+
+HELD_MAX = 300
+"""Deliveries of each stream that are read, the oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWork:
+    """A turn or call that a living process works on."""
+
+    kind: str
+    """`agent`, `tool` or the engine."""
+    name: str
+    task: str
+    path: str
+    """The run, or the run and step of a call."""
+    attempt: int
+    handler: str
+    since: int
+    """When the attempt was queued, in epoch milliseconds."""
+
+
+async def held_work(bus: EventBus, limit: int, tenant: str = "") -> tuple[list[HeldWork], int]:
+    """Return the oldest deliveries that living processes of a partition hold, and how many they hold (of a tenant: 0).
+
+    With `tenant`, only those of its tasks whose ids begin with its name.
+    """
+    call = bus.transport.call
+    alive = set(cast(list[bytes], await call("ZRANGE", bus.keys.alive, 0, -1)))
+    held: list[tuple[int, str, bytes, str]] = []
+    for stream in await work_streams(bus):
+        try:
+            reply = await call("XPENDING", bus.keys.stream(stream), group_of(stream), "-", "+", HELD_MAX)
+        except ServerError:  # no such stream, or no group: nobody has read it
+            continue
+        for entry, owner, *_ in cast(list[list[bytes]], reply):
+            if owner in alive:
+                held.append((int(entry.partition(b"-")[0]), stream, entry, text(owner)))
+    found: list[HeldWork] = []
+    for since, stream, entry, handler in sorted(held):
+        if len(found) == limit:
+            break
+        entries = pairs(await call("XRANGE", bus.keys.stream(stream), entry, entry))
+        try:
+            of = Delivery(bus.keys.partition, stream, entry, entries[0][1]) if entries else None
+        except InvalidInput:
+            of = None
+        if of is not None and of.task.startswith(f"{tenant}." if tenant else ""):
+            kind = stream.partition(":")[0]
+            found.append(HeldWork(kind, of.name, of.task, of.run, of.attempt, handler, since))
+    return found, 0 if tenant else len(held)
+
+
 # -- how much work waits, by stream --------------------------------------------------------------------------------
 
 

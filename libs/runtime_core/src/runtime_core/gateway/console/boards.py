@@ -25,12 +25,14 @@ from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.state_manager.admission import read_manifests
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.measures import Unserved, find_unserved
-from runtime_core.state_manager.waits import Quarantine, find_quarantines, waiting_work
+from runtime_core.state_manager.waits import HeldWork, Quarantine, find_quarantines, held_work, waiting_work
 from runtime_core.wire.events import ENDED
 
 SAMPLE = 500
 """The newest tasks, of which the overview is made: reading all of a million would take minutes."""
 SHOWN = 8
+OLDEST = 24
+"""The oldest open tasks, of which the overview shows those that do not wait for people alone."""
 FAILED = 5
 """The tasks that failed last, each of which is read with its error."""
 GROUPS_MAX = 100
@@ -68,6 +70,8 @@ class Boards:
         page = await self._access.tasks(visit.caller, EVERY_TASK, SAMPLE)
         rows, now = page.tasks, views.now_ms()
         groups = await self._access.letter_groups(visit.caller, "error", LetterFilter(), SHOWN)
+        oldest = await self._access.open_the_longest(visit.caller, OLDEST)
+        held, held_count = await self._held(visit)
         cost = await self._cost_today(visit) if visit.request.query_params.get("cost") else None
         took = sorted(row["ended"] - row["created"] for row in rows if row["status"] == "completed" and "ended" in row)
         return self._site.render(
@@ -88,8 +92,12 @@ class Boards:
                 for row in [row for row in rows if row["status"] == "failed"][:FAILED]
             ],
             waiting=sorted(
-                await self._access.open_the_longest(visit.caller, SHOWN), key=lambda row: "without_handler" not in row
-            ),
+                [row for row in oldest if not views.waits_for_people(row)],
+                key=lambda row: "without_handler" not in row,
+            )[:SHOWN],
+            asking=sum(views.waits_for_people(row) for row in oldest),
+            held=held,
+            held_count=held_count,
             unserved=[] if visit.caller.tenant else await self._unserved(),
             groups=groups,
             questions=len(await self._access.questions(visit.caller, GROUPS_MAX)),
@@ -135,6 +143,15 @@ class Boards:
                 if before is not each:
                     found[each.kind, each.name] = replace(before, count=before.count + each.count)
         return list(found.values())
+
+    async def _held(self, visit: Visit) -> tuple[list[HeldWork], int]:
+        """Return the oldest work that processes hold, and how much they hold."""
+        found: list[HeldWork] = []
+        count = 0
+        for bus in self._access.client.buses:
+            own, more = await held_work(bus, SHOWN, visit.caller.tenant)
+            found, count = found + own, count + more
+        return sorted(found, key=lambda each: each.since)[:SHOWN], count
 
     async def _quarantines(self) -> list[Quarantine]:
         """Return the handlers that take no other work until a delivery has run alone."""

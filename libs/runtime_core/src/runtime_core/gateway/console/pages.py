@@ -26,10 +26,12 @@ from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.telemetry import trace_context
 from runtime_core.wire.ids import is_task_id
 
-FILTERS = ("status", "agent", "session", "key", "tenant", "age", "q")
+FILTERS = ("status", "agent", "session", "key", "tenant", "age", "waits", "q")
 """Parameters of the list of tasks that select tasks."""
 AGES = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000}
 PAGE = 50
+READ_WAITS = 200
+"""Open tasks that a page reads to find those that wait for something."""
 QUESTIONS_MAX = 200
 LEAST_MS = 0.05
 """A shorter part of a run's time is shown as none."""
@@ -67,6 +69,9 @@ class Pages:
         problem = ""
         if given["status"] not in ("", *STATUSES):
             given["status"] = ""
+        given["waits"] = given["waits"] if given["waits"] in views.WAITS else ""
+        if given["waits"]:
+            given["status"] = "waiting"
         if is_task_id(given["q"]) and await (await self._access.handle(visit.caller, given["q"])).exists():
             return RedirectResponse(f"{HOME}/tasks/{given['q']}", 303, HEADERS)
         age = AGES.get(given["age"])
@@ -75,11 +80,15 @@ class Pages:
             tenant=given["tenant"], text=given["q"], since_ms=views.now_ms() - age if age else 0.0,
         )  # fmt: skip
         try:
-            page = await self._access.tasks(visit.caller, wanted, PAGE, query.get("cursor", "")[:400])
+            page = await self._access.tasks(
+                visit.caller, wanted, READ_WAITS if given["waits"] else PAGE, query.get("cursor", "")[:400]
+            )
             rows, cursor, reached = page.tasks, page.cursor, page.reached_ms
         except (Problem, InvalidInput) as error:
             rows, cursor, reached, problem = [], "", 0, error.detail if isinstance(error, Problem) else error.message
         rows = await asyncio.gather(*(self._with_reason(visit, row) for row in rows))
+        if given["waits"]:
+            rows = [row for row in rows if views.waits_for(row, given["waits"])]
         return self._site.render(
             visit,
             "tasks.html",
@@ -89,6 +98,7 @@ class Pages:
             given=given,
             statuses=STATUSES,
             ages=AGES,
+            waits=list(views.WAITS),
             with_filter=lambda **changed: _query(given, **changed),
             following=_query(given, cursor=cursor) if cursor else "",
             reached=reached if len(rows) < PAGE else 0,

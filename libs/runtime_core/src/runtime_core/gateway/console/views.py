@@ -111,6 +111,22 @@ def own_frames(traceback: str) -> str:
     return frames[0] + "".join(own)
 
 
+WAITS = {"tool": ("tool", "engine", "ray", "spark"), "person": ("human",), "message": ("receive",),
+         "timer": ("timer",), "child": ("agent",)}  # fmt: skip
+"""What people select tasks by → kinds of waits."""
+
+
+def waits_for(view: Mapping[str, Json], what: str) -> bool:
+    """Whether a step of an open task waits for one of `WAITS`."""
+    return any(wait["kind"] in WAITS[what] and wait["step"] for wait in view.get("waits_for", ()))
+
+
+def waits_for_people(view: Mapping[str, Json]) -> bool:
+    """Whether a task waits for people and for nothing else but its own child agents."""
+    kinds = {wait["kind"] for wait in view.get("waits_for", ()) if wait["kind"] != "agent" or "place" in wait}
+    return kinds == {"human"} and "without_handler" not in view
+
+
 def digest(text: str) -> str:
     """Return a digest of a text in a form that does not see what browsers change: ends of lines, and outer space."""
     same = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd").strip()
@@ -152,11 +168,17 @@ def reason(view: Mapping[str, Json], now: float) -> str:
     return f"waits: {every[0][1]}{f', and {more:,} more' if more else ''}" if every else str(view["status"])
 
 
+def process(handler: str) -> str:
+    """Return where a handler runs, from its name `service@host.process.start.random`."""
+    host, number = [*handler.rsplit(".", 3), ""][:2]
+    return f"{host}, process {number}" if number else host
+
+
 FILTERS = {
     "digest": digest,
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
     "brief": brief, "whole": whole, "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
-    "reason": reason, "lack": describe_lack,
+    "reason": reason, "lack": describe_lack, "process": process,
 }  # fmt: skip
 
 
