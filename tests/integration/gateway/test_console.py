@@ -190,6 +190,13 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
                 assert (await send(evil, f"/schedules/{id}/{path}", foreign, {})).status_code == 404
         assert (await evil.get(f"/console/dead/{letter}")).status_code == 404
         assert (await evil.get(f"/console/compare?one={name}&other={name}")).status_code == 404
+        # A text finds tasks by the beginning of their ids, of the own tenant only.
+        for text in (name[:14], name.removeprefix("acme.")[:9]):
+            assert (await evil.get(f"/console/find?q={text}")).json() == []
+            assert name not in (await evil.get(f"/console/tasks?q={text}", follow_redirects=True)).text
+            assert (await acme.get(f"/console/find?q={text}")).json() == [
+                [f"Task {name}, approver", f"/console/tasks/{name}"]
+            ]
         for path in ("/agents", "/system", "/system?checks=1"):
             assert (await evil.get(f"/console{path}")).status_code == 403
         await send(evil, "/redrive", foreign, {"task": [failed.removeprefix("/tasks/")]})
@@ -271,6 +278,19 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
         assert "No task matches" in (await page(client, "/tasks?agent=nobody")).text
         assert (await client.get("/console/tasks?q=t-editor")).headers["location"] == "/console/tasks/t-editor"
         assert "t-editor" in (await page(client, "/tasks?q=SOME+TEXT")).text
+        # The first characters of an id find it: 6, since fewer are found in many texts.
+        assert "t-editor" in (await page(client, "/tasks?q=t-edit")).text
+        assert "t-editor" not in (await page(client, "/tasks?q=t-edi")).text
+        generated = (await trusted.submit("listener", "x")).task_id
+        opened = await client.get(f"/console/tasks?q={generated[:6]}")
+        assert opened.headers["location"] == f"/console/tasks/{generated}"
+        assert (await client.get("/console/find?q=t-edit")).json() == [
+            ["Task t-editor, editor", "/console/tasks/t-editor"]
+        ]
+        assert (await client.get("/console/find?q=archiv")).json() == [
+            ["Agent archivist: its tasks", "/console/tasks?agent=archivist"]
+        ]
+        assert (await client.get("/console/find")).json() == []
         assert "is not a cursor" in (await page(client, "/tasks?cursor=x")).text
 
         why = await shown(client, "/tasks/t-analyst", "It took down agent pricing, then agent analyst.")

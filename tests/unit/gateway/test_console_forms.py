@@ -9,10 +9,11 @@ import jinja2
 import pytest
 
 from runtime_core.base import text
+from runtime_core.client.task_view import TaskPage
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
-from runtime_core.gateway.console.pages import root_failure, time_split
+from runtime_core.gateway.console.pages import root_failure, search, time_split
 from runtime_core.gateway.console.site import FOLDER, notice_of
 from runtime_core.state_manager.waits import Quarantine
 
@@ -414,3 +415,17 @@ def test_broken_json_does_not_become_text(name: str) -> None:
 )  # fmt: skip
 def test_a_notice_counts_what_was_done(query: dict[str, str], words: str) -> None:
     assert notice_of(query) == words
+
+
+async def test_a_search_goes_on_until_nothing_is_left() -> None:
+    """A part of a search ends early, with a cursor. The page offers to search on only if its time is over."""
+    parts = {"": TaskPage([{"task_id": "new"}], "a"), "a": TaskPage([], "b"), "b": TaskPage([{"task_id": "old"}], "")}
+    asked: list[tuple[int, str]] = []
+
+    async def read(limit: int, cursor: str) -> TaskPage:
+        asked.append((limit, cursor))
+        return parts[cursor]
+
+    assert await search(read, 3, "") == TaskPage([{"task_id": "new"}, {"task_id": "old"}], "")
+    assert asked == [(3, ""), (2, "a"), (2, "b")]
+    assert await search(read, 1, "") == TaskPage([{"task_id": "new"}], "a")

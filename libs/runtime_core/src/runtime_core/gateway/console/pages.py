@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
 from starlette.responses import RedirectResponse, Response
 
-from runtime_core.client.task_view import Row, TaskFilter, read_task, task_in_store
+from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, read_task, task_in_store
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console import views
@@ -30,11 +33,20 @@ FILTERS = ("status", "agent", "session", "key", "tenant", "age", "waits", "q")
 """Parameters of the list of tasks that select tasks."""
 AGES = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000}
 PAGE = 50
+SEARCH_SECONDS = 1.0
+"""How long a page searches for tasks before it offers to search on."""
+PREFIX_SECONDS = 0.3
+PREFIX_MATCHES = 20
+_PREFIX = re.compile(r"[A-Za-z0-9._:@-]{6,64}")
+_GENERATED = re.compile(r"(fork-)?[0-9a-f]{6,}")
+"""The beginning of an id that nobody chose."""
 READ_WAITS = 200
 """Open tasks that a page reads to find those that wait for something."""
 QUESTIONS_MAX = 200
 LEAST_MS = 0.05
 """A shorter part of a run's time is shown as none."""
+FOUND_MAX = 8
+"""Tasks and agents that the palette offers."""
 LETTERS_MAX = 5
 """Dead letters of a task that its page offers to redrive."""
 
@@ -59,6 +71,7 @@ class Pages:
             Page("GET", f"{HOME}/tasks/{{task_id}}/events", self.events, READ),
             Page("POST", f"{HOME}/tasks/{{task_id}}/replay", self.replay, OPERATE),
             Page("GET", f"{HOME}/people", self.people, READ),
+            Page("GET", f"{HOME}/find", self.find, READ),
         ]
 
     # -- tasks -------------------------------------------------------------------------------------------------
@@ -74,16 +87,20 @@ class Pages:
             given["status"] = "waiting"
         if is_task_id(given["q"]) and await (await self._access.handle(visit.caller, given["q"])).exists():
             return RedirectResponse(f"{HOME}/tasks/{given['q']}", 303, HEADERS)
+        named = await self._named(visit, given["q"])
+        if len(named) == 1 and _GENERATED.fullmatch(given["q"]):
+            return RedirectResponse(f"{HOME}/tasks/{named[0]['task_id']}", 303, HEADERS)
         age = AGES.get(given["age"])
         wanted = TaskFilter(
             status=given["status"], agent=given["agent"], session=given["session"], key=given["key"],
             tenant=given["tenant"], text=given["q"], since_ms=views.now_ms() - age if age else 0.0,
         )  # fmt: skip
         try:
-            page = await self._access.tasks(
-                visit.caller, wanted, READ_WAITS if given["waits"] else PAGE, query.get("cursor", "")[:400]
-            )
+            read = partial(self._access.tasks, visit.caller, wanted)
+            page = await search(read, READ_WAITS if given["waits"] else PAGE, query.get("cursor", "")[:400])
             rows, cursor, reached = page.tasks, page.cursor, page.reached_ms
+            known = {row["task_id"] for row in named}
+            rows = [*named, *(row for row in rows if row["task_id"] not in known)]
         except (Problem, InvalidInput) as error:
             rows, cursor, reached, problem = [], "", 0, error.detail if isinstance(error, Problem) else error.message
         rows = await asyncio.gather(*(self._with_reason(visit, row) for row in rows))
@@ -105,6 +122,34 @@ class Pages:
             first=not query.get("cursor"),
             filtered=any(given.values()),
             now=views.now_ms(),
+        )
+
+    async def _named(self, visit: Visit, prefix: str) -> list[Row]:
+        """Return tasks whose ids begin with a text of at least 6 characters, the newest first, of bounded many."""
+        if _PREFIX.fullmatch(prefix) is None:
+            return []
+        tenant = visit.caller.tenant
+        own = f"{tenant}." if tenant else ""
+        wanted = TaskFilter(tenant=tenant, prefix=prefix if prefix.startswith(own) else own + prefix)
+        found = await list_tasks(self._access.client.buses, wanted, PREFIX_MATCHES, seconds=PREFIX_SECONDS)
+        return found.tasks
+
+    async def find(self, visit: Visit) -> Response:
+        """Return what the palette offers for a text: tasks by the beginning of their ids, and agents."""
+        text = visit.request.query_params.get("q", "").strip()[:200]
+        tasks = await self._named(visit, text)
+        found = [(f"Task {row['task_id']}, {row['agent']}", f"/tasks/{row['task_id']}") for row in tasks[:FOUND_MAX]]
+        if text and not visit.caller.tenant:  # agents are those of all tenants
+            bus = self._access.client.buses[0]
+            names = sorted(
+                name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))
+            )
+            fitting = [name for name in names if text.casefold() in name.casefold()]
+            found += [
+                (f"Agent {name}: its tasks", f"/tasks?{urlencode({'agent': name})}") for name in fitting[:FOUND_MAX]
+            ]
+        return Response(
+            msgspec.json.encode([[label, HOME + path] for label, path in found]), 200, HEADERS, "application/json"
         )
 
     async def _with_reason(self, visit: Visit, row: Row) -> Row:
@@ -206,6 +251,16 @@ class Pages:
     async def people(self, visit: Visit) -> Response:
         rows = await self._access.questions(visit.caller, QUESTIONS_MAX)
         return self._site.render(visit, "people.html", rows=rows, fields_of=fields_of, now=views.now_ms())
+
+
+async def search(read: Callable[[int, str], Awaitable[TaskPage]], limit: int, cursor: str) -> TaskPage:
+    """Return a page of tasks, read in parts: each part ends early, so that it keeps nobody else waiting."""
+    until, found = time.monotonic() + SEARCH_SECONDS, list[Row]()
+    while True:
+        page = await read(limit - len(found), cursor)
+        found, cursor = [*found, *page.tasks], page.cursor
+        if not cursor or len(found) >= limit or time.monotonic() > until:
+            return TaskPage(found, cursor)
 
 
 def _query(given: Mapping[str, str], **changed: str) -> str:

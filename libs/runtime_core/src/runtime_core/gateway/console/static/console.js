@@ -264,27 +264,41 @@
     const box = $("dialog.palette");
     if (!box || box.open) return;
     const input = $("input", box), list = $("ul", box);
-    const draw = () => {
-      const wanted = input.value.trim().toLowerCase();
-      const pages = $$(".side nav a").filter((each) => each.textContent.trim().toLowerCase().includes(wanted));
-      list.replaceChildren(...pages.map((each) => {
-        const item = document.createElement("li"), link = document.createElement("a");
-        link.href = each.href;
-        link.append($("svg", each).cloneNode(true), each.textContent.trim());
-        item.append(link);
-        return item;
-      }));
-      if (wanted) {
-        const item = document.createElement("li"), link = document.createElement("a");
-        link.href = `${$("form", box).action}?${new URLSearchParams({ q: input.value.trim() })}`;
-        link.textContent = `Search tasks for “${input.value.trim()}”`;
-        item.append(link);
-        list.append(item);
-        $("a", list).classList.add("at");
-      }
+    const item = (label, href, glyph, act) => {
+      const line = document.createElement("li"), link = document.createElement("a");
+      link.href = href;
+      if (glyph) link.append(glyph.cloneNode(true));
+      link.append(label);
+      if (act) link.onclick = (event) => { event.preventDefault(); box.close(); setTimeout(act); }; // after this click has closed other menus
+      line.append(link);
+      return line;
+    };
+    // The buttons and menus of the page, under their own words.
+    const actions = $$("#actions button:not(.sheet *), #actions summary").map((each) => [each.textContent.trim(), () => {
+      if (each.matches("summary")) { each.parentElement.open = true; ($("textarea, input:not([type=hidden]), button", each.parentElement) || each).focus(); } else each.click();
+    }]);
+    let asked = "", waiting = 0;
+    const draw = (found = []) => {
+      const text = input.value.trim(), wanted = text.toLowerCase();
+      const fits = (label) => label.toLowerCase().includes(wanted);
+      list.replaceChildren(
+        ...found.map(([label, href]) => item(label, href)),
+        ...$$(".side nav a").filter((each) => fits(each.textContent)).map((each) => item(each.textContent.trim(), each.href, $("svg", each))),
+        ...actions.filter(([label]) => fits(label)).map(([label, act]) => item(`${label} (this page)`, "#actions", null, act)),
+        ...(text ? [item(`Search tasks for “${text}”`, `${$("form", box).action}?${new URLSearchParams({ q: text })}`)] : []),
+      );
+      if (text) $("a", list).classList.add("at");
+    };
+    const ask = async () => {
+      const text = asked = input.value.trim();
+      if (!text) return;
+      const answer = await fetch(`${$("form", box).dataset.find}?${new URLSearchParams({ q: text })}`).catch(() => null);
+      if (!answer?.ok || text !== asked || !box.open) return;
+      const found = await answer.json();
+      if (text === asked && found.length) draw(found);
     };
     input.value = "";
-    input.oninput = draw;
+    input.oninput = () => { draw(); clearTimeout(waiting); waiting = setTimeout(ask, 120); };
     input.onkeydown = (event) => {
       const at = $("a.at", list);
       if (event.key === "ArrowDown" || event.key === "ArrowUp") {
@@ -292,7 +306,7 @@
         const all = $$("a", list), place = all.indexOf(at) + (event.key === "ArrowDown" ? 1 : -1);
         if (at) at.classList.remove("at");
         if (all[place]) all[place].classList.add("at");
-      } else if (event.key === "Enter" && at) { event.preventDefault(); location.href = at.href; }
+      } else if (event.key === "Enter" && at) { event.preventDefault(); at.click(); }
     };
     draw();
     box.showModal();
