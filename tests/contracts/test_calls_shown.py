@@ -34,7 +34,7 @@ async def test_a_call_shows_its_tool_and_its_handler(broker: Broker, bus: EventB
     assert shown["2"]["handler"] == ""
     later = shown["1"]["since"] + 2_000
     assert describe_wait({**shown["1"], "handler": "tool-handler@a.b.77.1a2.b3"}, later) == (
-        "tool search, for 2.00 s on tool-handler@a.b, process 77"
+        "tool search, for 2 s on tool-handler@a.b, process 77"
     )
     assert "in the queue" in describe_wait(shown["2"], later)
     assert {wait["name"] for wait in (await waits(bus, "other")).values()} == {"search", "crawl"}

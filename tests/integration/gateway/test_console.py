@@ -231,7 +231,7 @@ async def test_hostile_texts_stay_texts(valkey: Server, namespace: str, tmp_path
                 agent, HOSTILE, task_id=agent, key=HOSTILE, session_id=HOSTILE, stream=True,
                 options=SubmitOptions(tenant="<i>t</i>", metadata={HOSTILE: HOSTILE}),
             )  # fmt: skip
-        await shown(client, "/tasks/analyst", "It took down")
+        await shown(client, "/tasks/analyst", "Failed because of it:")
         await shown(client, "/tasks/reporter", "three paragraphs")
         for agent in ("editor", "approver"):
             await shown(client, f"/tasks/{agent}", "Send the answer" if agent == "editor" else "Deny")
@@ -293,7 +293,7 @@ async def test_a_person_searches_answers_and_forks(valkey: Server, namespace: st
         assert (await client.get("/console/find")).json() == []
         assert "is not a cursor" in (await page(client, "/tasks?cursor=x")).text
 
-        why = await shown(client, "/tasks/t-analyst", "It took down agent pricing, then agent analyst.")
+        why = await shown(client, "/tasks/t-analyst", "Failed because of it: agent pricing, then agent analyst.")
         assert "Failed in tool fetch_quotes, after 3 attempts" in why.text
         assert "parse_quotes" in why.text
         assert "sleep, ends in 7" in (await shown(client, "/tasks/t-archivist", "sleep")).text
@@ -363,7 +363,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         for agent in ("analyst", "reporter", "editor", "listener"):
             await trusted.submit(agent, "ACME", task_id=f"t-{agent}")
         await trusted.schedule("nightly", "reporter", "news", every=3600)
-        await shown(client, "/tasks/t-analyst", "It took down")
+        await shown(client, "/tasks/t-analyst", "Failed because of it:")
         board = await shown(client, "", "waits: message breaking-news")
         assert "the exchange returned no JSON for ACME" in board.text
         assert "reporter" in (await shown(client, "/usage", "4,400")).text
@@ -371,7 +371,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         assert "4.4 k" in (await page(client, "?cost=1")).text or "4,400" in (await page(client, "?cost=1")).text
         agents = await page(client, "/agents")
         assert "Search the archive." in agents.text
-        assert "1 handler has it" in agents.text
+        assert "1 running handler" in agents.text
         assert agents.all("input", name="whole.", type="number")
         wrong = await send(client, "/tasks", agents, {"agent": "archivist", "whole.": "three"})
         assert wrong.status_code == 422
@@ -425,7 +425,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         for number in range(3):
             await trusted.submit("analyst", "ACME", task_id=f"many-{number}")
         for number in range(3):
-            await shown(client, f"/tasks/many-{number}", "It took down")
+            await shown(client, f"/tasks/many-{number}", "Failed because of it:")
         many = await send(client, "/redrive", dead, {"task": ["many-0", "t-editor", "unknown"], "back": "/console"})
         assert many.headers["location"] == "/console?notice=redriven-of-many&done=1&left=2"
         nothing = await send(client, "/redrive", dead, {"task": ["t-editor"], "back": "/console"})

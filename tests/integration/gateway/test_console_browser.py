@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, Dialog, Page, async_playwright, expect
 
 from tests.integration.gateway.consoles import console_fleet, shown
 from tests.integration.gateway.gateways import http, url_of
@@ -66,6 +66,19 @@ async def tab(context: BrowserContext, url: str) -> Console:
     return Console(await context.new_page(), url)
 
 
+async def answered(page: Page, button: str) -> str:
+    """Press a button, agree, and return what it has asked."""
+    said: list[str] = []
+
+    async def agree(dialog: Dialog) -> None:
+        said.append(dialog.message)
+        await dialog.accept()
+
+    page.once("dialog", agree)
+    await page.click(button)
+    return "".join(said)
+
+
 async def start_all(trusted: Client, prefix: str) -> None:
     """Start tasks that complete, fail, wait and take long."""
     for agent in ("reporter", "analyst", "editor", "approver", "listener", "hasty"):
@@ -86,7 +99,7 @@ class Desk:
     async def opened(self, prefix: str, **options: Any) -> AsyncIterator[Console]:  # Any: of Playwright's context
         """Start tasks, and yield a tab."""
         await start_all(self.trusted, prefix)
-        await shown(self.client, f"/tasks/{prefix}-analyst", "It took down")
+        await shown(self.client, f"/tasks/{prefix}-analyst", "Failed because of it:")
         context = await self.chrome.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
         try:
             yield await tab(context, self.url)
@@ -131,6 +144,7 @@ async def test_a_person_works_with_tasks(desk: Desk) -> None:
         await expect(page.locator("tbody tr")).to_have_count(1)
         await page.fill("[data-views] input", "broken <b>")
         await page.click("[data-views] button:has-text('Save')")
+        await expect(page.locator("[data-said]")).to_have_text("Saved the view “broken <b>”.")
         page = await console.open("/tasks")
         await page.click("[data-views] a")
         await expect(page).to_have_url(re.compile(r"\?status=failed&session=works$"))
@@ -144,8 +158,8 @@ async def test_a_person_works_with_tasks(desk: Desk) -> None:
         page = await console.open("/tasks?session=works")
         await page.check("#t-works-archivist input")
         await expect(page.locator("[data-count]")).to_have_text("1 selected")
-        page.once("dialog", lambda dialog: dialog.accept())
-        await page.click("text=Cancel selected")
+        asked = await answered(page, "text=Cancel selected")
+        assert asked == "Cancel 1 selected task?"
         await expect(page.locator(".notice")).to_have_text("1 task was cancelled.")
         await expect(page.locator("#t-works-archivist .status")).to_have_text("cancelled")
         assert console.errors == []
@@ -221,7 +235,7 @@ async def test_a_person_looks_at_the_system_and_tries_an_agent(desk: Desk) -> No
         await expect(page.locator("#cost b")).to_contain_text("tokens")
         page = await console.open("/agents")
         card = page.locator(".card", has_text="Sleep for days between two searches.")
-        await expect(card.locator(".badge")).to_have_text("1 handler has it")
+        await expect(card.locator(".badge")).to_have_text("1 running handler")
         await card.locator("summary:has-text('Try it')").click()
         await card.locator("input[type=number]").fill("2")
         await card.locator("text=Start").click()
@@ -231,8 +245,7 @@ async def test_a_person_looks_at_the_system_and_tries_an_agent(desk: Desk) -> No
         await expect(page.locator(".sheet", has_text="weft submit archivist 2")).to_be_visible()
         page = await console.open("/dead")
         await page.click(".groups a")
-        page.once("dialog", lambda dialog: dialog.accept())
-        await page.click("text=Drop all")
+        assert await answered(page, "text=Drop all") == "Drop all 2 dead letters with this error for good?"
         await expect(page.locator(".notice")).to_have_text("2 dead letters were dropped.")
         assert console.errors == []
 
@@ -272,9 +285,9 @@ async def test_keys_alone_are_enough(desk: Desk) -> None:
         await page.keyboard.press("/")
         await page.keyboard.type("hasty")
         await expect(page.locator("dialog.palette a.at")).to_have_text("Agent hasty: its tasks")
-        await page.keyboard.press("Escape")
-        await page.keyboard.press("Escape")
+        await page.locator("dialog.palette").evaluate("box => box.close()")
         await page.keyboard.press("/")
+        await expect(page.locator("dialog.palette")).to_be_visible()
         await page.keyboard.type("run again")
         await page.keyboard.press("Enter")
         await expect(page.locator("text=Run again with this input")).to_be_visible()

@@ -28,7 +28,7 @@ async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: st
         why = await shown(client, "/tasks/label-1", LACK)
         assert not why.all("section", **{"class": "waits"}), "it is said once"
         assert "no running handler of pool gpu" in (await page(client, "/agents")).text
-        assert "1 handler has it" in (await page(client, "/agents")).text
+        assert "1 running handler" in (await page(client, "/agents")).text
         answer = await client.get("/v1/tasks/label-1")
         assert answer.json()["without_handler"] == [{"kind": "tool", "name": "render_label", "pool": "gpu"}]
         checks = await page(client, "/system?checks=1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from runtime_core.client.task_view import TaskPage
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
-from runtime_core.gateway.console.pages import root_failure, search, time_split
+from runtime_core.gateway.console.pages import root_failure, search, snippets, time_split
 from runtime_core.gateway.console.site import FOLDER, notice_of
 from runtime_core.state_manager.waits import Quarantine
 
@@ -130,7 +131,7 @@ def test_a_bar_shows_the_queue_the_call_and_the_last_commit() -> None:
     ]  # fmt: skip
     assert tool.in_queue == 10
     assert time_split(run, line.rows) == [
-        ("in the queue", 10, "queue"), ("tools", 20, "tool"), ("own code and its turns", 56, "code"),
+        ("in the queue", 10, "queue"), ("tools", 20, "tool"), ("your code, and the rest", 56, "code"),
     ]  # fmt: skip
 
 
@@ -238,7 +239,7 @@ def test_equal_waits_are_one_line() -> None:
     ]
     view = {**OPEN, "waits_for": [*calls, {"run": "r", "step": "3", "kind": "human", "name": ""}]}
     [(wait, text, count)] = views.waits(view, NOW + 5_000)
-    assert (wait["step"], text, count) == ("1", "tool f, for 5.00 s in the queue: no handler has taken it yet", 2)
+    assert (wait["step"], text, count) == ("1", "tool f, for 5 s in the queue: no handler has taken it yet", 2)
     assert views.reason(view, NOW + 5_000).endswith("taken it yet, and 1 more")
     assert views.reason({**view, "questions": [{"prompt": "Which?"}]}, NOW) == "asks a person: Which?"
     assert views.reason(OPEN, NOW) == "waiting"
@@ -289,7 +290,7 @@ def test_the_time_until_a_redrive_is_neither_own_code_nor_a_pause_between_attemp
     parts = time_split(line.rows[0], line.rows)
     assert ("failed, until redriven", 60, "dead") in parts
     assert [word for word, _, _ in parts] == [
-        "in the queue", "tools", "failed, until redriven", "own code and its turns",
+        "in the queue", "tools", "failed, until redriven", "your code, and the rest",
     ]  # fmt: skip
     assert line.rows[0].bars[-1].kind == "dead"
     model = node("r", "1", "model", NOW + 71, NOW + 80, errors=[error], failed_at=[NOW + 10])
@@ -429,3 +430,48 @@ async def test_a_search_goes_on_until_nothing_is_left() -> None:
     assert await search(read, 3, "") == TaskPage([{"task_id": "new"}, {"task_id": "old"}], "")
     assert asked == [(3, ""), (2, "a"), (2, "b")]
     assert await search(read, 1, "") == TaskPage([{"task_id": "new"}], "a")
+
+
+def test_text_that_turns_its_direction_is_seen() -> None:
+    """U+202E hides the end of a name, as in `\u202egnp.exe`. A form sends the same value back."""
+    assert views.preview("a\u202egnp.exe") == "a⟨U+202E⟩gnp.exe"
+    assert views.pretty({"name": "\u2066x"}) == '{\n  "name": "⟨U+2066⟩x"\n}'
+    sent = views.as_json({"name": "\u202egnp.exe"})
+    assert "\u202e" not in sent
+    assert json.loads(sent) == {"name": "\u202egnp.exe"}
+
+
+def test_a_form_chooses_nothing_for_a_person() -> None:
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
+    templates.filters |= views.FILTERS
+    fields = fields_of({**SCHEMA, "required": ["tone", "share", "size"]})
+    html = str(templates.get_template("macros.html").module.schema_fields(fields))  # type: ignore[attr-defined]
+    assert html.count('<option value="" disabled selected>Choose one</option>') == 2
+    assert html.count(" required>") >= 2
+    assert 'pages <span class="hint">optional</span> <span class="hint">as JSON</span>' in " ".join(html.split())
+
+
+def test_a_task_as_python_is_a_whole_program() -> None:
+    program = snippets({"agent": "greeter", "input": {"name": "Ann"}}, "http://127.0.0.1", keyed=False)["Python"]
+    compile(program, "task.py", "exec")
+    assert "from weft import Client" in program
+
+
+def test_spans_that_go_on_have_no_decimals() -> None:
+    assert [text.about(ms) for ms in (371.1, 1_000, 54_100, 59_700, 125_000)] == [
+        "371 ms", "1 s", "54 s", "1 min 00 s", "2 min 05 s",
+    ]  # fmt: skip
+
+
+def test_a_redriven_step_and_its_runs_are_open() -> None:
+    failed = {"status": "failed", "error": {"type": "E", "message": "no"}}
+    call = node("r/1", "2", "tool", NOW + 20, NOW + 40, **failed)
+    other = node("r/1", "1", "tool", NOW + 10, NOW + 20, **failed)
+    inner = node("r/1", "", "agent", NOW + 5, NOW + 45, children=[other, call], **failed)
+    tree = {"runs": [node("r", "", "agent", NOW, NOW + 50, children=[inner], **failed)]}
+    wait = {"run": "r/1", "step": "2", "kind": "tool", "name": "f", "due": NOW + 99, "attempt": 2}
+    rows = {row.path: row.status for row in views.timeline({**OPEN, "waits_for": [wait]}, tree).rows}
+    assert rows == {"r": "waiting", "r/1": "waiting", "r/1/1": "failed", "r/1/2": "waiting"}
+    # Until its turn has begun, the broker knows the run alone. A task that has failed again is failed.
+    assert views.timeline({**OPEN, "waits_for": []}, tree).rows[0].status == "waiting"
+    assert views.timeline({**VIEW, "status": "failed"}, tree).rows[0].status == "failed"

@@ -43,6 +43,13 @@ def duration(milliseconds: float) -> str:
     return f"{hours} h {minutes:02} min"
 
 
+def about(milliseconds: float) -> str:
+    """Return a time span that goes on, without decimals: `371 ms`, `54 s`, `2 min 05 s`."""
+    if milliseconds < 999.5:
+        return f"{max(milliseconds, 0.0):.0f} ms"
+    return f"{milliseconds / 1_000:.0f} s" if milliseconds < 59_500 else duration(max(milliseconds, 60_000))
+
+
 def in_bytes(size: int) -> str:
     """Return a size in a suitable unit, as in `1.5 MiB`."""
     for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20)):

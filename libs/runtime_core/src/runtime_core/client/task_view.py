@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from runtime_core.base.text import duration
+from runtime_core.base.text import about
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.bus.tasks import tenant_in
@@ -125,7 +125,7 @@ def describe_wait(wait: Row, now_ms: float) -> str:
     kind = {"timer": "sleep", "receive": "message"}.get(wait["kind"], wait["kind"])
     text = kind if kind == "sleep" else f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
     if "limit" in wait:
-        return f"{text}, for {duration(now_ms - wait['since'])}, for a slot of {_limit_of(wait['limit'])}"
+        return f"{text}, for {about(now_ms - wait['since'])}, for a slot of {_limit_of(wait['limit'])}"
     if "task_id" in wait:
         text += f", which runs as task {wait['task_id']}"
     if wait.get("attempt"):
@@ -134,10 +134,10 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         # `tool-handler@host.process.start.random`: a person looks for the host and the process.
         host, process = [*str(wait["handler"]).rsplit(".", 3), ""][:2]
         where = f"on {host}, process {process}" if host else "in the queue: no handler has taken it yet"
-        text += f", for {duration(now_ms - wait['since'])} {where}" if "since" in wait else f", {where}"
+        text += f", for {about(now_ms - wait['since'])} {where}" if "since" in wait else f", {where}"
     if "due" in wait:
         left = wait["due"] - now_ms
-        text += f", {'ends ' * (kind == 'sleep')}in {duration(left)}" if left > 0 else ", due now"
+        text += f", {'ends ' * (kind == 'sleep')}in {about(left)}" if left > 0 else ", due now"
     return text
 
 

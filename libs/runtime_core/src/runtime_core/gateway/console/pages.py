@@ -306,7 +306,7 @@ def time_split(row: StepRow, rows: Sequence[StepRow]) -> list[tuple[str, float, 
     found.sort(key=lambda part: part[2] in ("dead", "lost"))  # they are taken first and shown last
     rest = row.span - _length([(max(start, row.started), min(end, row.ended)) for start, end in taken])
     if (below or found) and rest >= LEAST_MS:
-        found.append(("own code and its turns", rest, "code"))
+        found.append(("your code, and the rest", rest, "code"))
     return found
 
 
@@ -363,7 +363,8 @@ def snippets(view: Mapping[str, views.Json], url: str, keyed: bool) -> dict[str,
         "curl": f"curl -X POST {shlex.quote(url + '/v1/tasks')}{header} \\\n"
         f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}",
         "CLI": f"weft submit {shlex.quote(agent)} {shlex.quote(text)}",
-        "Python": f"async with Client.connect() as client:\n    task = await client.submit({agent!r}, {literal})\n"
-        "    print(await task.result())",
+        "Python": "import asyncio\n\nfrom weft import Client\n\n\nasync def main() -> None:\n"
+        f"    async with Client.connect() as client:\n        task = await client.submit({agent!r}, {literal})\n"
+        "        print(await task.result())\n\n\nasyncio.run(main())",
         "Replay": f"weft replay check --app MODULE:app --agent {shlex.quote(agent)}",
     }

@@ -55,19 +55,28 @@ def now_ms() -> float:
 # -- values ------------------------------------------------------------------------------------------------------
 
 
+_TURNS = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
+"""Characters that turn the direction of the text after them, and so can hide what it says."""
+
+
+def visible(text: str) -> str:
+    """Return a text with the numbers of its characters that turn its direction."""
+    return _TURNS.sub(lambda found: f"⟨U+{ord(found[0]):X}⟩", text)
+
+
 def pretty(value: Json) -> str:
     """Return JSON on several lines, or a text as it is, shortened."""
     if isinstance(value, str):
-        return shortened(value, SHOWN_CHARACTERS)
+        return visible(shortened(value, SHOWN_CHARACTERS))
     try:
-        return shortened(json.dumps(value, indent=2, ensure_ascii=False), SHOWN_CHARACTERS)
+        return visible(shortened(json.dumps(value, indent=2, ensure_ascii=False), SHOWN_CHARACTERS))
     except (TypeError, ValueError, RecursionError):
         return shortened(repr(value), SHOWN_CHARACTERS)
 
 
 def as_json(value: Json) -> str:
     """Return JSON for a field that a person edits."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return _TURNS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def preview(value: Json, width: int = 80) -> str:
@@ -75,7 +84,7 @@ def preview(value: Json, width: int = 80) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return shortened(" ".join(text[: 4 * width].split()), width)
+    return visible(shortened(" ".join(text[: 4 * width].split()), width))
 
 
 def iso(ms: float) -> str:
@@ -178,7 +187,7 @@ FILTERS = {
     "digest": digest,
     "pretty": pretty, "as_json": as_json, "preview": preview, "iso": iso, "utc": utc, "ago": ago, "span": span,
     "brief": brief, "whole": whole, "amount": amount, "in_bytes": in_bytes, "money": money, "own_frames": own_frames,
-    "reason": reason, "lack": describe_lack, "process": process,
+    "reason": reason, "lack": describe_lack, "process": process, "visible": visible,
 }  # fmt: skip
 
 
@@ -418,8 +427,20 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
         row.wait, row.attempts = wait, int(wait.get("attempt") or 1)
         added.setdefault(wait["run"], []).append(row)
         by_path[path] = row
+    if not view.get("ended"):
+        _reopen(by_path, [path for path, _ in waits], now)
     if added:
         rows[:] = _with_added(rows, added, below)
+
+
+def _reopen(by_path: Mapping[str, StepRow], paths: Sequence[str], now: float) -> None:
+    """Show a redriven step, and the runs above it, as open: the record has their failure until they end again."""
+    for path in {"r", *paths}:
+        while path:
+            row = by_path.get(path)
+            if row is not None and row.status == "failed":
+                row.status, row.ended = "waiting", now
+            path = path.rpartition("/")[0]
 
 
 def _with_added(rows: Sequence[StepRow], added: dict[str, list[StepRow]], below: _Below) -> list[StepRow]:

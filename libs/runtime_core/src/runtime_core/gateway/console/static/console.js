@@ -3,7 +3,15 @@
 (() => {
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const say = (text) => { const place = $("[data-said]"); if (place) place.textContent = text; };
+  let saying = 0;
+  const say = (text) => {
+    const place = $("[data-said]");
+    place.textContent = text;
+    clearTimeout(saying);
+    saying = setTimeout(() => { place.textContent = ""; }, 2500);
+  };
+  // Characters that turn the direction of the text after them are shown as their numbers, as the server does.
+  const visible = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, (one) => `⟨U+${one.codePointAt(0).toString(16).toUpperCase()}⟩`);
 
   // -- times: local, with UTC on hover ----------------------------------------------------------------------
   const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
@@ -138,7 +146,7 @@
       if (!name) return;
       keep([...saved().filter((each) => each.name !== name), { name, query: here.toString() }]);
       event.target.reset();
-      say("Saved");
+      say(`Saved the view “${name}”.`);
     });
     draw();
   };
@@ -183,7 +191,7 @@
         if (!text) return;
         empty.hidden = true;
         const piece = document.createElement("span");
-        piece.textContent = text;
+        piece.textContent = visible(text);
         run.pieces.push(piece);
         $("pre", place).append(piece);
       },
@@ -194,7 +202,7 @@
         at.textContent = when(Date.parse(at.dateTime));
         at.title = `${at.dateTime}, entry ${id}`;
         name.textContent = type;
-        text.textContent = JSON.stringify(data);
+        text.textContent = visible(JSON.stringify(data));
         item.append(at, name, text);
         $("ol", place).append(item);
       },
@@ -225,6 +233,11 @@
     form.classList.toggle("selecting", picked > 0);
     $("[data-count]", form).textContent = `${picked} selected`;
   };
+  /** Return what a button asks before it acts, with the number of selected rows for `#`. */
+  const question = (button) => {
+    const picked = $$("tbody input[type=checkbox]:checked", button.form || document).length;
+    return button.dataset.confirm.replace(/# (selected (?:task|dead letter))s/, (_, noun) => `${picked} ${noun}${picked === 1 ? "" : "s"}`);
+  };
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button, a, summary");
     if (!button) return;
@@ -234,7 +247,7 @@
     } else if (button.hasAttribute("data-theme-toggle")) theme();
     else if (button.hasAttribute("data-palette")) palette();
     else if (button.hasAttribute("data-back") && history.length > 1) { event.preventDefault(); history.back(); } // the form is as it was
-    else if (button.dataset.confirm && !confirm(button.dataset.confirm)) event.preventDefault();
+    else if (button.dataset.confirm && !confirm(question(button))) event.preventDefault();
     else if (button.hasAttribute("data-step") && $("#detail") && !event.metaKey && !event.ctrlKey) {
       event.preventDefault();
       openStep(button.href).catch(() => { if (!connection.isLost) location.href = button.href; });
