@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import jinja2
+import msgspec
 import pytest
 
 from runtime_core.base import text
@@ -475,3 +476,22 @@ def test_a_redriven_step_and_its_runs_are_open() -> None:
     # Until its turn has begun, the broker knows the run alone. A task that has failed again is failed.
     assert views.timeline({**OPEN, "waits_for": []}, tree).rows[0].status == "waiting"
     assert views.timeline({**VIEW, "status": "failed"}, tree).rows[0].status == "failed"
+    assert views.timeline({}, tree).rows[0].status == "failed", "of two that are compared"
+
+
+def test_a_fork_shows_its_given_result_and_its_own_time() -> None:
+    """The steps before the fork happened earlier, in its origin: they are listed, without bars."""
+    before = node("r/1/1", "", "tool", NOW - 240_000, NOW - 239_000)
+    after = node("r/1/3", "", "tool", NOW + 2, NOW + 3)
+    given = msgspec.Raw(b'{"task": "t0", "step": "1/2", "result": {"paid": true}}')
+    fork = node("r", "0.0", "fork", NOW, NOW, input=given)
+    inner = node("r/1", "", "agent", NOW + 1, NOW + 3, children=[before, after])
+    run = node("r", "", "agent", NOW, NOW + 4, children=[fork, inner])
+    tree = {"created": NOW, "fork": {"task": "t0", "step": "1/2", "inherited": 1}, "runs": [run]}
+    line = views.timeline({**VIEW, "created": NOW, "ended": NOW + 4}, tree)
+    assert [row.path for row in line.rows] == ["r", "r/0.0", "r/1", "r/1/1", "r/1/2", "r/1/3"]
+    replaced = line.rows[4]
+    assert (replaced.name, replaced.node["output"], replaced.depth) == (views.GIVEN, {"paid": True}, 2)
+    assert (line.start, line.end) == (NOW, NOW + 4)
+    assert line.rows[3].bars == []
+    assert sum(length for _, length, _ in time_split(line.rows[0], line.every)) <= 4.1

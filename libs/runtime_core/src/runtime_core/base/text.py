@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+
 # Limits on the texts of errors, in characters: every error is kept with its delivery.
 LONGEST_TRACEBACK = 8_000
 LONGEST_MESSAGE = 2_000
@@ -13,6 +16,15 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
+
+
+TURNS = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
+"""Characters that turn the direction of the text after them, and so can hide what it says."""
+
+
+def visible(text: str) -> str:
+    """Return a text with the numbers of its characters that turn its direction."""
+    return TURNS.sub(lambda found: f"⟨U+{ord(found[0]):X}⟩", text)
 
 
 def text_of_error(error: BaseException) -> str:
@@ -48,6 +60,19 @@ def about(milliseconds: float) -> str:
     if milliseconds < 999.5:
         return f"{max(milliseconds, 0.0):.0f} ms"
     return f"{milliseconds / 1_000:.0f} s" if milliseconds < 59_500 else duration(max(milliseconds, 60_000))
+
+
+def iso(ms: float) -> str:
+    """Return a time for `<time datetime>`."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def utc(ms: float) -> str:
+    """Return a time for people, in UTC."""
+    return iso(ms)[:19].replace("T", " ") + " UTC"
 
 
 def in_bytes(size: int) -> str:

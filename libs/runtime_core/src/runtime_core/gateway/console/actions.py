@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from runtime_core.base.text import utc
 from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
@@ -310,7 +311,7 @@ async def _late_answer(access: Access, caller: Caller, task_id: str, request_id:
         if (each.run, each.step) == (run, step) and each.status == "completed":
             answer = views.preview(readable(bytes(each.output)), ANSWER_SHOWN)
             first = f"The answer was {answer}" if answer else "It was answered"
-            return Problem(ANSWERED, f"{first}, at {views.utc(each.ended)}. Yours was not used.")
+            return Problem(ANSWERED, f"{first}, at {utc(each.ended)}. Yours was not used.")
     if problem.field == "request_id" and "was already answered" in problem.detail:
         return Problem(ANSWERED, "Somebody else has answered it, or its deadline has passed. Yours was not used.")
     if problem.field == "task_id":

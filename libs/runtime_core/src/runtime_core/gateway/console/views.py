@@ -8,15 +8,15 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from runtime_core.base.text import amount, brief, in_bytes, money, shortened, span, whole
+from runtime_core.base.text import TURNS, amount, brief, in_bytes, iso, money, shortened, span, utc, visible, whole
 from runtime_core.client.task_view import describe_wait
 from runtime_core.state_manager.waits import describe_lack
 from runtime_core.wire.codec import readable
+from runtime_core.wire.step import place
 
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
@@ -24,6 +24,7 @@ Json = Any
 SHOWN_CHARACTERS = 20_000
 _FRAME = re.compile(r'(?m)^(?=  File ")')
 ROWS_MAX = 400
+GIVEN = "result given to the fork"
 WIDTH = 1000
 """Units of the time line."""
 SEGMENTS_MAX = 100
@@ -55,15 +56,6 @@ def now_ms() -> float:
 # -- values ------------------------------------------------------------------------------------------------------
 
 
-_TURNS = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
-"""Characters that turn the direction of the text after them, and so can hide what it says."""
-
-
-def visible(text: str) -> str:
-    """Return a text with the numbers of its characters that turn its direction."""
-    return _TURNS.sub(lambda found: f"⟨U+{ord(found[0]):X}⟩", text)
-
-
 def pretty(value: Json) -> str:
     """Return JSON on several lines, or a text as it is, shortened."""
     if isinstance(value, str):
@@ -76,7 +68,7 @@ def pretty(value: Json) -> str:
 
 def as_json(value: Json) -> str:
     """Return JSON for a field that a person edits."""
-    return _TURNS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
+    return TURNS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def preview(value: Json, width: int = 80) -> str:
@@ -85,19 +77,6 @@ def preview(value: Json, width: int = 80) -> str:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return visible(shortened(" ".join(text[: 4 * width].split()), width))
-
-
-def iso(ms: float) -> str:
-    """Return a time for `<time datetime>`."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return ""
-
-
-def utc(ms: float) -> str:
-    """Return a time for people, in UTC."""
-    return iso(ms)[:19].replace("T", " ") + " UTC"
 
 
 def ago(ms: float) -> str:
@@ -306,6 +285,8 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     if not rows:
         rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
     _open_steps(rows, view, created, end)
+    origin = float(created) if (tree or {}).get("fork") else 0.0
+    _add_replaced(rows, created)
     prompts = {path_of_request(str(each["request_id"])): each for each in view.get("questions", ())}
     for row in rows:
         if row.path in prompts:
@@ -317,9 +298,10 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
         root.node = {**root.node, "input": view.get("input"), "output": view.get("output"), "error": view.get("error")}
     shown = _shown(rows, most)
     paths = {row.path for row in shown}
-    for row in rows:
+    own = [row for row in rows if row.ended >= origin or not row.ended]
+    for row in own:
         _draw(row, row.path in paths)
-    _draw_gaps(rows)
+    _draw_gaps(own)
     if root.path == "r":
         if 0 < created < root.started:
             root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
@@ -328,7 +310,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
         if view.get("ended") and root.node.get("recorded") and end > root.ended and not known:
             root.bars.append(Bar("commit", root.ended, end, f"committed in {span(end - root.ended)}"))
     _split_runs(rows)
-    start = min([created, *(row.started for row in rows if row.started)])
+    start = min([created, *(row.started for row in own if row.started)])
     last = max([end if not view.get("ended") else created, *(row.ended for row in rows)])
     return Timeline(rows, shown, start, max(last, start + 1))
 
@@ -380,6 +362,28 @@ def _row(depth: int, node: Json) -> StepRow:
     )  # fmt: skip
 
 
+class _Origin(msgspec.Struct):
+    step: str = ""
+    result: Any = None  # Any: JSON
+
+
+def _add_replaced(rows: list[StepRow], created: float) -> None:
+    """Add the step whose result a person gave to a fork: the record has it with the fork's origin only."""
+    given = next((row.node["input"] for row in rows if row.kind == "fork"), None)
+    if not isinstance(given, msgspec.Raw) or b'"result"' not in bytes(given):
+        return
+    origin = msgspec.json.decode(given, type=_Origin)
+    path = f"r/{origin.step}"
+    run, _, step = path.rpartition("/")
+    if origin.step and path not in {row.path for row in rows}:
+        at = max((number for number, row in enumerate(rows, 1) if f"{row.path}/".startswith(f"{run}/")), default=1)
+        siblings = [(n, row.path) for n, row in enumerate(rows) if row.path.rpartition("/")[0] == run]
+        at = next((n for n, other in siblings if place("", other.rpartition("/")[2]) > place("", step)), at)
+        node = {"output": origin.result, "recorded": False, "started": created}
+        depth = run.count("/") + 1
+        rows.insert(at, StepRow(path, depth, "step", GIVEN, "completed", created, created, node))
+
+
 class _Question(msgspec.Struct):
     prompt: str = ""
 
@@ -427,7 +431,7 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
         row.wait, row.attempts = wait, int(wait.get("attempt") or 1)
         added.setdefault(wait["run"], []).append(row)
         by_path[path] = row
-    if not view.get("ended"):
+    if view.get("status") in ("accepted", "running", "waiting"):
         _reopen(by_path, [path for path, _ in waits], now)
     if added:
         rows[:] = _with_added(rows, added, below)
