@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><b onclick='x'>{{ 7*7 }}{% raise %}"
 GETS = (
     "", "/tasks", "/tasks/t", "/tasks/t/events", "/people", "/dead", "/dead/1-0", "/schedules", "/agents", "/usage",
-    "/compare", "/system",
+    "/compare", "/system", "/find",
 )  # fmt: skip
 POSTS = (
     ("/tasks", SUBMIT),
@@ -39,6 +39,7 @@ POSTS = (
     ("/tasks/t/redrive", OPERATE),
     ("/dead/1-0/redrive", OPERATE),
     ("/dead/1-0/drop", OPERATE),
+    ("/schedules", OPERATE),
     ("/schedules/s/run", OPERATE),
     ("/schedules/s/delete", OPERATE),
 )
@@ -446,6 +447,22 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         assert await letters() == others
         await send(client, "/dead", dead, {"error": error, "all": "1", "do": "drop"})
         assert await letters() == []
+
+        # A schedule is made by a form, in the three ways of the API.
+        for when, time, words in (
+            ("every", "90", "every 1 min 30 s"), ("cron", "0 9 * * 1", "0 9 * * 1 Europe/Zurich"),
+            ("at", "2099-01-31T09:00:00Z", "once"),
+        ):  # fmt: skip
+            fields = {"id": "made", "agent": "reporter", "when": when, "time": time, "input": "made news"}
+            made = await send(client, "/schedules", detail, {**fields, "timezone": "Europe/Zurich"})
+            assert made.headers["location"] == "/console/schedules?notice=scheduled", made.text
+            assert words in " ".join((await page(client, "/schedules")).text.split())
+        [kept] = [each for each in await trusted.schedules() if each.schedule_id == "made"]
+        assert kept.describe()["input"] == "made news"
+        for when, time in (("every", "soon"), ("cron", "9"), ("at", "tomorrow")):
+            wrong = await send(client, "/schedules", detail, {**fields, "when": when, "time": time})
+            assert wrong.status_code == 422, (when, wrong.text)
+        await send(client, "/schedules/made/delete", detail, {})
 
         ran = await send(client, "/schedules/nightly/run", detail, {})
         await shown(client, ran.headers["location"].removeprefix("/console"), "completed")

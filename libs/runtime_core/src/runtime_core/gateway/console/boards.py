@@ -17,9 +17,10 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import server_info
 from runtime_core.client.task_view import EVERY_TASK, Row
 from runtime_core.declare.manifest import TOOL_AGENTS
+from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access, UsageBy
 from runtime_core.gateway.console import views
-from runtime_core.gateway.console.actions import edited, fields_of
+from runtime_core.gateway.console.actions import edited, fields_of, value_of
 from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
@@ -27,6 +28,7 @@ from runtime_core.state_manager.admission import read_manifests
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.measures import Unserved, find_unserved
 from runtime_core.state_manager.waits import HeldWork, Quarantine, find_quarantines, held_work, waiting_work
+from runtime_core.wire.codec import quoted
 from runtime_core.wire.events import ENDED
 
 SAMPLE = 500
@@ -59,6 +61,7 @@ class Boards:
             Page("POST", f"{HOME}/dead/{{letter_id}}/redrive", self.redrive, OPERATE),
             Page("POST", f"{HOME}/dead/{{letter_id}}/drop", self.drop, OPERATE),
             Page("GET", f"{HOME}/schedules", self.schedules, READ),
+            Page("POST", f"{HOME}/schedules", self.set_schedule, OPERATE),
             Page("POST", f"{HOME}/schedules/{{schedule_id}}/run", self.run_schedule, OPERATE),
             Page("POST", f"{HOME}/schedules/{{schedule_id}}/delete", self.delete_schedule, OPERATE),
             Page("GET", f"{HOME}/agents", self.agents, READ, every_tenant=True),
@@ -201,6 +204,22 @@ class Boards:
     async def schedules(self, visit: Visit) -> Response:
         rows = await self._access.schedules(visit.caller, GROUPS_MAX, visit.request.query_params.get("after", "")[:400])
         return self._site.render(visit, "schedules.html", rows=rows, most=GROUPS_MAX)
+
+    async def set_schedule(self, visit: Visit) -> Response:
+        """Create a schedule, or replace the one with this id."""
+        data: dict[str, object] = {"agent": visit.field("agent"), "input": value_of(visit.form)}
+        what, when = visit.field("when"), visit.field("time").strip()
+        if what == "every":
+            try:
+                data["every_seconds"] = float(when)
+            except ValueError:
+                raise InvalidInput("every_seconds", f"{quoted(when)} is not a number of seconds") from None
+        else:
+            data["cron" if what == "cron" else "at"] = when
+        if what == "cron" and (zone := visit.field("timezone").strip()):
+            data["timezone"] = zone
+        await self._access.set_schedule(visit.caller, visit.field("id").strip(), data)
+        return see(f"{HOME}/schedules", "scheduled")
 
     async def run_schedule(self, visit: Visit) -> Response:
         task = await self._access.run_schedule(visit.caller, visit.request.path_params["schedule_id"])

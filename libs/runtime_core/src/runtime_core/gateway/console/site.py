@@ -85,6 +85,7 @@ NOTICES = {
     "forked": "The fork has started.",
     "redriven": "It was redriven, and runs again.",
     "dropped": "The dead letter was dropped.",
+    "scheduled": "The schedule was set.",
     "deleted": "The schedule was deleted.",
     "none": "Nothing was selected.",
     "two": "Select two tasks to compare them.",
