@@ -204,7 +204,7 @@ async def test_tenants_do_not_reach_each_other(valkey: Server, namespace: str, t
         await send(evil, "/dead", foreign, {"letter": [letter], "do": "drop"})
         error = (await page(acme, f"/dead/{letter}")).text
         assert "no JSON for a secret" in error
-        crafted = {"error": "ValueError: the exchange returned no JSON for a secret: <html>502 Bad Gateway</html>",
+        crafted = {"error": "ValueError: the exchange returned no JSON for a secret: <html>… Bad Gateway</html>",
                    "all": "1", "do": "drop"}  # fmt: skip
         await send(evil, "/dead", foreign, crafted)
         assert "nightly" in (await page(acme, "/schedules")).text
@@ -431,7 +431,7 @@ async def test_a_person_sees_sums_and_acts_on_letters_and_schedules(
         assert many.headers["location"] == "/console?notice=redriven-of-many&done=1&left=2"
         nothing = await send(client, "/redrive", dead, {"task": ["t-editor"], "back": "/console"})
         assert nothing.headers["location"] == "/console?notice=redriven-of-many&done=0&left=1"
-        error = "ValueError: the exchange returned no JSON for ACME: <html>502 Bad Gateway</html>"
+        error = "ValueError: the exchange returned no JSON for ACME: <html>… Bad Gateway</html>"
 
         async def letters() -> list[str]:
             found = await page(client, f"/dead?{httpx2.QueryParams(error=error)}")
