@@ -285,7 +285,7 @@ async def test_keys_alone_are_enough(desk: Desk) -> None:
         await page.keyboard.press("/")
         await page.keyboard.type("hasty")
         await expect(page.locator("dialog.palette a.at")).to_have_text("Agent hasty: its tasks")
-        await page.locator("dialog.palette").evaluate("box => box.close()")
+        await page.locator("dialog.palette").evaluate("box => { box.close(); document.activeElement.blur(); }")
         await page.keyboard.press("/")
         await expect(page.locator("dialog.palette")).to_be_visible()
         await page.keyboard.type("run again")
