@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant, lua, python
 
 KEYS = "integration/gateway:keys"
 CONSOLE = "integration/gateway:console"
+STUCK = "integration/gateway:console_stuck"
 TOKENS = "integration/gateway:tokens"
 EVENTS = "integration/gateway:cloudevents"
 CONNECTIONS = "unit/gateway:connections"
@@ -433,6 +434,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "codec.typed(form[name][0], words=True)",
         "broken JSON in a form does not become text",
         FORMS,
+    ),
+    python(
+        "state_manager/waits.py",
+        "held_of_tenant",
+        'if of is not None and of.task.startswith(f"{tenant}." if tenant else ""):',
+        "if of is not None:",
+        "the overview shows a tenant's key the work of that tenant only",
+        STUCK,
     ),
     python(
         "gateway/console/site.py",
