@@ -86,7 +86,11 @@ def submit_schema() -> Json:
         "max_cost": {"type": ["number", "null"], "exclusiveMinimum": 0},
         "max_tokens": {"type": ["integer", "null"], "minimum": 1},
         "engine": {"type": ["string", "null"], "description": "`local`, `ray`, `spark`, or an engine of the app."},
-        "engine_wait_seconds": {"type": ["number", "null"], "minimum": 0},
+        "engine_wait_seconds": {
+            "type": ["number", "null"],
+            "minimum": 0,
+            "description": "How long a step waits for an engine that does not run, before it fails. Default: 60.",
+        },
         "streaming_mode": {
             "enum": [*MODES, None],
             "description": "`core` and `all` also write steps to the stream. Default: output and questions.",
