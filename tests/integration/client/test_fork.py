@@ -281,7 +281,8 @@ async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refuse
     ("more", "field"),
     [
         ({"at": "two"}, "at"),
-        ({"at": "r/2"}, "at"),
+        ({"at": "r/"}, "at"),
+        ({"at": "r/r/2"}, "at"),
         ({"at": "9", "input": 1}, "at"),
         ({"at": "99"}, "at"),
         ({"task_id": "no/id"}, "data.task_id"),
