@@ -63,10 +63,13 @@ FORKED = (
     "services.",
     COMMAND,
     MCP_SERVER,
+    "tests.chaos.next_release",
     "tests.engine_backends.gateway",
     "tests.integration.integrations.actors.worker",
     "tests.openai_server",
 )
+TAKEN_OVER = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+"""Variables of Python that a fork takes over."""
 LARGEST = 1 << 17
 """Bytes of a request: the environment is most of it."""
 
@@ -164,14 +167,15 @@ def _forks_of(process: int) -> Forks:
 def can_fork(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork does the same as a new process: it is a service, and no variable matters only at the start.
 
-    The command, a gateway over a folder of `tests.engine_backends`, a process with agents as objects, and the stand-ins
-    for a model provider and an MCP server are services here.
+    The command, a gateway over a folder of `tests.engine_backends`, a process with agents as objects, a service of the
+    next release, and the stand-ins for a model provider and an MCP server are services here. A PYTHONPATH may have more
+    folders than ours.
     """
-    special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name != "PYTHONPATH"}
+    special = {name: value for name, value in environ.items() if name.startswith("PYTHON") and name not in TAKEN_OVER}
     return (
         sys.platform == "linux"
         and command[0].startswith(FORKED)
-        and environ.get("PYTHONPATH") == SOURCES
+        and set(SOURCES.split(os.pathsep)) <= set(environ.get("PYTHONPATH", "").split(os.pathsep))
         and all(os.environ.get(name) == value for name, value in special.items())
     )
 
@@ -254,6 +258,9 @@ def _become(request: dict[str, Any]) -> list[str]:
         os.close(log)
     os.environ.clear()
     os.environ.update(request["environ"])
+    own = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.path[:] = [sys.path[0], *own, *(folder for folder in sys.path[1:] if folder not in SOURCES.split(os.pathsep))]
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     return list(request["command"])
 
 

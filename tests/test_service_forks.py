@@ -24,6 +24,16 @@ def test_a_forked_service_uses_its_own_environment(tmp_path: Path) -> None:
         assert len(told.splitlines()) == 1
 
 
+def test_a_fork_finds_the_modules_of_its_own_folders(tmp_path: Path) -> None:
+    (tmp_path / "apart.py").write_text("import sys\nprint('found', sys.dont_write_bytecode, flush=True)\napp = 1\n")
+    environ = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCES}", "WEFT_APP": "apart:app"}
+    assert can_fork(SERVICE, environ)
+    for more in ({}, {"PYTHONDONTWRITEBYTECODE": "1"}):
+        log = tmp_path / f"log{len(more)}"
+        assert forks().start(SERVICE, environ | more, log).wait() == 1
+        assert f"found {bool(more)}\n" in log.read_text()
+
+
 async def test_a_killed_one_is_started_again(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with Fleet(valkey.url, namespace, tmp_path, replicas={"tool-handler": 1}) as fleet:
         [member] = fleet.members.values()
@@ -42,6 +52,6 @@ async def test_a_killed_one_is_started_again(valkey: Server, namespace: str, tmp
 def test_a_service_that_cannot_fork_starts_as_a_process() -> None:
     environ = {"PYTHONPATH": SOURCES}
     assert can_fork(SERVICE, environ)
-    assert not can_fork(("tests.chaos.next_release", "agent-handler", "1"), environ)
+    assert not can_fork(("tests.rerun_failed",), environ)
     assert not can_fork(SERVICE, {**environ, "PYTHONPROFILEIMPORTTIME": "1"})
     assert not can_fork(SERVICE, {"PYTHONPATH": "/elsewhere"})

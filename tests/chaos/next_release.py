@@ -23,9 +23,12 @@ def renamed(old: Library, number: int) -> Library:
 
 def main() -> None:
     service, number = sys.argv[1], int(sys.argv[2])
-    own = renamed(module.library(), number)
-    # Before anybody else has imported it by name.
-    module.library = lambda: own  # type: ignore[assignment]
+    released = module.library
+    own = renamed(released(), number)
+    # A fork has modules that have imported it by name.
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "library", None) is released:
+            loaded.library = lambda: own  # type: ignore[attr-defined]
     sys.argv = [service]
     runpy.run_module(f"services.{service.replace('-', '_')}", run_name="__main__", alter_sys=True)
 
