@@ -46,6 +46,7 @@ IMPORTED = (
 )
 COMMAND = "runtime_core.cli.main"
 MCP_SERVER = "tests.mcp_servers.desk"
+STDIO_SERVERS = "tests.mcp_servers.stdio"
 IMPORTED_FOR = {
     "services.gateway": (
         "anyio._backends._asyncio",
@@ -54,6 +55,7 @@ IMPORTED_FOR = {
         "uvicorn.protocols.http.httptools_impl",
     ),
     COMMAND: tuple(f"runtime_core.cli.{name}" for name in ("admin", "dead", "lag", "schedule", "submit", "task")),
+    STDIO_SERVERS: ("mcp.server",),
     MCP_SERVER: ("mcp.server", "uvicorn.protocols.http.httptools_impl"),
     "OPENAI_BASE_URL": ("pydantic_ai.models.openai",),
     VARIABLE: ("runtime_core.calls.mcp.transport",),
@@ -63,6 +65,7 @@ FORKED = (
     "services.",
     COMMAND,
     MCP_SERVER,
+    STDIO_SERVERS,
     "tests.chaos.next_release",
     "tests.engine_backends.gateway",
     "tests.integration.integrations.actors.worker",

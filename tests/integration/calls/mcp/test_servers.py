@@ -24,6 +24,7 @@ from runtime_core.runs.context import AgentContext
 from tests.fleet import until
 from tests.mcp_servers.ledger import Ledger
 from tests.mcp_servers.running import ListeningServer
+from tests.mcp_servers.stdio import command
 from tests.servers.matrix import first_of
 from tests.servers.proxy import Proxy
 from weft import Limit, SubmitOptions, TaskHandle
@@ -31,7 +32,8 @@ from weft import Limit, SubmitOptions, TaskHandle
 pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).resolve().parents[4]
-DESK = [sys.executable, "-m", "tests.mcp_servers.desk"]
+EXECUTED = [sys.executable, "-m", "tests.mcp_servers.desk"]
+"""For tests of the process itself. Others start a fork of the same."""
 ODD = [sys.executable, "-m", "tests.mcp_servers.odd"]
 QUICK = RetryPolicy(attempts=4, base_seconds=0.05, factor=2.0, max_seconds=0.2)
 SECONDS = 60.0
@@ -43,22 +45,35 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
 
 
+@pytest.fixture(scope="module")
+def stdio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The command of the server `desk`."""
+    with command(tmp_path_factory.mktemp("desk")) as found:
+        yield found
+
+
+@pytest.fixture
+def desk(stdio: list[str], ledger: Ledger) -> MCPSettings:
+    """The settings to connect to the server `desk` over stdio."""
+    return {"command": stdio, "cwd": str(ROOT), "env": ledger.env}
+
+
 @pytest.fixture(params=first_of("stdio-auto", "http-legacy", "stdio-legacy", "http-auto", least=2))
-def way(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger) -> Iterator[MCPSettings]:
+def way(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger, desk: MCPSettings) -> Iterator[MCPSettings]:
     """The settings to connect to the server `desk`."""
     transport, mode = request.param.split("-")
-    yield from _reached(transport, mode, tmp_path, ledger)
+    yield from _reached(transport, mode, tmp_path, ledger, desk)
 
 
 @pytest.fixture(params=["stdio", "http"])
-def either(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger) -> Iterator[MCPSettings]:
+def either(request: pytest.FixtureRequest, tmp_path: Path, ledger: Ledger, desk: MCPSettings) -> Iterator[MCPSettings]:
     """Like `way`, with both transports and the negotiated protocol."""
-    yield from _reached(request.param, "auto", tmp_path, ledger)
+    yield from _reached(request.param, "auto", tmp_path, ledger, desk)
 
 
-def _reached(transport: str, mode: Mode, tmp_path: Path, ledger: Ledger) -> Iterator[MCPSettings]:
+def _reached(transport: str, mode: Mode, tmp_path: Path, ledger: Ledger, desk: MCPSettings) -> Iterator[MCPSettings]:
     if transport == "stdio":
-        yield {"command": DESK, "cwd": str(ROOT), "env": ledger.env, "mode": mode}
+        yield {**desk, "mode": mode}
         return
     with ListeningServer(tmp_path, ledger.env) as server:
         yield {"url": server.url, "mode": mode}
@@ -153,7 +168,7 @@ async def test_a_call_over_its_limit_is_cancelled_and_retried(either: MCPSetting
 
 
 async def test_a_server_that_does_not_answer_at_all_is_restarted(ledger: Ledger) -> None:
-    settings: dict[str, Any] = {"command": DESK, "cwd": str(ROOT), "env": ledger.env, "timeout_seconds": 1.0}
+    settings: dict[str, Any] = {"command": EXECUTED, "cwd": str(ROOT), "env": ledger.env, "timeout_seconds": 1.0}
     async with running(**settings, retry=RetryPolicy(attempts=20, base_seconds=0.05, max_seconds=0.1)) as (client, _):
         [started] = ledger.lines("started")
         os.kill(started["pid"], signal.SIGSTOP)
@@ -168,8 +183,8 @@ async def test_an_error_of_the_tool_is_its_answer_and_is_not_retried(either: MCP
     assert len(ledger.lines("fails")) == 1
 
 
-async def test_arguments_are_checked_before_they_travel(ledger: Ledger) -> None:
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env) as (client, _):
+async def test_arguments_are_checked_before_they_travel(desk: MCPSettings, ledger: Ledger) -> None:
+    async with running(**desk) as (client, _):
         wrong = await used(client, "desk.echo", text="a", times="many")
         missing = await used(client, "desk.echo")
     assert wrong["error"] == missing["error"] == "InvalidInput"
@@ -180,9 +195,9 @@ async def test_arguments_are_checked_before_they_travel(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_killed_server_is_restarted_and_the_call_repeated_with_its_key(
-    mode: Mode, ledger: Ledger, tmp_path: Path
+    mode: Mode, desk: MCPSettings, ledger: Ledger, tmp_path: Path
 ) -> None:
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env, mode=mode) as (client, local):
+    async with running(**desk, mode=mode) as (client, local):
         answer = await used(client, "desk.dies_first", marker=str(tmp_path / "died"))
         first, second = ledger.lines("dies_first")
         assert answer == {"pid": second["pid"]}
@@ -196,7 +211,7 @@ async def test_a_killed_server_is_restarted_and_the_call_repeated_with_its_key(
 
 
 async def test_an_idle_server_that_is_killed_is_restarted(ledger: Ledger) -> None:
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env) as (client, _):
+    async with running(command=EXECUTED, cwd=str(ROOT), env=ledger.env) as (client, _):
         [started] = ledger.lines("started")
         os.kill(started["pid"], signal.SIGKILL)
         await seen(lambda: len(ledger.lines("started")) == 2, "it was started again without a call")
@@ -269,8 +284,10 @@ async def test_a_call_with_a_lost_reply_is_repeated_with_its_key_or_ends_as_unkn
             assert len({line["key"] for line in begun}) == 1
 
 
-async def test_a_call_that_may_not_be_repeated_ends_as_unknown_when_its_server_dies(ledger: Ledger) -> None:
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env) as (client, _):
+async def test_a_call_that_may_not_be_repeated_ends_as_unknown_when_its_server_dies(
+    desk: MCPSettings, ledger: Ledger
+) -> None:
+    async with running(**desk) as (client, _):
         failed = await used(client, "desk.dies")
         assert failed["error"] == "UnknownOutcome"
         assert "find out whether it took effect" in failed["message"]
@@ -279,8 +296,10 @@ async def test_a_call_that_may_not_be_repeated_ends_as_unknown_when_its_server_d
     assert len(ledger.lines("dies")) == 1
 
 
-async def test_a_call_that_may_not_be_repeated_ends_as_unknown_over_its_limit(ledger: Ledger) -> None:
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env, timeout_seconds=1.0) as (client, _):
+async def test_a_call_that_may_not_be_repeated_ends_as_unknown_over_its_limit(
+    desk: MCPSettings, ledger: Ledger
+) -> None:
+    async with running(**desk, timeout_seconds=1.0) as (client, _):
         failed = await used(client, "desk.pay", name="n", seconds=600)
     assert failed["error"] == "UnknownOutcome"
     assert "passed its limit" in failed["message"]
@@ -355,7 +374,7 @@ async def test_a_server_that_cannot_be_started_stops_nothing(caplog: pytest.LogC
 
 
 async def test_no_process_is_left_when_the_app_ends(ledger: Ledger) -> None:
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env) as (client, _):
+    async with running(command=EXECUTED, cwd=str(ROOT), env=ledger.env) as (client, _):
         await used(client, "desk.say", text="a")
     [started] = ledger.lines("started")
     assert not Path(f"/proc/{started['pid']}").exists()
@@ -365,14 +384,13 @@ async def test_no_process_is_left_when_the_app_ends(ledger: Ledger) -> None:
 
 async def test_the_stderr_of_a_server_is_logged_line_by_line(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="runtime_core.calls.mcp.transport")
-    async with running(command=DESK, cwd=str(ROOT), env=ledger.env):
+    async with running(command=EXECUTED, cwd=str(ROOT), env=ledger.env):
         pass
     assert "MCP server 'desk': desk: ready to serve ✓" in [record.getMessage() for record in caplog.records]
 
 
-async def test_a_limit_counts_the_calls_of_all_tools_of_a_server(tmp_path: Path, ledger: Ledger) -> None:
-    [settings] = _reached("stdio", "auto", tmp_path, ledger)
-    async with running(**settings, limit=Limit(running=2), repeatable=True) as (client, _):
+async def test_a_limit_counts_the_calls_of_all_tools_of_a_server(desk: MCPSettings, ledger: Ledger) -> None:
+    async with running(**desk, limit=Limit(running=2), repeatable=True) as (client, _):
         names = [f"{tool}-{number}" for number in range(4) for tool in ("slow", "pay")]
         calls = [used(client, f"desk.{name.partition('-')[0]}", name=name, seconds=0.05) for name in names]
         await asyncio.gather(*calls)
@@ -383,10 +401,9 @@ async def test_a_limit_counts_the_calls_of_all_tools_of_a_server(tmp_path: Path,
     assert (len(ledger.lines("ended")), most) == (len(names), 2)
 
 
-async def test_a_limit_may_count_one_tool_by_an_argument(tmp_path: Path, ledger: Ledger) -> None:
-    [settings] = _reached("stdio", "auto", tmp_path, ledger)
+async def test_a_limit_may_count_one_tool_by_an_argument(desk: MCPSettings, ledger: Ledger) -> None:
     limit = {"slow": Limit(per="input.name", rate=1, seconds=60)}
-    async with running(**settings, limit=limit) as (client, _):
+    async with running(**desk, limit=limit) as (client, _):
         await used(client, "desk.slow", name="a", seconds=0)
         await used(client, "desk.slow", name="b", seconds=0)
         await used(client, "desk.pay", name="a")
