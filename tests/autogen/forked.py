@@ -21,7 +21,7 @@ from autogen_agentchat.teams._group_chat._base_group_chat_manager import BaseGro
 from autogen_core import Agent, AgentId, AgentType, BaseAgent
 
 from runtime_core.integrations.autogen import WeftAgentRuntime
-from tests.autogen.modes import Shared
+from tests.autogen.modes import LEASE_SECONDS, Shared
 
 # Any below: what a test keeps in its agents, and what AutoGen's signatures say.
 ANSWER_SECONDS = 60
@@ -183,6 +183,7 @@ async def _serve(
     end: socket.socket, parent: Forked, type: str, factory: Callable[[], Any], expected_class: type[Any] | None
 ) -> None:
     runtime = WeftAgentRuntime(namespace=parent._host.namespace, services=False, **parent._options)
+    runtime._host._lease = LEASE_SECONDS
     if expected_class is not None and issubclass(expected_class, BaseAgent):
         for _, serializers in expected_class._handles_types():
             runtime.add_message_serializer(serializers)
