@@ -18,11 +18,11 @@ TEST_SECONDS = 600
 
 
 def run_modules(
-    package: str, modules: Iterable[str], mode: str, cache: Path, scratch: Path, url: str = ""
+    package: str, modules: Iterable[str], mode: str, cache: Path, scratch: Path, url: str = "", only: str = ""
 ) -> dict[str, dict[str, int]]:
     """Run `tests/<module>.py` of the package's source for each module, in one process.
 
-    `url` is the broker's in modes that need one.
+    `url` is the broker's in modes that need one. `only` selects tests, as `-k` does.
 
     Returns:
         For each module, how many tests passed, were skipped and are excepted.
@@ -50,6 +50,7 @@ def run_modules(
             *settings,
             *plugins,
             *output,
+            *(["-k", only] if only else []),
             *(str(tests / f"{module}.py") for module in modules),
         ],
         cwd=tests.parent,
