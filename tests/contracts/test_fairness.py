@@ -148,7 +148,7 @@ async def test_tasks_wait_behind_a_long_stream(broker: Broker, bus: EventBus) ->
 async def test_no_task_is_queued_before_a_state_manager_has_started(broker: Broker, bus: EventBus) -> None:
     """A client of this release that starts before any service of it must not queue tasks that nobody refills."""
     await broker.call("HDEL", broker.keys.meta, "ready_max")
-    await flood(broker, bus, "", READY + 2)
+    await flood(broker, bus, "flood", READY + 2)
     assert len(await on_stream(broker)) == READY + 2
     assert await suspend(bus, await broker.take(bus), *calls("tool"))
     assert len(await broker.entries("tool")) == WIDE
@@ -569,6 +569,26 @@ async def test_calls_of_a_tenant_share_by_its_weight(broker: Broker, bus: EventB
     order = await work_off(broker, bus, "tool", 8)
     # About ten calls move at a time, three times as often for the heavy one. Without weights it would be 48.
     assert 64 <= Counter(order[READY : READY + 96])["first"] <= 80
+
+
+async def test_an_idle_tenant_saves_up_no_turns_for_its_calls(broker: Broker, bus: EventBus) -> None:
+    async def work(rounds: int) -> list[str]:
+        order: list[str] = []
+        for _ in range(rounds):
+            await bus.refill(1, ["tool"])
+            taken, _ = await bus.read(["tool"], 10, 5)
+            order += [each.task for each in taken]
+            for each in taken:
+                assert await answer(bus, each)
+        return order
+
+    await wide_turn(broker, bus, "tool", "early", "early")
+    assert len(await work(20)) > 50
+    await submit(broker, bus, "late", "late")
+    turns = {each.task: each for each in await take_all(broker, bus)}  # the first result has woken the other one
+    assert await suspend(bus, turns["late"], *calls("tool"))
+    order = await work(4)
+    assert 3 <= order.count("late") <= len(order) - 3
 
 
 async def test_a_call_does_not_overtake_those_that_wait(broker: Broker, bus: EventBus) -> None:
