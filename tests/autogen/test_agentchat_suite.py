@@ -27,8 +27,10 @@ MODULES = {
 
 
 def test_the_team_modules_pass(autogen_cache: Path, tmp_path: Path) -> None:
-    found = run_modules("autogen-agentchat", MODULES, "memory", autogen_cache, tmp_path)
-    assert totals(found) == MODULES
+    # A thousand turns: twice, with a runtime that the team makes too, only in the matrix.
+    only = "" if is_full() else "not (test_round_robin_group_chat_cancellation and embedded)"
+    found = run_modules("autogen-agentchat", MODULES, "memory", autogen_cache, tmp_path, only=only)
+    assert totals(found) == MODULES | ({} if is_full() else {"test_group_chat": MODULES["test_group_chat"] - 1})
 
 
 IN_PROCESSES = {"test_group_chat": 44, "test_magentic_one_group_chat": 3, "test_society_of_mind_agent": 8}
