@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.task_view import Row, describe_wait, read_task
 from tests.contracts.broker import Broker, ask, nap, receive, suspend
@@ -38,6 +40,19 @@ async def test_a_call_shows_its_tool_and_its_handler(broker: Broker, bus: EventB
     )
     assert "in the queue" in describe_wait(shown["2"], later)
     assert {wait["name"] for wait in (await waits(bus, "other")).values()} == {"search", "crawl"}
+
+
+async def test_a_later_attempt_shows_why_the_earlier_ones_failed(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    assert await suspend(bus, await broker.take(bus), ask("1", "search"))
+    error = {"type": "TimeoutError", "message": "took over 60 s", "started": 1.0, "at": 2.0}
+    assert await bus.retry(await broker.take(bus, "tool"), 0, msgspec.json.encode(error))
+    await bus.promote()
+    for handler in ("", bus.owner):
+        if handler:
+            await broker.take(bus, "tool")
+        shown = (await waits(bus))["1"]
+        assert (shown["handler"], shown["attempt"], shown["errors"]) == (handler, 2, [error])
 
 
 async def test_a_message_shows_its_name_and_since_when_it_is_awaited(broker: Broker, bus: EventBus) -> None:

@@ -185,7 +185,7 @@ async def test_a_task_is_forked_exported_and_compared(own_server: OwnServer, tmp
         assert (tree["task"], tree["agent"]) == ("origin", "journey")
         assert tree["runs"][0]["committed"] >= int(tree["runs"][0]["ended"])
         key = {"Idempotency-Key": "again"}
-        body = {"at": "r/2", "input": "changed"}  # as the trajectory names it
+        body = {"at": "r/2/", "input": "changed"}  # the run of its node, and no step
         forks = [await client.post("/v1/tasks/origin/forks", json=body, headers=key) for _ in range(2)]
         assert [fork.status_code for fork in forks] == [202, 202]
         (fork,) = {each.json()["task_id"] for each in forks}

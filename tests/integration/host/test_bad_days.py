@@ -92,6 +92,9 @@ async def test_handlers_that_fail_are_retried_and_then_dead_letters_and_delay_no
     first, second, third = (float(at) for _, at in attempts)
     assert second - first >= 0.29
     assert third - second >= 0.59
+    times = [(error["started"] / 1000, error["at"] / 1000) for error in json.loads(letters["tool-raises"]["errors"])]
+    for ran, (started, ended) in zip((first, second, third), times, strict=True):
+        assert started <= ran + 0.001 <= ended + 0.002, "each error has both ends of its attempt"
 
 
 @pytest.mark.parametrize("agent", ["agent-dies", "use"])

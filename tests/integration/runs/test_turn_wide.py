@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any  # Any: the arguments of the commit that the test counts
 
 import pytest
 
 from runtime_core.bus.commits import WIDE_PARTS
 from runtime_core.bus.event_bus import EventBus
-from weft import AgentContext, App
+from weft import AgentContext, App, SubmitOptions
 from weft.testing import AppTest
 
 app = App("wide")
@@ -23,6 +24,23 @@ async def nothing() -> None:
 @app.agent("wide")
 async def wide(ctx: AgentContext, count: int) -> int:
     return len(await ctx.gather(*(ctx.tool("nothing") for _ in range(count))))
+
+
+async def test_tool_handlers_move_calls_that_wait_before_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: set[str] = set()
+    refill = EventBus.refill
+
+    async def seen(bus: EventBus, count: int, streams: Sequence[str] = ()) -> int:
+        moved.update(streams)
+        return await refill(bus, count, streams)
+
+    monkeypatch.setattr(EventBus, "refill", seen)
+    async with AppTest(app) as test:
+        bus = test.client.buses[0]
+        await bus.transport.call("HSET", bus.keys.meta, "ready_max", 8)
+        task = await test.client.submit("wide", 4_000, options=SubmitOptions(tenant="acme"))
+        assert (await task.result(timeout=120)).value() == 4_000
+    assert "tool" in moved
 
 
 async def test_wide_commits_go_to_the_broker_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

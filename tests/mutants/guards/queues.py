@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '_REFILLED = (GROUPS["agent"], GROUPS["tool"])',
         '_REFILLED = (GROUPS["agent"],)',
         "a tool-handler moves calls on as fast as it executes them",
-        "integration/state_manager:tenants_fairness",
+        "integration/runs:turn_wide",
     ),
     python(
         "runs/turn.py",

@@ -13,7 +13,7 @@ import pytest
 from runtime_core.base import text
 from runtime_core.client.task_view import TaskPage
 from runtime_core.errors import InvalidInput
-from runtime_core.gateway.console import views
+from runtime_core.gateway.console import boards, views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
 from runtime_core.gateway.console.pages import root_failure, search, snippets, time_split
 from runtime_core.gateway.console.site import FOLDER, notice_of
@@ -160,6 +160,30 @@ def test_between_attempts_ends_where_the_last_one_was_queued() -> None:
     ]  # fmt: skip
 
 
+def test_failed_attempts_are_work_and_the_pauses_between_them_are_not() -> None:
+    errors = [
+        {"type": "E", "message": "m", "traceback": "", "started": NOW + 5, "at": NOW + 25},
+        {"type": "E", "message": "m", "traceback": "", "started": NOW + 28, "at": NOW + 48},
+    ]
+    call = node("r", "1", "tool", NOW + 52, NOW + 60, cause=f"{NOW + 50:.0f}-3", errors=errors)
+    line = views.timeline(VIEW, {"runs": [node("r", "", "agent", NOW, NOW + 90, children=[call])]})
+    assert [(bar.kind, bar.start - NOW, bar.end - NOW) for bar in line.rows[1].bars] == [
+        ("tool", 5, 25), ("retry", 25, 28), ("tool", 28, 48), ("retry", 48, 50), ("queue", 50, 52), ("tool", 52, 60),
+        ("failed", 25, 25), ("failed", 48, 48),
+    ]  # fmt: skip
+    assert line.rows[1].started - NOW == 5
+    wait = {"run": "r", "step": "1", "kind": "tool", "name": "f", "attempt": 3, "errors": errors}
+    held = {**wait, "handler": "tool-handler@h", "since": NOW + 51}
+    for open_call, last in ((held, ("tool", 51)), ({**wait, "due": NOW + 99}, ("retry", 48))):
+        row = views.timeline({**OPEN, "waits_for": [open_call]}, None).rows[-1]
+        assert row.started - NOW == 5
+        work = [
+            (bar.kind, bar.start - NOW) for bar in row.bars if bar.kind in ("tool", "retry") and bar.end > bar.start
+        ]
+        assert work[:4] == [("tool", 5), ("retry", 25), ("tool", 28), ("retry", 48)]
+        assert work[-1] == last
+
+
 @pytest.mark.parametrize("cause", ["", "x", "e-1", f"{NOW + 40:.0f}-0"])
 def test_a_cause_that_tells_no_time_in_the_queue_draws_none(cause: str) -> None:
     """Rows of older releases have none, and the clocks of two machines may differ."""
@@ -232,6 +256,12 @@ def test_the_axis_has_round_times(length: float, labels: list[str]) -> None:
     line = views.Timeline([], [], NOW, NOW + length)
     assert [label for _, label in line.ticks] == labels
     assert all(0 <= place <= 100 for place, _ in line.ticks)
+
+
+def test_the_newest_failure_comes_first() -> None:
+    rows = [{"task_id": str(number), "status": "failed", "created": -number, "ended": number} for number in range(3)]
+    rows.insert(0, {"task_id": "good", "status": "completed", "created": 9, "ended": 9})
+    assert [row["task_id"] for row in boards._failed_last(rows)] == ["2", "1", "0"]
 
 
 def test_equal_waits_are_one_line() -> None:

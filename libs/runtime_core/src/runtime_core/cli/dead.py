@@ -254,9 +254,10 @@ def _describe_cut(letter: DeadLetter) -> str:
 def _equal_errors(errors: Sequence[dict[str, Any]]) -> list[tuple[int, int, dict[str, Any]]]:  # Any: JSON
     """Return errors as (first attempt, last attempt, last error), with equal ones in a row as one."""
     groups: list[tuple[int, int, dict[str, Any]]] = []  # Any: JSON
+    no_times = {"at": None, "started": None}
     for number, error in enumerate(errors, 1):
         first = number
-        if groups and {**groups[-1][2], "at": None} == {**error, "at": None}:
+        if groups and {**groups[-1][2], **no_times} == {**error, **no_times}:
             first = groups.pop()[0]
         groups.append((first, number, error))
     return groups

@@ -348,7 +348,7 @@ async def plan_fork(
 ) -> ForkPlan:
     """Plan a fork, as in `Client.fork`; `bus` is the origin's partition."""
     if isinstance(at, str):
-        at = at.removeprefix(f"{ROOT_RUN}/")  # as in a trajectory: the run and the step
+        at = at.removeprefix(f"{ROOT_RUN}/").removesuffix("/")  # as in a trajectory: the run and the step, if any
     if at is not None and not (isinstance(at, str) and _AT.fullmatch(at)):
         raise InvalidInput(
             "at",

@@ -189,7 +189,8 @@ _CALLS_READ = 300
 
 
 async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
-    """Add to the waits for tools which tool it is, who has the call, since when, and which attempt it is.
+    """Add to the waits for tools which tool it is, who has the call, since when, which attempt it is, and why
+    the earlier ones failed.
 
     The journal has only the digest of an open call, so its entry is looked for: among those that handlers hold, then
     among the first that nobody has read. Of a call behind them nothing is known.
@@ -213,11 +214,13 @@ async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
         entries.append((await call("XRANGE", key, after, "+", "COUNT", _CALLS_READ), ""))
         for found, owner in entries:
             for entry, flat in cast(list[tuple[bytes, list[bytes]]], found):
-                header = _lines(dict(zip(flat[::2], flat[1::2], strict=True)))
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
+                header = _lines(fields)
                 wait = open_calls.get(header[3]) if header[2] == task else None
                 if wait is not None:
                     wait.update(name=header[4], handler=owner, since=int(entry.partition(b"-")[0]))
-                    wait.update({"attempt": int(header[6])} if header[6] not in ("", "1") else {})
+                    if header[6] not in ("", "1"):
+                        wait.update(attempt=int(header[6]), errors=_errors(fields))
 
 
 async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, Row]:
@@ -239,8 +242,12 @@ async def _retry(bus: EventBus, name: bytes) -> tuple[str, Row] | None:
     header = _lines(fields)
     if b"|~" in name:
         return header[3], {"name": header[4], "place": "queue"}
-    errors = msgspec.json.decode(fields[b"e"]) if b"e" in fields else []
-    return header[3], {"name": header[4], "attempt": int(header[6] or 0), "due": due, "errors": errors}
+    return header[3], {"name": header[4], "attempt": int(header[6] or 0), "due": due, "errors": _errors(fields)}
+
+
+def _errors(fields: Fields) -> list[Row]:
+    """Return the errors of a delivery's earlier attempts."""
+    return cast(list[Row], msgspec.json.decode(fields[b"e"])) if b"e" in fields else []
 
 
 async def _slot_waits(bus: EventBus, task: str, task_fields: Fields) -> dict[str, Row]:

@@ -443,7 +443,7 @@ class Calls:
     ) -> bool:
         """Decide what follows a failed attempt, and do it. Return True if the call is retried."""
         now = time.time() * 1000
-        error = steps.StepError(failed.type, failed.message, failed.traceback, now)
+        error = steps.StepError(failed.type, failed.message, failed.traceback, now, started)
         delivery.span.failed(failed.type, failed.message)
         decision = await schedule_retry(self._bus, self._metrics, delivery, retry, failed, error, used)
         if decision is None:

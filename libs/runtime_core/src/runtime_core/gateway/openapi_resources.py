@@ -78,8 +78,9 @@ def schemas() -> Json:
     schedule: Json = {name: {"type": ["string", "null"]} for name in texts}
     schedule |= {name: {"type": ["number", "null"]} for name in ("every_seconds", "next", "last")}
     schedule |= {name: {"type": ["object", "null"]} for name in ("conf", "hooks", "metadata")} | {"input": ANY}
-    number = {"type": "number", "description": "When it failed."}
-    error = {"type": "object", "properties": {"type": text, "message": text, "traceback": text, "at": number}}
+    times = {"at": "When it failed.", "started": "When the attempt began, if known."}
+    error: Json = {"type": "object", "properties": {"type": text, "message": text, "traceback": text}}
+    error["properties"] |= {name: {"type": "number", "description": told} for name, told in times.items()}
     details: Json = {"errors": {"type": "array", "items": error}, "data": ANY, "event": {"type": "object"}}
     details |= {"context": {"type": ["object", "null"]}, "cut": {"type": "object"}}
     _, trees = msgspec.json.schema_components(
@@ -151,8 +152,8 @@ def _fork() -> Json:
     members = {
         "at": {
             "type": ["string", "null"],
-            "description": "A step of the trajectory: the `run` and `step` of its node, joined by `/`, as `r/3.0.1`, "
-            "or `r/2/1` for step 1 of run `r/2`. The leading `r/` may be left out.",
+            "description": "A step of the trajectory: the `run` of its node and, if it has one, its `step`, joined "
+            "by `/`, as `r/3.0.1`, or `r/2/1` for step 1 of run `r/2`. The leading `r/` may be left out.",
         },
         "input": {"description": "Replaces the result of step `at`; without `at`, the input of the task."},
         "task_id": {**TASK_ID, "type": ["string", "null"], "description": "Your own id of the new task."},

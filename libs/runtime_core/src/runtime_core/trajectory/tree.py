@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import msgspec
 
@@ -47,12 +47,13 @@ _KINDS = {"timer": "sleep"}
 
 
 class ErrorDict(TypedDict):
-    """A step's error; `at` in epoch milliseconds, 0 if unknown."""
+    """A step's error; `at`, and `started` of the failed attempt, in epoch milliseconds, 0 if unknown."""
 
     type: str
     message: str
     traceback: str
     at: float
+    started: float
 
 
 class NodeDict(TypedDict):
@@ -413,7 +414,8 @@ def _node_dict(node: _Node, decode: bool) -> NodeDict:
 
 
 def _error_dict(error: StepError) -> ErrorDict:
-    return {"type": error.type, "message": error.message, "traceback": error.traceback, "at": error.at}
+    text = {"type": error.type, "message": error.message, "traceback": error.traceback}
+    return cast(ErrorDict, {**text, "at": error.at, "started": error.started})
 
 
 def decoded(raw: msgspec.Raw) -> object:

@@ -29,6 +29,8 @@ class StepError(msgspec.Struct, omit_defaults=True):
     traceback: str = ""
     at: float = 0.0
     """Epoch milliseconds."""
+    started: float = 0.0
+    """When the failed attempt of a call began, in epoch milliseconds; 0: not known."""
 
 
 class Fork(msgspec.Struct, omit_defaults=True):

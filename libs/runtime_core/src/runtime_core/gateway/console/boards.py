@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -91,10 +92,7 @@ class Boards:
             sample=len(rows),
             more=bool(page.cursor),
             since=min((row["created"] for row in rows), default=now),
-            failed=[
-                await self._with_error(visit, row)
-                for row in [row for row in rows if row["status"] == "failed"][:FAILED]
-            ],
+            failed=[await self._with_error(visit, row) for row in _failed_last(rows)],
             waiting=sorted(
                 [row for row in oldest if not views.waits_for_people(row)],
                 key=lambda row: "without_handler" not in row,
@@ -347,6 +345,12 @@ async def _processes(bus: EventBus) -> Row:
             leads.setdefault(owner.decode(), []).append(role)
     rows = [{"service": name.partition("@")[0], "name": name, "leads": leads.get(name, [])} for name in sorted(names)]
     return {"partition": keys.partition, "processes": rows}
+
+
+def _failed_last(rows: Sequence[Row]) -> list[Row]:
+    """Return the tasks that failed last, the newest failure first."""
+    failed = [row for row in rows if row["status"] == "failed"]
+    return sorted(failed, key=lambda row: row.get("ended") or 0, reverse=True)[:FAILED]
 
 
 def _buckets(rows: list[Row], now: float) -> list[tuple[float, float, float, str]]:

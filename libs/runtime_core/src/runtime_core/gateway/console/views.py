@@ -502,13 +502,15 @@ def _draw(row: StepRow, labelled: bool) -> None:
     begun = row.node.get("started") or row.ended
     queued = min(row.queued or begun, begun)
     if row.kind != "agent" and errors:
-        # The record has the end of each failed attempt, and both ends of the last one.
-        row.started = min(row.started, errors[0]["at"])
-        row.bars.append(Bar("retry", row.started, max(queued, row.started), "waiting for the next attempt"))
+        row.started = errors[0].get("started") or errors[0]["at"]
+        last = queued if row.node.get("started") else (row.wait or {}).get("since", 0)
+        row.bars += _attempts(kind, errors, last)
     if row.queued and queued < begun:
         row.bars.append(Bar("queue", queued, begun, f"in the queue for {span(begun - queued)}" if labelled else ""))
         row.started = min(row.started, queued)
     start = row.node.get("started") or row.started
+    if row.kind != "agent" and errors and not row.node.get("started"):
+        start = max((row.wait or {}).get("since", 0), errors[-1]["at"])
     if row.wait is not None and row.kind not in _WAITING:
         kind = _open_kind(row.wait, kind)
     label = f"{row.word} {row.name}, {span(row.ended - start)}" if labelled else ""
@@ -526,6 +528,15 @@ def _draw(row: StepRow, labelled: bool) -> None:
     ]
     if row.status == "failed":
         row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
+
+
+def _attempts(kind: str, errors: Sequence[Mapping[str, Any]], last: float) -> Iterator[Bar]:  # Any: JSON
+    """Yield the failed attempts of a call, and the time between them; the last one began at `last`."""
+    begins = [error.get("started") or error["at"] for error in errors]
+    for number, (error, begun, then) in enumerate(zip(errors, begins, [*begins[1:], last], strict=True), 1):
+        if begun < error["at"]:  # earlier releases recorded only the end
+            yield Bar(kind, begun, error["at"], f"attempt {number}, {span(error['at'] - begun)}")
+        yield Bar("retry", error["at"], max(then, error["at"]), "waiting for the next attempt")
 
 
 def _draw_gaps(rows: Sequence[StepRow]) -> None:
