@@ -27,7 +27,7 @@ WHERE = {"spins": "in spin", "catches": "in catches_all", "waits": "in waits_for
 
 
 async def test_code_that_holds_the_loop_ends_with_its_stack(valkey: Server, namespace: str, tmp_path: Path) -> None:
-    fleet = Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=1.5)
+    fleet = Fleet(valkey.url, namespace, tmp_path, app="tests.apps.runaway_app:app", lease_seconds=3.0)
     async with fleet, Client.connect(valkey.url, namespace=namespace) as client:
         for how, where in WHERE.items():
             neighbours = [await client.submit("naps", 5.0) for _ in range(2)]

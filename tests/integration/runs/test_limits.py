@@ -199,7 +199,7 @@ async def test_a_waiting_task_says_for_which_limit_and_starts_by_priority(client
         wait = await waits(task)
         assert (wait["limit"], wait["name"], wait["run"]) == ("agent:alone||", "alone", "r")
         now = float(str(wait["since"])) + 1500
-        assert describe_wait(wait, now) == "agent alone, for 1.50 s, for a slot of its limit for all"
+        assert describe_wait(wait, now) == "agent alone, for 2 s, for a slot of its limit for all"
     await first.signal(asked, "yes")
     await asyncio.gather(low.result(), high.result())
     assert ORDER[-2:] == ["high", "low"]
@@ -309,4 +309,4 @@ async def test_a_fork_of_a_limited_run_takes_a_slot(client: Client) -> None:
 )
 def test_a_wait_names_its_limit(limit: str, text: str) -> None:
     wait = {"kind": "tool", "name": "fetch", "step": "1", "run": "r", "limit": limit, "since": 0}
-    assert describe_wait(wait, 100.0) == f"tool fetch, for 100.0 ms, for a slot of {text}"
+    assert describe_wait(wait, 100.0) == f"tool fetch, for 100 ms, for a slot of {text}"

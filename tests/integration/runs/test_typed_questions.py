@@ -59,7 +59,13 @@ def asking(hint: object, **terms: Any) -> App:  # Any: terms of ctx.human
     ("hint", "wrong", "field", "right", "output"),
     [
         (Trip, {"city": "Rome", "days": 0}, "value.days", {"city": "Rome", "days": 2}, "Trip(city='Rome', days=2)"),
-        (Seat, {"row": "3"}, "value", {"row": 3, "day": "2030-01-04"}, "Seat(row=3, day=datetime.date(2030, 1, 4))"),
+        (
+            Seat,
+            {"row": "3"},
+            "value.day",
+            {"row": 3, "day": "2030-01-04"},
+            "Seat(row=3, day=datetime.date(2030, 1, 4))",
+        ),
         (list[Seat], [{"row": 1, "day": "soon"}], "value.0.day", [], "[]"),
         (int, True, "value", 7, "7"),
         (Literal["a", "b"], "c", "value", "b", "'b'"),
