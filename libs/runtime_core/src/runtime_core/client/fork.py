@@ -347,7 +347,7 @@ async def plan_fork(
     store: TrajectoryStore | None,
 ) -> ForkPlan:
     """Plan a fork, as in `Client.fork`; `bus` is the origin's partition."""
-    if isinstance(at, str):
+    if isinstance(at, str) and at.startswith(f"{ROOT_RUN}/"):
         at = at.removeprefix(f"{ROOT_RUN}/").removesuffix("/")  # as in a trajectory: the run and the step, if any
     if at is not None and not (isinstance(at, str) and _AT.fullmatch(at)):
         raise InvalidInput(
