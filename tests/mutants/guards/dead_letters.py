@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unfit_submit",
         "            await self._check_submit(data)\n",
         "            pass\n",
-        "so does a mended submit whose input does not fit",
+        "so does a corrected submit whose input does not fit",
         "integration/cli:dead",
     ),
     lua(

@@ -425,7 +425,8 @@ Output of a run with a higher `attempt` replaces the output of its lower attempt
 No event says that a question was answered or has expired: read the task again, whose `questions` are the open ones.
 
 The id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. An id that is later than the
-last event, as after a broker has lost its last second, begins the stream anew: drop ids that you have.
+last event, as after a broker has lost its last second, starts the stream from its beginning: forget the ids that you
+have.
 
 The `EventSource` of browsers sends no `Authorization`: read the stream with `fetch` instead."""
 
