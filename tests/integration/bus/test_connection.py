@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,12 +13,13 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry
 from redis import Redis
 from redis.credentials import CredentialProvider
 
 from runtime_core.bus.connection import WRITTEN_AT_ONCE, Reply, RespTransport
-from runtime_core.bus.connector import parse_address
+from runtime_core.bus.connector import Connector, parse_address
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
@@ -655,6 +658,30 @@ async def test_a_connection_comes_back_after_its_credential_provider_has_failed(
             Rotating.passwords = ["word"]
             async with asyncio.timeout(SECONDS):
                 assert await asked == b"weft"
+
+
+class Resetting(CredentialProvider):
+    """Has the server reset the connection that was just made, before redis-py writes to it."""
+
+    listening: ClassVar[socket.socket]
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        accepted, _ = self.listening.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so that close() resets it
+        accepted.close()
+        for _ in range(20):
+            await asyncio.sleep(0)  # the event loop hears of it
+        return "weft", "word"
+
+
+def test_a_server_that_dies_while_a_connection_is_made_is_a_lost_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """The services run on uvloop, which raises RuntimeError for a write to a connection that the server has reset."""
+    with socket.create_server((HOST, 0)) as Resetting.listening:
+        url = f"redis://{HOST}:{Resetting.listening.getsockname()[1]}?credential_provider={__name__}:Resetting"
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(ConnectionResetError) as lost:
+            runner.run(Connector(parse_address(url)).open())
+    assert isinstance(lost.value.__cause__, RuntimeError)
+    assert caplog.text == ""
 
 
 async def test_a_cluster_works_after_losing_the_server_in_the_url(own_server: OwnServer, namespace: str) -> None:

@@ -95,6 +95,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connector.py",
+        "reset_while_connecting",
+        "            if _lost_with_uvloop(error):\n",
+        "            if False:\n",
+        "a server that dies while a connection is made is a lost connection, not an unexpected error",
+        "integration/bus:connection",
+    ),
+    python(
+        "bus/connector.py",
         "cancelled",
         "        if task.cancelling() > cancelled_before:\n",
         "        if False:\n",

@@ -258,6 +258,8 @@ class Connector:
         except (OSError, ServerError):
             raise
         except Exception as error:
+            if _lost_with_uvloop(error):
+                raise ConnectionResetError("the server closed the connection") from error
             # From a credential provider, or redis-py. The caller connects again, so that it may pass.
             logger.warning("cannot connect to %s", self._address, exc_info=True)
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
@@ -410,6 +412,14 @@ async def _connect(connection: AbstractConnection) -> None:
         # redis-py leaves it open after the errors of others, such as a credential provider.
         await connection.disconnect(nowait=True)
         raise
+
+
+def _lost_with_uvloop(error: Exception) -> bool:
+    """Return whether uvloop raised this because the server had closed the connection before a write.
+
+    A server that is killed does this: the kernel closes its clients' sockets before the one that still accepts.
+    """
+    return isinstance(error, RuntimeError) and str(error).endswith("the handler is closed")
 
 
 def _plain(error: RedisError | UnicodeError) -> OSError | ServerError:
