@@ -11,10 +11,9 @@ from typing import cast
 
 import pytest
 
-from runtime_core.bus.claims import _Attempt, find_place, submit_once
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.tasks import Misplaced, Submitted
+from runtime_core.bus.tasks import Misplaced, Submitted, _SubmitAttempt, find_place, submit_once
 from runtime_core.errors import Rejected
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import partition_of
@@ -237,7 +236,7 @@ async def test_a_submit_that_is_rejected_frees_its_ids(pair: Pair, task_home: in
 async def test_a_rejected_submit_frees_no_id_of_an_equal_one_that_has_started(pair: Pair) -> None:
     """Both have the same claims. Between the two, an app has declared the agent."""
     submit = Submit(task_at(1), 0, 1, agent="late")
-    rejected = _Attempt(pair.buses, submit.target, submit.id_home, submit.make())
+    rejected = _SubmitAttempt(pair.buses, submit.target, submit.id_home, submit.make())
     with pytest.raises(Rejected, match="no agent is named late"):
         await rejected.run()
     for side in pair.sides:

@@ -12,10 +12,10 @@ import pytest
 
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.connector import parse_address
-from runtime_core.bus.durability import DURABLE_SECONDS, WAIT_SLICE_MS, NotDurable
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.partition import DURABLE_SECONDS, WAIT_SLICE_MS
 from runtime_core.client.client import Client
-from runtime_core.errors import ConfigurationError, Rejected
+from runtime_core.errors import ConfigurationError, NotDurable, Rejected
 from tests.conftest import OwnServer
 from tests.contracts.broker import Broker, complete, question, suspend
 from tests.contracts.conftest import close_broker, open_broker, server_clients

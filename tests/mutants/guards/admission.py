@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:interleaved",
     ),
     python(
-        "bus/claims.py",
+        "bus/tasks.py",
         "elsewhere",
         "        for bus, status in zip(others, found, strict=True):\n            if status is not None:\n                return bus\n",
         "",
@@ -535,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:claims",
     ),
     python(
-        "bus/claims.py",
+        "bus/tasks.py",
         "keeps_when_overloaded",
         "if error.retry_after_seconds is None:",
         "if True:",
@@ -543,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:claims",
     ),
     python(
-        "bus/claims.py",
+        "bus/tasks.py",
         "gives_up",
         "                await attempt.give_up()\n            raise",
         "                pass\n            raise",
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:claims",
     ),
     python(
-        "bus/claims.py",
+        "bus/tasks.py",
         "drops_task_id",
         'await self._drop("task_id")',
         "pass",
@@ -559,7 +559,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:claims",
     ),
     python(
-        "bus/claims.py",
+        "bus/tasks.py",
         "refuses_first",
         "if token and await self._buses[self._target].refuse(self.new, field, token) is None:",
         "if token:",
@@ -567,7 +567,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:claims",
     ),
     python(
-        "bus/durability.py",
+        "bus/partition.py",
         "touches",
         "            if not wrote:\n",
         "            if False:\n",
@@ -575,7 +575,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/durability.py",
+        "bus/partition.py",
         "new_connection",
         "if self.transport.reconnects != connection:",
         "if False:",
@@ -583,7 +583,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/durability.py",
+        "bus/partition.py",
         "fsync_policy",
         "        if problem:\n",
         "        if False:\n",
@@ -591,7 +591,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/durability.py",
+        "bus/partition.py",
         "shared_wait",
         "        if sent is None or sent.done():\n",
         "        if True:\n",
@@ -599,7 +599,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/durability.py",
+        "bus/partition.py",
         "new_wait",
         "        if sent is None or sent.done():\n",
         "        if sent is None:\n",
@@ -607,7 +607,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "servers:durability",
     ),
     python(
-        "bus/durability.py",
+        "bus/partition.py",
         "confirmed",
         "        if not confirmed:\n",
         "        if False:\n",

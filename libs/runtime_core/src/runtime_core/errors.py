@@ -5,6 +5,7 @@ WeftError                     base of all errors that Weft raises on purpose; th
 ├── InvalidInput              input that breaks a rule of the wire or of an agent; names the field
 │   ├── ResultTooLarge        the result of an engine function is larger than a value, or a blob, may be
 │   └── Rejected              Weft rejected a submit with `weft.task.rejected`
+│       └── NotDurable        … or has accepted it, but the broker may still lose it
 ├── BusError                  the broker is unreachable, or replied with an error
 │   ├── BusUnavailable        no connection; the call may or may not have happened
 │   │   └── BusLost           … and there will be none: the server behind memory:// has ended
@@ -80,6 +81,13 @@ class Rejected(InvalidInput):
         super().__init__(field, message)
         self.retry_after_seconds = retry_after_seconds
         self.task_id = task_id
+
+
+class NotDurable(Rejected):
+    """The command took effect, but the broker may still lose it: send the same command again to wait again.
+
+    `retry_after_seconds` is 0 if the connection broke during the wait.
+    """
 
 
 class BusError(WeftError):

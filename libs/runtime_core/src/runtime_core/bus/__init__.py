@@ -4,6 +4,5 @@
    the servers that Weft starts itself. library.py loads the functions. keys.py has every key.
 2. namespace.py opens a namespace, and partition.py is the base of all verbs. The verbs and their types are in tasks.py,
    deliveries.py, commits.py and admin.py.
-3. Across partitions: claims.py, topics.py, replies.py. durability.py waits for disks and replicas, spans.py traces
-   events.
+3. topics.py publishes across partitions, replies.py reads what callers wait for, and spans.py traces events.
 """

@@ -1,4 +1,4 @@
-"""Verbs for tasks and topics: submit, cancel, signal, query, subscribe, publish."""
+"""Verbs for tasks and topics: submit, also to one of several partitions; cancel, signal, query, subscribe, publish."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime_core.bus.connection import Argument, Reply, text, texts
-from runtime_core.bus.durability import DurabilityVerbs
+from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, Rejected, ServerError
 from runtime_core.wire.commands import Begun, Submission
+from runtime_core.wire.ids import partition_of
 from runtime_core.wire.step import ENCODER, FORK_STEP, Fork, Step
+
+Bus = TypeVar("Bus", bound="TaskVerbs")
+
+SUBMIT_ATTEMPTS = 20
+"""How often to try a submit while others claim the same ids."""
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ class TopicSubscription:
 class Misplaced(Rejected):
     """Another partition has a claim on an id of the submit, or the submit's own claim was refused (`again`).
 
-    `equal`: the claim is of a submit with equal content. `bus/namespace.py` resolves it.
+    `equal`: the claim is of a submit with equal content. `submit_once` resolves it.
     """
 
     def __init__(self, kind: str, field: str, holder: int, token: str, task: str) -> None:
@@ -81,7 +88,7 @@ def tenant_in(header: bytes) -> str:
     return lines[_TENANT_LINE].decode() if len(lines) > _TENANT_LINE else ""
 
 
-class TaskVerbs(DurabilityVerbs):
+class TaskVerbs(Partition):
     """Verbs of clients and services for whole tasks."""
 
     async def submit(self, new: Submission) -> Submitted:
@@ -291,7 +298,7 @@ class TaskVerbs(DurabilityVerbs):
         return sum(int(float(depth)) for depth in reply[1::2])
 
 
-class TopicVerbs(DurabilityVerbs):
+class TopicVerbs(Partition):
     """Topics of this partition, and the agents that subscribe to them."""
 
     async def publish(
@@ -384,3 +391,126 @@ def _fork_arguments(begun: Begun) -> list[Argument]:
     for step, value in begun.journal.items():
         arguments += (step, value)
     return arguments
+
+
+def home_of(buses: Sequence[Bus], task: str) -> Bus:
+    """Return the partition that a task's id maps to."""
+    return buses[partition_of(task, len(buses))]
+
+
+async def find_place(buses: Sequence[Bus], task: str) -> Bus:
+    """Return the partition where a task is; if no partition has it, the one that its id maps to."""
+    home = home_of(buses, task)
+    if len(buses) == 1:
+        return home
+    noted, status = await asyncio.gather(
+        home.transport.call("HGET", home.keys.places, task),
+        home.transport.call("HGET", home.keys.task(task), "status"),
+    )
+    if noted is not None:
+        return buses[int(cast(bytes, noted))]
+    if status is None:
+        # A message starts its task beside its sender or in its instance's partition, and notes the place nowhere.
+        others = [bus for bus in buses if bus is not home]
+        found = await asyncio.gather(*(bus.transport.call("HGET", bus.keys.task(task), "status") for bus in others))
+        for bus, status in zip(others, found, strict=True):
+            if status is not None:
+                return bus
+    return home
+
+
+async def forget_place(buses: Sequence[TaskVerbs], task: str) -> None:
+    """Delete the note of where an erased task was."""
+    if len(buses) > 1:
+        home = home_of(buses, task)
+        await home.transport.call("HDEL", home.keys.places, task)
+
+
+async def submit_once(buses: Sequence[TaskVerbs], target: int, id_home: int, new: Submission) -> Submitted:
+    """Start a task in partition `target` of several, or find where an equal submit has started it.
+
+    `id_home` is the partition of source and id. Raises the errors of `TaskVerbs.submit`.
+    """
+    for _ in range(SUBMIT_ATTEMPTS):
+        replyto = buses[target].keys.reply(new.client) if new.client else new.replyto
+        attempt = _SubmitAttempt(buses, target, id_home, replace(new, replyto=replyto))
+        try:
+            return await attempt.run()
+        except Misplaced as found:
+            target = await attempt.settle(found)
+        except Rejected as error:
+            if error.retry_after_seconds is None:
+                await attempt.give_up()
+            raise
+    raise Rejected(
+        "overloaded",
+        "other submits with the same ids are under way: submit again",
+        retry_after_seconds=1.0,
+        task_id=new.task_id,
+    )
+
+
+class _SubmitAttempt:
+    """One attempt to submit to one partition."""
+
+    def __init__(self, buses: Sequence[TaskVerbs], target: int, id_home: int, new: Submission) -> None:
+        self.new = new
+        self._buses = buses
+        self._target = target
+        self._asked = target
+        """The partition that replied last."""
+        # The task id first: it decides where the task is.
+        self._homes = {"task_id": home_of(buses, new.task_id).keys.partition, "id": id_home}
+        self._tokens = {"task_id": "", "id": ""}
+
+    async def run(self) -> Submitted:
+        for home in dict.fromkeys(self._homes.values()):
+            if home != self._target:
+                self._asked = home
+                fields = [field for field, of_field in self._homes.items() if of_field == home]
+                tokens = await self._buses[home].claim(self.new, self._target, fields)
+                self._tokens.update(zip(fields, tokens, strict=True))
+        self._asked = self._target
+        self.new.claims = f"{self._tokens['id']}|{self._tokens['task_id']}"
+        return await self._buses[self._target].submit(self.new)
+
+    async def settle(self, found: Misplaced) -> int:
+        """Return the partition to try next. Raises Rejected if another submit has used the id for other content."""
+        field = found.field
+        if found.again:
+            await self._free(field, self._tokens[field])
+            return self._target
+        if found.equal and field == "task_id":
+            return found.holder
+        digest = await self._buses[found.holder].refuse(self.new, field, found.token)
+        if digest is None:
+            await self._buses[self._asked].unclaim(self.new, field, found.token)
+            return self._target
+        if digest != self.new.digest:
+            await self.give_up()
+            raise Rejected(field, _used(self.new, field), task_id=self.new.task_id)
+        if field == "id":
+            await self._drop("task_id")  # claimed for the wrong partition
+        if not found.equal:
+            await self._buses[self._asked].unclaim(self.new, field, found.token)
+        return found.holder
+
+    async def give_up(self) -> None:
+        """Free the ids that were claimed for a submit that is finally rejected."""
+        for claimed in self._tokens:
+            await self._drop(claimed)
+
+    async def _drop(self, field: str) -> None:
+        """Free an id, unless an equal submit has started with the same claim in the meantime."""
+        token = self._tokens[field]
+        if token and await self._buses[self._target].refuse(self.new, field, token) is None:
+            await self._free(field, token)
+
+    async def _free(self, field: str, token: str) -> None:
+        await self._buses[self._homes[field]].unclaim(self.new, field, token)
+
+
+def _used(new: Submission, field: str) -> str:
+    if field == "task_id":
+        return f"a task {new.task_id} with other content exists"
+    return f"the id {new.event_id} of source {new.source} was used before with other content"

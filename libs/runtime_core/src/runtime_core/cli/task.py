@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 from typer import Argument, BadParameter, Exit, Option, confirm
 
 from runtime_core.base.text import duration, plain
-from runtime_core.bus.claims import forget_place
 from runtime_core.bus.connection import position
 from runtime_core.bus.deliveries import pairs
-from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
+from runtime_core.bus.partition import repeat_after_reconnect
+from runtime_core.bus.tasks import forget_place
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings, trajectories
 from runtime_core.cli.output import (
     Json,

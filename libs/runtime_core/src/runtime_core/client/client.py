@@ -24,17 +24,17 @@ from msgspec.structs import replace
 from runtime_core.base.periodic import TimeLimit
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
-from runtime_core.bus.durability import NotDurable, repeat_after_reconnect
 from runtime_core.bus.embedded import find_endpoint
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
+from runtime_core.bus.partition import repeat_after_reconnect
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import TASKS, TOPICS, send_span
 from runtime_core.bus.tasks import NotYet, Submitted
 from runtime_core.bus.topics import Topics, published
 from runtime_core.client.task import Tails, TaskHandle
 from runtime_core.declare.declaration import agent_name
-from runtime_core.errors import ConfigurationError, InvalidInput, Rejected, WeftError
+from runtime_core.errors import ConfigurationError, InvalidInput, NotDurable, Rejected, WeftError
 from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.schedules import Overlap, Schedule, Schedules, checked_id, parse_set
 from runtime_core.telemetry.spans import tracing

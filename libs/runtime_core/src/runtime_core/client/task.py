@@ -15,8 +15,8 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from runtime_core.bus.connection import Reply, Transport
-from runtime_core.bus.durability import repeat_after_reconnect
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.partition import repeat_after_reconnect
 from runtime_core.bus.replies import Answer, Replies
 from runtime_core.client.task_view import MAX_SCANNED, Row, read_task
 from runtime_core.errors import BusError, BusLost, InvalidInput

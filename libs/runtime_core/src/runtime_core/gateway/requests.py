@@ -23,9 +23,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.tasks import NotYet
-from runtime_core.errors import BusError, InvalidInput, Rejected, StoreUnavailable
+from runtime_core.errors import BusError, InvalidInput, NotDurable, Rejected, StoreUnavailable
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import as_object

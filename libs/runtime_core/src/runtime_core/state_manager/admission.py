@@ -10,9 +10,8 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.bus.claims import find_place, submit_once
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.tasks import Submitted
+from runtime_core.bus.tasks import Submitted, find_place, submit_once
 from runtime_core.declare.manifest import (
     GUARD_MARK,
     AgentEntry,

@@ -23,7 +23,6 @@ from runtime_core.base.periodic import cancel_and_wait
 from runtime_core.bus.admin import IngressEntry, IngressStream
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.deliveries import pairs
-from runtime_core.bus.durability import NotDurable
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
@@ -31,7 +30,7 @@ from runtime_core.bus.spans import command_span
 from runtime_core.bus.tasks import NotYet
 from runtime_core.bus.topics import Topics, published
 from runtime_core.consumer.progress import ProgressWatch
-from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError, is_temporary
+from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, NotDurable, Rejected, ServerError, is_temporary
 from runtime_core.state_manager import schedules
 from runtime_core.state_manager.admission import Admission, answer_question
 from runtime_core.state_manager.command import Command

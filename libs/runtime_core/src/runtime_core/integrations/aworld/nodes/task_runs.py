@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import msgspec
 
-from runtime_core.bus.claims import find_place
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.connection import fields as hash_fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
+from runtime_core.bus.tasks import find_place
 from runtime_core.errors import ServerError
 from runtime_core.integrations.aworld.nodes.store import HandleResult, RunNode, RunNodeBusiType, RunNodeStatus
 from runtime_core.runs.shared_context import unwrapped
