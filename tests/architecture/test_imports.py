@@ -46,7 +46,6 @@ PLACES = {
         "llm.conversation",
         "llm.model_call",
         "llm.pydantic_ai",
-        "llm.request",
         "testing.fakes",
     ),
     "pytest": ("testing.plugin",),

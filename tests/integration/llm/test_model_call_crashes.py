@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from runtime_core.consumer.effects import Completed
+from runtime_core.llm.attempt import messages_json
 from runtime_core.llm.model_call import ask_model
-from runtime_core.llm.request import messages_json
 from runtime_core.llm.tokens import said
 from tests.integration.llm.asking import asker
 from tests.openai_server.driver import OpenAIServer, Usage, answer, calls, failing, turns

@@ -5,6 +5,6 @@
    any such agent durable.
 3. `input` reads the model's input, `toolset` collects the tools that it may call, and `tokens` fits requests into its
    window.
-4. `model_call` repeats a `request` until it is answered, and keeps the conversation of an instance for its next task.
+4. `model_call` repeats a request until it is answered, and keeps the conversation of an instance for its next task.
    Each `attempt` is a step, by `models` and `client`; `failures` classifies errors.
 """

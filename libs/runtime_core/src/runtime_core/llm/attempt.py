@@ -1,4 +1,4 @@
-"""One attempt at a model call: the function of the step, and what its outcome means.
+"""One attempt at a model call: the request as it is recorded, the function of the step, and what its outcome means.
 
 Decisions that depend on clocks, gates and settings are made here and recorded with the step, so that a replay makes the
 same ones, even with another version of the code.
@@ -7,13 +7,17 @@ same ones, even with another version of the code.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai import ModelMessagesTypeAdapter
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+from pydantic_core import to_jsonable_python
 
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.client import CallState, TextBatcher
@@ -26,12 +30,12 @@ from runtime_core.llm.failures import (
     classify,
     final_error,
 )
-from runtime_core.llm.request import corrected_tokens, estimated_tokens
-from runtime_core.llm.tokens import price_of
+from runtime_core.llm.tokens import EstimateErrors, Message, estimate_tokens, price_of, tokens_of_json
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.telemetry.gen_ai import GenAISpan, model_span, request_attributes, response_attributes
 from runtime_core.telemetry.redaction import Attribute, redactor
 from runtime_core.telemetry.spans import ERROR_TYPE
+from runtime_core.wire import codec
 
 if TYPE_CHECKING:
     from runtime_core.llm.models import Gate, OpenModels
@@ -43,6 +47,83 @@ RATE_LIMIT_WAIT_SECONDS = (0.5, 60.0)
 Decide = Callable[[ModelResponse], object]
 """Called inside the step with the finished answer. Its result (JSON) is journaled as the answer's `decided`, so that a
 later deploy with other tools, schemas or rules does not change it."""
+
+
+def messages_of(given: Sequence[Message]) -> list[ModelMessage]:
+    """Decode messages. Raises ValidationError."""
+    return ModelMessagesTypeAdapter.validate_json(codec.encode(given))
+
+
+def messages_json(messages: Sequence[ModelMessage]) -> list[Message]:
+    return cast(list[Message], ModelMessagesTypeAdapter.dump_python(list(messages), mode="json"))
+
+
+def request_json(
+    messages: Sequence[ModelMessage], model: str, settings: object, parameters: ModelRequestParameters
+) -> dict[str, Any]:
+    """Return a request as the record keeps it. Equal messages have equal bytes in every request."""
+    written = messages_json(messages)
+    for message in written:
+        if message.get("kind") == "request":
+            # The replaying process sets these from its clock. Messages of the model keep their time.
+            message.pop("timestamp", None)
+            for part in message.get("parts", ()):
+                part.pop("timestamp", None)
+    request: dict[str, Any] = {"messages": written, "model": model}
+    if settings:
+        request["settings"] = to_jsonable_python(settings, serialize_unknown=True)
+    if tools := [
+        {"name": tool.name, "description": tool.description or "", "arguments": tool.parameters_json_schema}
+        for tool in (*parameters.function_tools, *parameters.output_tools)
+    ]:
+        request["tools"] = tools
+    if parameters.output_mode != "text":
+        request["output"] = {"mode": parameters.output_mode}
+        if parameters.output_object is not None:
+            request["output"]["schema"] = parameters.output_object.json_schema
+    return request
+
+
+def with_tools(parameters: ModelRequestParameters, tools: Sequence[Mapping[str, Any]]) -> ModelRequestParameters:
+    """Return the parameters with the tools of a request that a hook changed."""
+    outputs = {tool.name: tool for tool in parameters.output_tools}
+    known = {tool.name: tool for tool in parameters.function_tools} | outputs
+    made = [
+        replace(
+            known.get(tool["name"], ToolDefinition(name=tool["name"])),
+            description=tool.get("description"),
+            parameters_json_schema=tool["arguments"],
+        )
+        for tool in tools
+    ]
+    return replace(
+        parameters,
+        function_tools=[tool for tool in made if tool.name not in outputs],
+        output_tools=[tool for tool in made if tool.name in outputs],
+    )
+
+
+def label_of(model: object) -> str:
+    """Return the name of a model that is not open."""
+    if isinstance(model, str):
+        return model
+    name = getattr(model, "model_id", None) or getattr(model, "__qualname__", None)
+    return str(name or type(model).__qualname__)
+
+
+def corrected_tokens(settings: ModelSettings, errors: EstimateErrors, request: Mapping[str, Any]) -> int:
+    """Estimate the tokens of a request, corrected by the errors of earlier estimates."""
+    return int(errors.corrected(request["model"], estimated_tokens(settings, request)))
+
+
+def estimated_tokens(settings: ModelSettings, request: Mapping[str, Any]) -> int:
+    return (settings.estimate or estimate_tokens)(request["messages"]) + overhead_tokens(request)
+
+
+def overhead_tokens(request: Mapping[str, Any]) -> int:
+    """Estimate the tokens of a request's tools and output schema."""
+    schema = request.get("output", {}).get("schema")
+    return tokens_of_json([*request.get("tools", ()), *([schema] if schema else ())])
 
 
 class Sender(Protocol):

@@ -48,6 +48,7 @@ from runtime_core.errors import (
     WeftError,
 )
 from runtime_core.llm.agent import Approve, MatchedRule, ModelAgent, applicable_rule, matching_rules
+from runtime_core.llm.attempt import messages_json, messages_of
 from runtime_core.llm.client import LazyModel
 from runtime_core.llm.failures import ConversationFailed
 from runtime_core.llm.model_call import ConversationMemory
@@ -58,7 +59,6 @@ from runtime_core.llm.pydantic_ai.durability import (
     arguments_of,
     run_agent,
 )
-from runtime_core.llm.request import messages_json, messages_of
 from runtime_core.llm.tokens import Message
 from runtime_core.llm.toolset import CONTENT, FINAL, MESSAGE, Kind, Toolset, refusal
 from runtime_core.runs.guest import current_guest

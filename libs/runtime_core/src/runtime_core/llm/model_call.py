@@ -19,10 +19,20 @@ from pydantic_ai.models import ModelRequestParameters
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import InvalidInput, LocalStepError
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.attempt import Attempt, Attempts, Decide, Sender, backoff
+from runtime_core.llm.attempt import (
+    Attempt,
+    Attempts,
+    Decide,
+    Sender,
+    backoff,
+    corrected_tokens,
+    label_of,
+    messages_json,
+    messages_of,
+    overhead_tokens,
+)
 from runtime_core.llm.client import CallState, with_key
 from runtime_core.llm.failures import Endpoint, ModelFailed
-from runtime_core.llm.request import corrected_tokens, label_of, messages_json, messages_of, overhead_tokens
 from runtime_core.llm.tokens import KeepAll, Message, Window, cuts, estimate_tokens, is_store, price_of
 from runtime_core.runs.ports import Reserve
 from runtime_core.wire import codec

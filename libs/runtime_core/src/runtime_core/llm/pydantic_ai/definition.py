@@ -32,6 +32,7 @@ from runtime_core.declare.schema import Schema, encode
 from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext, ToolSettings, run_limited
 from runtime_core.errors import AgentError, ConfigurationError, InvalidInput
 from runtime_core.llm.agent import ModelSettings, check_memory
+from runtime_core.llm.attempt import messages_json
 from runtime_core.llm.model_call import ConversationMemory
 from runtime_core.llm.pydantic_ai.durability import (
     CARRIED,
@@ -45,7 +46,6 @@ from runtime_core.llm.pydantic_ai.durability import (
     run_agent,
     tool_name,
 )
-from runtime_core.llm.request import messages_json
 from runtime_core.llm.tokens import REMEMBERED
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, Coro

@@ -50,11 +50,10 @@ from pydantic_core import to_jsonable_python
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Denied, InvalidInput, ToolError
 from runtime_core.llm.agent import ModelSettings
-from runtime_core.llm.attempt import Decide
+from runtime_core.llm.attempt import Decide, label_of, messages_of, request_json, with_tools
 from runtime_core.llm.client import CURRENT_CALL, CallState, LazyModel, show, shown_url, with_key
 from runtime_core.llm.failures import ConversationFailed, Endpoint
 from runtime_core.llm.model_call import ModelRequest
-from runtime_core.llm.request import label_of, messages_of, request_json, with_tools
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.effects import Approval
 from runtime_core.runs.guest import Guest, current_guest, host
