@@ -2,7 +2,7 @@
 
 1. `function` is what an app declares, `results` what its calls return, and `protocol` what all engines share.
 2. `local` and `pool` run calls on this machine; `runtime_engine` is the API of an engine object.
-3. `driver` starts the separate process that is connected to a cluster; `ray` and `spark` are its backends.
+3. `driver` starts the separate process that is connected to a cluster; `ray` and `spark` are its backends. A gateway
+   (`calls.engine_gateway`) has one, and so do RayEngine and SparkEngine, for programs without a gateway.
 4. `remote` runs a function in a worker process of a cluster.
-5. `cluster_engines` has RayEngine and SparkEngine, for programs without a gateway (`calls.engine_gateway`).
 """

@@ -153,8 +153,8 @@ def _call(body: Body) -> object:
 
 
 _CLUSTERS = {
-    "ray": "runtime_core.engines.cluster_engines:RayEngine",
-    "spark": "runtime_core.engines.cluster_engines:SparkEngine",
+    "ray": "runtime_core.engines.driver.process:RayEngine",
+    "spark": "runtime_core.engines.driver.process:SparkEngine",
 }
 """Loaded by name, so that unused engines cost nothing."""
 
