@@ -18,11 +18,11 @@ from runtime_core.consumer.effects import Completed
 from runtime_core.declare.declaration import Place
 from runtime_core.errors import Fenced, JournalLost, JournalMoved, LimitExceeded, ServerError
 from runtime_core.integrations.actors.actor import ActorDefinition, ActorRun, Actors, current_run
+from runtime_core.integrations.actors.agents import native
 from runtime_core.integrations.actors.identity import AgentId
 from runtime_core.integrations.actors.instances import Instances
 from runtime_core.integrations.actors.message import MessageEnvelope, content_of, encode_envelope
 from runtime_core.integrations.actors.serialization import SerializationRegistry
-from runtime_core.integrations.actors.vocabulary import native
 from runtime_core.runs.commit import TurnPort, parts_of
 from runtime_core.runs.effects import Call
 from runtime_core.runs.turn import TurnHandler

@@ -12,11 +12,11 @@ import msgspec
 from runtime_core.app.app import App
 from runtime_core.declare.declaration import Place
 from runtime_core.integrations.actors.actor import ActorDefinition, ActorRun, Actors, current_run
+from runtime_core.integrations.actors.agents import native
 from runtime_core.integrations.actors.identity import AgentId, pool_of
 from runtime_core.integrations.actors.instances import Instances
 from runtime_core.integrations.actors.message import Content, MessageEnvelope
 from runtime_core.integrations.actors.serialization import SerializationRegistry, UnknownPayload
-from runtime_core.integrations.actors.vocabulary import native
 from runtime_core.runs.definition import AgentDefinition
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.programs import KEYS, RETRY, Op, Program

@@ -15,11 +15,11 @@ from runtime_core.declare.declaration import Place
 from runtime_core.errors import BusError, JournalMoved, LimitExceeded
 from runtime_core.integrations.actors import actor
 from runtime_core.integrations.actors.actor import ActorDefinition, ActorRun, Actors, current_run
+from runtime_core.integrations.actors.agents import native
 from runtime_core.integrations.actors.identity import AgentId, TopicId
 from runtime_core.integrations.actors.instances import Instances
 from runtime_core.integrations.actors.message import MessageEnvelope, content_of, encode_envelope
 from runtime_core.integrations.actors.serialization import SerializationRegistry
-from runtime_core.integrations.actors.vocabulary import native
 from runtime_core.runs.effects import Call, Publish
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import Attempt, Meta, Workplace

@@ -43,8 +43,8 @@ from runtime_core.integrations.actors.message import (
     encode_response,
     message_of,
 )
+from runtime_core.integrations.actors.protocol import Vocabulary
 from runtime_core.integrations.actors.serialization import SerializationRegistry
-from runtime_core.integrations.actors.vocabulary import Vocabulary
 from runtime_core.runs.calls import Outgoing, PublishStep, SendStep
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.effects import Call

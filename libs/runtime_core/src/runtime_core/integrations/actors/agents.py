@@ -19,7 +19,9 @@ from runtime_core.errors import ConfigurationError
 from runtime_core.integrations.actors.errors import CancellationToken, CantHandleException
 from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.integrations.actors.message import (
+    DropMessage,
     MessageContext,
+    MessageHandlerContext,
     SubscriptionInstantiationContext,
 )
 from runtime_core.integrations.actors.protocol import (
@@ -30,6 +32,8 @@ from runtime_core.integrations.actors.protocol import (
     TypePrefixSubscription,
     TypeSubscription,
     UnboundSubscription,
+    Vocabulary,
+    topic_reader,
 )
 from runtime_core.integrations.actors.serialization import MessageSerializer, try_get_known_serializers_for_type
 
@@ -481,3 +485,25 @@ def _message_types(closure: Closure) -> tuple[type, ...]:
     if len(names) != 3 or names[1] not in hints or "return" not in hints:
         raise ConfigurationError(f"{where}: write async def f(agent: ClosureContext, message: T, ctx: …) -> R")
     return tuple(class_of(hint) or object for hint in types_of(hints[names[1]]))
+
+
+def native() -> Vocabulary:
+    """Return this package's own types as a Vocabulary."""
+    return Vocabulary(
+        agent_id=AgentId,
+        agent_type=AgentType,
+        topic_id=TopicId,
+        message_context=MessageContext,
+        metadata=AgentMetadata,
+        cancellation_token=CancellationToken,
+        handler_scope=lambda id, message, context: MessageHandlerContext.populate_context(id),
+        factory_scope=lambda runtime, id: AgentInstantiationContext.populate_context((runtime, id)),
+        keeps_state=_keeps_state,
+        topic_of=topic_reader(TypeSubscription, TypePrefixSubscription),
+        drop_message=DropMessage,
+    )
+
+
+def _keeps_state(agent: object) -> bool:
+    saves = getattr(type(agent), "save_state", None)
+    return saves not in (None, BaseAgent.save_state, ClosureAgent.save_state)

@@ -29,7 +29,7 @@ from runtime_core.integrations.actors.message import (
     encode_envelope,
     intervene,
 )
-from runtime_core.integrations.actors.vocabulary import Vocabulary
+from runtime_core.integrations.actors.protocol import Vocabulary
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import ROOT_RUN, fingerprint

@@ -1,15 +1,25 @@
-"""The protocols of agents and runtimes, subscriptions, the context of factories, and a proxy for a remote agent."""
+"""What agents, runtimes and programs are to each other: their protocols, and subscriptions.
+
+Also the context of factories, a proxy for a remote agent, and the types that agents see.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
-from runtime_core.integrations.actors.errors import CancellationToken, CantHandleException
-from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId
+from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.integrations.actors.errors import (
+    CancellationToken,
+    CantHandleException,
+    MessageDroppedException,
+    NotAccessibleError,
+    UndeliverableException,
+)
+from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId, agent_name
 from runtime_core.integrations.actors.message import (
     ContextNamespace,
     MessageContext,
@@ -316,3 +326,51 @@ class AgentInstantiationContext(ContextNamespace):
     @classmethod
     def is_in_factory_call(cls) -> bool:
         return _factory.get(None) is not None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Creates the values that agents see. Any: classes of a library that the runtime does not know."""
+
+    agent_id: Callable[[str, str], Any]
+    """From type and key."""
+    agent_type: Callable[[str], Any]
+    topic_id: Callable[[str, str], Any]
+    """From type and source."""
+    message_context: Callable[..., Any]
+    """Takes sender, topic_id, is_rpc, cancellation_token and message_id by name."""
+    metadata: Callable[[str, str, str], Any]
+    """From type, key and description."""
+    cancellation_token: Callable[[], Any]
+    handler_scope: Callable[[Any, Any, Any], AbstractContextManager[None]]
+    """Around a handler, with the agent's id, the message and its context."""
+    factory_scope: Callable[[Any, Any], AbstractContextManager[None]]
+    """Around a factory, with the runtime and the agent's id."""
+    keeps_state: Callable[[Any], bool]
+    """Whether an agent object has state to store."""
+    topic_of: Callable[[Any], TopicSubscription | None]
+    """Returns a subscription as the broker stores it; None if only this process can evaluate it."""
+    drop_message: type
+    undeliverable: type[Exception] = UndeliverableException
+    cant_handle: type[Exception] = CantHandleException
+    dropped: type[Exception] = MessageDroppedException
+    not_accessible: type[Exception] = NotAccessibleError
+    cancelled_is_handled: bool = False
+    """Whether a request whose caller's token was cancelled is still handled: its handler sees the cancellation and
+    decides. False: the request ends, and later actions of its handler do not count.
+    """
+
+
+def topic_reader(by_type: Any, by_prefix: Any) -> Callable[[Any], TopicSubscription | None]:
+    """Return a reader of subscriptions of these two classes, for `Vocabulary.topic_of`. Any: classes of any library."""
+
+    def topic_of(subscription: Any) -> TopicSubscription | None:
+        # A subclass may match differently from its base, so only the subclass itself can tell.
+        match = getattr(type(subscription), "is_match", None)
+        if isinstance(subscription, by_type) and match is by_type.is_match:
+            return TopicSubscription(subscription.topic_type, agent_name(subscription.agent_type))
+        if isinstance(subscription, by_prefix) and match is by_prefix.is_match:
+            return TopicSubscription(subscription.topic_type_prefix, agent_name(subscription.agent_type), prefix=True)
+        return None
+
+    return topic_of

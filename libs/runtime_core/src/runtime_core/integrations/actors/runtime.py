@@ -22,6 +22,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.declaration import RetryPolicy, place_of
 from runtime_core.errors import InvalidInput
 from runtime_core.integrations.actors.actor import TURN_SECONDS, ActorDefinition, Actors, current_run
+from runtime_core.integrations.actors.agents import native
 from runtime_core.integrations.actors.errors import (
     agent_type_of,
     check_agent,
@@ -44,8 +45,8 @@ from runtime_core.integrations.actors.identity import AgentId, AgentType, agent_
 from runtime_core.integrations.actors.instances import Instance, Instances
 from runtime_core.integrations.actors.message import MessageEnvelope
 from runtime_core.integrations.actors.messaging import Messages, Publishing, Requests
+from runtime_core.integrations.actors.protocol import Vocabulary
 from runtime_core.integrations.actors.serialization import MessageSerializer, SerializationRegistry
-from runtime_core.integrations.actors.vocabulary import Vocabulary, native
 from runtime_core.integrations.actors.watch import WAIT_SECONDS, Watch
 
 logger = logging.getLogger(__name__)

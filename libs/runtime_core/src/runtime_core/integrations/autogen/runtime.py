@@ -48,9 +48,9 @@ from opentelemetry.trace import Span, TracerProvider
 from runtime_core.errors import ConfigurationError
 from runtime_core.integrations.actors.errors import SerializationError
 from runtime_core.integrations.actors.instances import Stepping
+from runtime_core.integrations.actors.protocol import Vocabulary, topic_reader
 from runtime_core.integrations.actors.runtime import Runtime
 from runtime_core.integrations.actors.serialization import SerializationRegistry
-from runtime_core.integrations.actors.vocabulary import Vocabulary, topic_reader
 from runtime_core.integrations.autogen.serialization import FaithfulRegistry
 
 AgentT = TypeVar("AgentT", bound=Agent)
