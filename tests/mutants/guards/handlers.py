@@ -654,7 +654,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/declare:schema",
     ),
     python(
-        "host/forked.py",
+        "base/lifeline.py",
         "comes_back",
         "sys.setprofile(_Returns(frame))",
         "pass",
@@ -662,7 +662,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "host/forked.py",
+        "base/lifeline.py",
         "signals",
         "    _reset_signals()\n    frame",
         "    frame",
@@ -670,7 +670,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:progress",
     ),
     python(
-        "host/forked.py",
+        "base/lifeline.py",
         "dies_with_parent",
         "if parent and _prctl is not None and _lasting:",
         "if False:",

@@ -323,7 +323,7 @@ async def test_a_paused_process_has_kept_no_lock(
 
 FORKS = """
 import os, sys, threading
-from runtime_core.host.forked import guard_forks
+from runtime_core.base.lifeline import guard_forks
 from runtime_core.declare.tool import _guarded
 
 guard_forks()

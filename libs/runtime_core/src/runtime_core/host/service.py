@@ -31,11 +31,11 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 
+from runtime_core.base.lifeline import guard_forks
 from runtime_core.base.periodic import Periodic, cancel_and_wait
 from runtime_core.consumer.progress import HEALTHY, LoopWatch
 from runtime_core.consumer.settle import is_of_weft
 from runtime_core.errors import ConfigurationError, WeftError
-from runtime_core.host.forked import guard_forks
 from runtime_core.host.host import Host, Role
 from runtime_core.settings import Settings
 from runtime_core.telemetry import logs, tracing
