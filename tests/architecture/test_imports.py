@@ -46,7 +46,7 @@ PLACES = {
         "llm.conversation",
         "llm.model_call",
         "llm.pydantic_ai",
-        "testing.fakes",
+        "testing.app_test",
     ),
     "pytest": ("testing.plugin",),
     "pyspark": ("integrations.aworld.engines.spark_hosts", "engines.spark"),

@@ -6,8 +6,7 @@ The wheel installs a pytest plugin with the fixture `weft_app`, an `AppTest`.
 from __future__ import annotations
 
 from runtime_core.host.local import LocalApp
-from runtime_core.testing.app_test import AppTest, Clock
+from runtime_core.testing.app_test import AppTest, Clock, FakeTool, ScriptedModel, ToolCall
 from runtime_core.testing.crashes import KillReport
-from runtime_core.testing.fakes import FakeTool, ScriptedModel, ToolCall
 
 __all__ = ["AppTest", "Clock", "FakeTool", "KillReport", "LocalApp", "ScriptedModel", "ToolCall"]

@@ -20,11 +20,11 @@ from runtime_core.bus.private_server import drop_database, new_database
 from runtime_core.client.client import Client
 from runtime_core.client.task import TaskHandle
 from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
+from runtime_core.errors import WeftError
 from runtime_core.host.host import Host
 from runtime_core.host.local import NAMESPACE, add_services
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.testing.fakes import Failed, StandIn
 from runtime_core.wire.events import ENDED, TaskResponse
 
 COMMITS = {
@@ -40,10 +40,30 @@ CANCEL_ROUNDS = 1000
 POLL_SECONDS = 0.05
 TASK = "t-kill"
 
-__tracebackhide__ = Failed()
 When = Literal["before", "after"]
 Answer = Callable[[str], object]
 """Returns the answer to a question, given its prompt."""
+
+
+class Failed:
+    """Hides a module's frames from pytest's report of a failure that its message explains.
+
+    pytest reads it as `__tracebackhide__` of the module.
+    """
+
+    def __call__(self, failure: Any) -> bool:  # Any: pytest's ExceptionInfo
+        return isinstance(failure.value, AssertionError | TimeoutError | WeftError)
+
+
+class StandIn(Tool):
+    """A tool with the name, arguments and limits of another one. Subclasses define `call`."""
+
+    def __init__(self, real: Tool) -> None:
+        self.__dict__.update(real.__dict__)
+        self.real = real
+
+
+__tracebackhide__ = Failed()
 
 
 @dataclass(frozen=True)
