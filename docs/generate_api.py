@@ -29,7 +29,7 @@ MODULES = {
     "weft.trajectory": "the record of tasks",
     "weft.runtime": "agents as objects",
 }
-"""The modules of the page. AWorld's and AutoGen's names are on pages of their own."""
+"""The modules of the page. AWorld's and AutoGen's names are on separate pages."""
 _HEAD = """\
 # The API
 

@@ -33,7 +33,7 @@ def trouble(url: str) -> str:
 
 
 def main(url: str, *command: str) -> None:
-    """Waits without end: who watches over this process says how long is too long."""
+    """Waits forever: whatever supervises this process decides how long is too long."""
     tries = 0
     while why := trouble(url):
         if tries % TELL_EVERY == 0:

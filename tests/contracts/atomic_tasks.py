@@ -398,7 +398,7 @@ async def a_nested_call_that_ends(stage: Stage) -> Act:
 
 @case
 async def a_turn_that_ends_below_a_call_back(stage: Stage) -> Act:
-    """The call back came through another partition: it goes on, with the state that the turn leaves."""
+    """The reentrant call came through another partition: it goes on, with the state that the turn leaves."""
     broker, bus = stage.broker, stage.bus
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)

@@ -1,4 +1,4 @@
-"""A call back through another partition is delivered as a nested turn, by the call chain in its context."""
+"""A reentrant call through another partition is delivered as a nested turn, by the call chain in its context."""
 
 from __future__ import annotations
 

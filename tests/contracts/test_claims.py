@@ -129,7 +129,7 @@ async def test_an_id_that_was_used_for_other_content_is_rejected(
     """For example with another key. The task id of the rejected submit stays free."""
     task, other = task_at(task_home), task_at(1 - task_home, "other")
     await Submit(task, first, id_home).send(pair.buses)
-    with pytest.raises(Rejected, match="used before with other content") as error:
+    with pytest.raises(Rejected, match="used before with different content") as error:
         await Submit(other, second, id_home, digest="x").send(pair.buses)
     assert error.value.field == "id"
     assert error.value.retry_after_seconds is None
@@ -145,7 +145,7 @@ async def test_a_task_id_names_one_task(pair: Pair, task_home: int, id_home: int
     await Submit(task, first, id_home).send(pair.buses)
     equal = await Submit(task, second, 1 - id_home, event_id="e2").send(pair.buses)
     assert (equal, equal.partition) == (Submitted(task, "accepted", False), first)
-    with pytest.raises(Rejected, match=f"a task {task} with other content exists") as error:
+    with pytest.raises(Rejected, match=f"a task {task} with different content exists") as error:
         await Submit(task, second, id_home, event_id="e3", digest="x").send(pair.buses)
     assert error.value.field == "task_id"
     assert await started(pair) == [(first, task, "s/e")]
@@ -244,7 +244,7 @@ async def test_a_rejected_submit_frees_no_id_of_an_equal_one_that_has_started(pa
     assert (await submit.send(pair.buses)).started
     await rejected.give_up()
     for other in (Submit(submit.task, 1, 1, digest="x", event_id="e2"), Submit(task_at(1, "new"), 1, 1, digest="x")):
-        with pytest.raises(Rejected, match="other content"):
+        with pytest.raises(Rejected, match="different content"):
             await other.send(pair.buses)
     assert await started(pair) == [(0, submit.task, "s/e")]
 

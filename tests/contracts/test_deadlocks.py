@@ -118,7 +118,7 @@ async def finish(broker: Broker, bus: EventBus, *runs: str) -> None:
 
 
 async def test_a_second_call_back_starts_when_the_first_one_waits(broker: Broker, bus: EventBus) -> None:
-    """The first call back waits for an instance whose holder makes the second one: no circle."""
+    """The first reentrant call waits for an instance whose holder makes the second one: no circle."""
     back, editor = await two_call_backs(broker, bus)
     await suspend(bus, editor, ask_agent("1", "writer", "k"))
     assert (await broker.hash("run:one/r/1/1"))["cur"] == "nest", "the first one is in a turn"
@@ -128,7 +128,7 @@ async def test_a_second_call_back_starts_when_the_first_one_waits(broker: Broker
 
 
 async def test_a_second_call_back_starts_when_the_first_one_asks_in_mid_turn(broker: Broker, bus: EventBus) -> None:
-    """The first call back keeps its turn while it waits."""
+    """The first reentrant call keeps its turn while it waits."""
     back, editor = await two_call_backs(broker, bus)
     await suspend(bus, editor, ask_agent("1", "writer", "k"))
     assert await bus.ask(back, now(), "client", b"", ask_agent("1", "editor", "e"), 1) == {}
@@ -141,7 +141,7 @@ async def test_a_second_call_back_starts_when_the_first_one_asks_in_mid_turn(bro
 
 
 async def test_call_backs_into_an_instance_close_no_circle(broker: Broker, bus: EventBus) -> None:
-    """The first call back waits in the mailbox of an instance whose holder calls back, too."""
+    """The first reentrant call waits in the mailbox of an instance whose holder calls back, too."""
     one = await start(broker, bus, "one", "writer", "k")
     await suspend(bus, one, ask_agent("1", "editor", "b", "g0"), ask_agent("2", "desk", "c", "g0"))
     editor, desk = await broker.take(bus), await broker.take(bus)

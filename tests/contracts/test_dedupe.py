@@ -43,7 +43,7 @@ async def test_the_window_keeps_no_long_ids(broker: Broker, bus: EventBus) -> No
     source, event_id = "s" * 4096, "i" * 4096
     await broker.submit(bus, "t", event_id=event_id, source=source)
     assert not (await broker.submit(bus, "t", event_id=event_id, source=source)).started
-    with pytest.raises(Rejected, match="used before with other content"):
+    with pytest.raises(Rejected, match="used before with different content"):
         await broker.submit(bus, "u", event_id=event_id, source=source, digest="other")
     assert (await broker.submit(bus, "v", event_id=event_id + "i", source=source)).started
     assert await complete(bus, await broker.take(bus))
@@ -60,7 +60,7 @@ async def test_the_same_id_with_other_content_is_rejected(broker: Broker, bus: E
     """The error names the field of the id, and nothing changes."""
     await broker.submit(bus, "t")
     before = await broker.snapshot()
-    with pytest.raises(Rejected, match="used before with other content") as error:
+    with pytest.raises(Rejected, match="used before with different content") as error:
         await broker.submit(bus, "u", event_id="event-t", digest="other")
     assert error.value.field == "id"
     assert await broker.snapshot() == before
@@ -77,7 +77,7 @@ async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -
     equal = await broker.submit(bus, "t", event_id="e2", digest="digest-t")
     assert equal == Submitted("t", "accepted", False)
     before = await broker.snapshot()
-    with pytest.raises(Rejected, match="a task t with other content exists") as error:
+    with pytest.raises(Rejected, match="a task t with different content exists") as error:
         await broker.submit(bus, "t", event_id="e3", digest="other")
     assert error.value.field == "task_id"
     assert await broker.snapshot() == before
@@ -92,7 +92,7 @@ async def test_a_random_id_needs_no_place_in_the_window(broker: Broker, bus: Eve
     assert await complete(bus, await broker.take(bus))
     assert await broker.submit(bus, "t", epoch="-") == Submitted("t", "completed", False)
     assert await broker.submit(bus, "t") == Submitted("t", "completed", False)
-    with pytest.raises(Rejected, match="a task t with other content exists"):
+    with pytest.raises(Rejected, match="a task t with different content exists"):
         await broker.submit(bus, "t", epoch="-", digest="other")
     assert await window(broker) == (0, 0)
     await broker.idle()

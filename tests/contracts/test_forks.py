@@ -61,7 +61,7 @@ async def test_a_repeated_fork_starts_nothing(broker: Broker, bus: EventBus) -> 
     await broker.submit(bus, "f", begun=begun())
     before = await broker.snapshot()
     assert await broker.submit(bus, "f", begun=begun()) == Submitted("f", "accepted", False)
-    with pytest.raises(Rejected, match="other content"):
+    with pytest.raises(Rejected, match="different content"):
         await broker.submit(bus, "f", begun=begun(), digest="other")
     assert await broker.snapshot() == before
 

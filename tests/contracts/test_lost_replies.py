@@ -423,7 +423,7 @@ async def test_a_submit_repeated_under_another_task_id_starts_nothing(broker: Br
     before = await broker.snapshot()
     repeated = await broker.submit(bus, "u", event_id="event-t", digest="digest-t")
     assert (repeated.task, repeated.started) == ("t", False)
-    with pytest.raises(Rejected, match="id: the id event-t of source test was used before with other content"):
+    with pytest.raises(Rejected, match="id: the id event-t of source test was used before with different content"):
         await broker.submit(bus, "u", event_id="event-t", digest="other")
     assert await broker.snapshot() == before
 

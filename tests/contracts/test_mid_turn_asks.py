@@ -283,7 +283,7 @@ async def test_a_call_back_learns_who_has_its_instance(broker: Broker, bus: Even
 
 @pytest.mark.parametrize("below", ["fails", "completes"])
 async def test_a_call_back_outlives_the_one_that_it_was_nested_on(broker: Broker, bus: EventBus, below: str) -> None:
-    """Two calls back of one turn: the second one starts when the first one waits, and completes before it."""
+    """Two reentrant calls of one turn: the second one starts when the first one waits, and completes before it."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1", "writer", key="k"), agent("c2", "writer", key="k"), state=b'{"n":1}')
     first = await broker.take(bus)
@@ -296,7 +296,7 @@ async def test_a_call_back_outlives_the_one_that_it_was_nested_on(broker: Broker
 
 
 async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker, bus: EventBus) -> None:
-    """A time limit ended its handler's wait; the call back is still in a handler."""
+    """A time limit ended its handler's wait; the reentrant call is still in a handler."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"))
     editor = await broker.take(bus)
@@ -466,14 +466,14 @@ async def test_the_end_of_a_task_frees_its_requests(broker: Broker, bus: EventBu
     await broker.idle()
 
 
-# -- two calls back into one instance --------------------------------------------------------------------------------
+# -- two reentrant calls into one instance -------------------------------------------------------------------------
 
 
 async def called_back_twice(broker: Broker, bus: EventBus, first: str = "") -> tuple[Delivery, Delivery, Delivery]:
-    """A turn has asked two others, and both call back. The first call back asks the editor, so the second one starts.
+    """A turn has asked two others, and both call back. The first one asks the editor, so the second one starts.
 
-    Returns the first call back, the run that it has asked, and the second call back. `first`: the key of the one that
-    makes the first call back.
+    Returns the first reentrant call, the run that it has asked, and the second one. `first`: the key of the one that
+    makes the first reentrant call.
     """
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1", key=first), agent("c2", "desk"))

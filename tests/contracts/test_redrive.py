@@ -166,7 +166,7 @@ async def test_a_call_that_was_cut_by_the_end_is_not_begun_again(broker: Broker,
 
 
 async def test_a_reopened_run_does_not_bring_back_an_older_state(broker: Broker, bus: EventBus) -> None:
-    """A call back had changed the state before the run failed; others have written it since."""
+    """A reentrant call had changed the state before the run failed; others have written it since."""
     await broker.submit(bus, "t", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", key="k"))
     assert await complete(bus, await broker.take(bus), state=b'{"n":1}')

@@ -293,7 +293,7 @@ async def test_a_nested_run_of_one_that_keeps_the_key_begins_with_the_state_it_l
 
 
 async def test_a_commit_without_the_key_starts_no_nested_call(broker: Broker, bus: EventBus) -> None:
-    """A call back into the key's holder waits for the holder's own commit."""
+    """A reentrant call into the key's holder waits for the holder's own commit."""
     await asleep(broker, bus)
     await broker.submit(bus, "second", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1", "desk", stream="agent"), ask("2"))

@@ -155,7 +155,7 @@ async def test_a_node_is_created_once(state: StateManager) -> None:
     await state.run_node("n")
     again = await state.create_node("n", busi_id="a")
     assert again.status == "RUNNING"
-    with pytest.raises(InvalidInput, match="node_id: a node 'n' with other content exists"):
+    with pytest.raises(InvalidInput, match="node_id: a node 'n' with different content exists"):
         await state.create_node("n", busi_id="b")
 
 

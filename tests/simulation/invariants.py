@@ -409,7 +409,7 @@ def _heard(history: History, id: str, topic: str, source: str, sender: str) -> I
 def _chains(history: History) -> dict[str, list[tuple[str, str]]]:
     """For tasks that answer a step in another partition: the runs that wait for them, as (task, run).
 
-    Such a task may be a call back into an instance that one of those runs holds: its change goes with that run.
+    Such a task may be a reentrant call into an instance that one of those runs holds: its change goes with that run.
     """
     found: dict[str, list[tuple[str, str]]] = {}
     for _, _, args, _ in history.scheduler.log:

@@ -170,7 +170,7 @@ def number(
         .color_mode(BigValueColorMode.VALUE)
         .graph_mode(BigValueGraphMode.AREA if history else BigValueGraphMode.NONE)
         .reduce_options(common.ReduceDataOptions().calcs(["last"]))
-        # Without the NaN the series would end with the last value, and that would stand here as if it were of now.
+        # Without the NaN the series would end with the last value, and that would look like the current value.
         .with_target(_target("A", f"{expr} or vector(NaN)").legend_format(title).range())
     )
     if limits is None:

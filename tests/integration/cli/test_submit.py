@@ -95,7 +95,7 @@ def test_a_task_id_submitted_again_is_the_same_task(weft: Weft) -> None:
         assert weft("submit", "echo", "once", "--task-id", "same-1").out == "once\n"
     other = weft("submit", "echo", "twice", "--task-id", "same-1")
     assert other.status == 1
-    assert "other content" in other.err
+    assert "different content" in other.err
 
 
 def test_limits_end_a_task(weft: Weft) -> None:

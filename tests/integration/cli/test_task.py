@@ -153,7 +153,7 @@ def test_open_questions_are_listed_with_the_commands_that_answer_them(weft: Weft
 
     wrong = weft("task", "signal", "open-1", one, "perhaps")
     assert wrong.status == 1
-    assert wrong.err.startswith("weft task signal: value: is no verdict: send true, false or ")
+    assert wrong.err.startswith("weft task signal: value: is not a verdict: send true, false or ")
     misfit = weft("task", "signal", "open-2", two, "perhaps").err
     assert misfit.startswith('weft task signal: value: "perhaps" is not of type "boolean"')
     edit = '{"verdict": "edit", "value": "final"}'

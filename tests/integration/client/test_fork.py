@@ -273,7 +273,7 @@ async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refuse
             fork = await client.fork("t-1", at="2", input="short", task_id="f-1", store=local.trajectories)
             assert (await fork.result(timeout=60)).value() == "written short"
         assert calls["write short"] == 1
-        with pytest.raises(Rejected, match="other content"):
+        with pytest.raises(Rejected, match="different content"):
             await client.fork("t-1", at="2", input="long", task_id="f-1", store=local.trajectories)
 
 
@@ -399,5 +399,5 @@ async def test_a_fork_emits_only_what_follows_its_step() -> None:
         assert await output_of("3") == []
         assert await output_of("1.1") == ["b0 ", "b1 ", "3 ", "4 ", "5 "]
         assert await output_of("1.1.1") == ["3 ", "4 ", "5 "]
-        with pytest.raises(InvalidInput, match="Output, such as 3e1, is no step"):
+        with pytest.raises(InvalidInput, match="Output, such as 3e1, is not a step"):
             await client.fork("t-1", at="2e4", input="other", store=local.trajectories)

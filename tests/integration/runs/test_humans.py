@@ -150,8 +150,8 @@ async def test_a_bad_answer_on_the_wire_is_rejected_by_its_field_and_the_questio
 
         field, message = await told("perhaps")
         assert field == "data.value"
-        assert "is no verdict" in message
-        with pytest.raises(InvalidInput, match="value: is no verdict"):
+        assert "is not a verdict" in message
+        with pytest.raises(InvalidInput, match="value: is not a verdict"):
             await task.signal(request, 7)
         await task.signal(request, {"verdict": "edit", "value": "final", "reason": "shorter"})
         field, message = await told(True)

@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "digest",
         "if first[2] ~= args[4] then",
         "if false then",
-        "an id that was used with other content is refused",
+        "an id that was used with different content is refused",
         "contracts:dedupe",
     ),
     lua(
@@ -402,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "digest",
         "if place and of ~= digest then",
         "if false then",
-        "an id that was used with other content is refused in every partition",
+        "an id that was used with different content is refused in every partition",
         "contracts:claims",
     ),
     lua(
@@ -458,7 +458,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "other_content",
         "if place then return {digest == wanted and 'elsewhere' or 'taken', field, place, of_claim} end",
         "if place then return {'elsewhere', field, place, of_claim} end",
-        "a submit with other content does not follow a claim",
+        "a submit with different content does not follow a claim",
         "contracts:claims",
     ),
     lua(

@@ -306,8 +306,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         CONSUMER,
         "stopped_first",
-        "        if self._stop.is_set():\n            return  # before",
-        "        if False:\n            return  # before",
+        "        if self._stop.is_set():\n            return  # stopped before",
+        "        if False:\n            return  # stopped before",
         "a consumer that was stopped before it ran begins nothing",
         "contracts:consumer_fences",
     ),

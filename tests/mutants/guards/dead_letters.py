@@ -481,7 +481,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forgets_overrides",
         "[RUN.override_from] = true, ",
         "",
-        "a reopened run does not see the state that calls back had left in its first life",
+        "a reopened run does not see the state that reentrant calls had left in its first life",
         "contracts:reopened_children",
         "contracts:redrive",
     ),

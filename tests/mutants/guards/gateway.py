@@ -686,7 +686,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "app/loading.py",
         "replay_output",
-        "        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the app prints is no part of the result\n",
+        "        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the app's own output is not part of the result\n",
         "",
         "an app that prints can be replayed",
         REPLAYS,

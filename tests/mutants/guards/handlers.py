@@ -441,7 +441,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "copies_of_answered",
         "            await self._end_copies(self._instance, asked_run)\n",
         "",
-        "a call back that a recreated group delivers twice counts once in the caller's object",
+        "a reentrant call that a recreated group delivers twice counts once in the caller's object",
         "unit/integrations/actors:actor",
     ),
     python(

@@ -74,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "opened_again",
         "if string.sub(wait_of(known[2]), 1, 1) ~= WAKES.by_reply then turn.opened = turn.opened + 1 end",
         "",
-        "a call back is delivered while its holder waits for a call of an earlier turn",
+        "a reentrant call is delivered while its holder waits for a call of an earlier turn",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested",
         "if waits_for(holder, task, run) or waits_through(base, holder, context) then",
         "if waits_through(base, holder, context) then",
-        "a call back into a waiting instance is delivered ahead of the mailbox",
+        "a reentrant call into a waiting instance is delivered ahead of the mailbox",
         "contracts:nested_calls",
         "contracts:call_chains",
     ),
@@ -207,7 +207,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested_elsewhere",
         "if waits_for(holder, task, run) or waits_through(base, holder, context) then",
         "if waits_for(holder, task, run) then",
-        "a call back through another partition does not wait for ever",
+        "a reentrant call through another partition does not wait forever",
         "contracts:call_chains",
         "contracts:asked_elsewhere",
     ),
@@ -429,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "asks_below",
         "if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end",
         "if busy then start_nested(base, inst, busy) end",
-        "a turn that asks starts no second call back beside one that runs",
+        "a turn that asks starts no second reentrant call beside one that runs",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -437,7 +437,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "asked_pending",
         "if not known[1] and not known[2] then return false end",
         "if not known[1] then return false end",
-        "a request repeated before its answer leaves the state of a call back",
+        "a request repeated before its answer leaves the state of a reentrant call",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -525,7 +525,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state_to_caller",
         "      if waits_for(all[i], task, run) then return end\n",
         "      do return end\n",
-        "a call back outlives the one that it was nested on, which did not ask for it",
+        "a reentrant call outlives the one that it was nested on, which did not ask for it",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -681,7 +681,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested_only_on_holders",
         "    if KEY.has(holders, args[4] .. '|' .. args[5]) then start_nested(base, instance, holders) end\n",
         "    start_nested(base, instance, holders)\n",
-        "a call back into the key's holder does not start on top of it for the commit of a run without the key",
+        "a reentrant call into the key's holder does not start on top of it for the commit of a run without the key",
         "contracts:released_keys",
     ),
     python(

@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "through",
         "      if waits_through(base, all[i], context) then return end\n",
         "",
-        "the state of a call back through another partition goes to the run that waits for it, and no further",
+        "the state of a reentrant call through another partition goes to the run that waits for it, and no further",
         "contracts:call_chains",
     ),
     python(

@@ -354,7 +354,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "repeat_above",
         "  if nested and not interleaved and KEY.above(holders, ref) then repeat_above(base, holders, ref, state) end\n",
         "",
-        "a call back whose caller has ended before it is handled again, with the state that the caller left",
+        "a reentrant call whose caller has ended before it is handled again, with the state that the caller left",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -362,7 +362,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "repeat_in_flight",
         "  if not in_flight(v[1]) then return end -- its next attempt begins with that state\n",
         "",
-        "a call back that waits for its next attempt is not handled before its time",
+        "a reentrant call that waits for its next attempt is not handled before its time",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -370,7 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "repeat_ending",
         "  if ref == task .. '|' .. FIRST_RUN then return end\n",
         "",
-        "a call back of a task that ends is not handled again",
+        "a reentrant call of a task that ends is not handled again",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -378,7 +378,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "below",
         "    if holder == ref then return below end\n",
         "",
-        "a turn that ends below a call back keeps its state",
+        "a turn that ends below a reentrant call keeps its state",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -386,7 +386,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "known_state",
         "add_answer(turn, step, known[1], known[3])",
         "add_answer(turn, step, known[1])",
-        "a repeated question gets the state that a call back has written",
+        "a repeated question gets the state that a reentrant call has written",
         "contracts:mid_turn_asks",
     ),
     python(
@@ -394,15 +394,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "later_state",
         "if not number or int(number) <= self._state_number:",
         "if not number:",
-        "a replay keeps the state that the last call back has written",
+        "a replay keeps the state that the last reentrant call has written",
         "unit/integrations/actors:actor",
     ),
     python(
         "integrations/actors/actor.py",
         "shared_state",
-        '                return b""  # it would replace what a call back has changed since\n',
+        '                return b""  # it would replace what a reentrant call has changed since\n',
         "                return state\n",
-        "a request takes no state along that the broker has, which a call back may have changed since",
+        "a request takes no state along that the broker has, which a reentrant call may have changed since",
         "unit/integrations/actors:actor",
     ),
     python(
@@ -418,7 +418,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "held_back",
         "if to_process and is_below(base, agent, key, task .. '|' .. run) then",
         "if false then",
-        "a call back goes on when the one on top of it is over",
+        "a reentrant call goes on when the one on top of it is over",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -442,7 +442,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "open_asks",
         "(waiting[2] and tonumber(waiting[3] or '1') > 0)",
         "waiting[2]",
-        "a call back starts when the holder waits",
+        "a reentrant call starts when the holder waits",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -538,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state_kept",
         " and not asked_before(rk, args) then",
         " then",
-        "a repeated request does not overwrite the state that a call back has changed",
+        "a repeated request does not overwrite the state that a reentrant call has changed",
         "contracts:mid_turn_asks",
     ),
     lua(

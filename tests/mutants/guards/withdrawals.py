@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested_first",
         "  if start_nested(base, inst, rest) then return end\n",
         "  start_nested(base, inst, rest)\n",
-        "a holder is not resumed beside the next call back into its instance",
+        "a holder is not resumed beside the next reentrant call into its instance",
         "contracts:nested_calls",
     ),
     lua(

@@ -18,20 +18,14 @@ WeftError                     base of all errors that Weft raises on purpose; th
 ├── LimitExceeded             a task, run or journal would exceed a limit, which the message names
 ├── NotReady                  an attempt needs something that is not available yet: retried without counting
 ├── JobCancelled              the code awaited a job of `ctx.background` that had been cancelled
-├── HookFailed                a hook or a callback failed, and is no guard: its run ends
-├── Divergence                a replay requested a different step than the journal holds
-├── StepError                 a step that the run waited for failed (type and message are recorded)
-│   ├── ToolError             … a tool call
-│   ├── AgentError            … a call of another agent
-│   │   └── Deadlock          … whose instance waits, directly or through others, for the calling run
-│   ├── EngineError           … a compute step
-│   ├── HumanTimeout          … a question that nobody answered in time
-│   ├── ReceiveTimeout        … a message that nobody sent in time
-│   ├── LocalStepError        … a `ctx.step`
-│   └── Denied                … a step that a hook, or the human whom it asked, refused
-└── Outcome                   raised by user code to choose how an attempt ends
-    ├── Retry                 try again, after a delay
-    └── Reject                do not try again: the run fails with this reason
+├── HookFailed a hook or a callback that is not a guard failed: its run ends ├── Divergence a replay requested a
+different step than the journal holds ├── StepError a step that the run waited for failed (type and message are
+recorded) │ ├── ToolError … a tool call │ ├── AgentError … a call of another agent │ │ └── Deadlock … whose instance
+waits, directly or through others, for the calling run │ ├── EngineError … a compute step │ ├── HumanTimeout … a
+question that nobody answered in time │ ├── ReceiveTimeout … a message that nobody sent in time │ ├── LocalStepError … a
+`ctx.step` │ └── Denied … a step that a hook, or the human whom it asked, refused └── Outcome raised by user code to
+choose how an attempt ends ├── Retry try again, after a delay └── Reject do not try again: the run fails with this
+reason
 """
 
 from __future__ import annotations
@@ -133,7 +127,7 @@ class JournalMoved(WeftError):
 
 
 class OutputChanged(WeftError):
-    """A replay has emitted other output than the run before: start the output over, and replay the run."""
+    """A replay has emitted different output from before: start the output over, and replay the run."""
 
     def __init__(self, message: str, attempt: int) -> None:
         super().__init__(message)
@@ -197,7 +191,7 @@ class JobCancelled(WeftError):
 
 
 class HookFailed(WeftError):
-    """A hook or a callback failed, and is no guard. `type` is the class name of its error; its run ends with it."""
+    """A hook or a callback that is not a guard failed: its run ends. `type` is the class name of its error."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(message)
@@ -243,7 +237,7 @@ class StepError(WeftError):
         self.type = type
         self.message = message
         self.output: object = None
-        """The result until then (JSON), if a runner has ended with one."""
+        """The result so far (JSON), if a runner has ended with one."""
         self.chosen = False
         """Whether a runner has chosen this end, so that no code has raised it."""
 

@@ -388,7 +388,7 @@ async def test_a_runtime_without_services_logs_one_warning(
 async def test_a_call_back_into_another_process_shares_the_state(
     runtime: Runtime, valkey: Server, namespace: str
 ) -> None:
-    """Several calls back reach either process, each with its own object."""
+    """Several reentrant calls reach either process, each with its own object."""
     keys = [str(n) for n in range(20)]
     async with Runtime(valkey.url, namespace, services=False) as other:
         for each in (runtime, other):

@@ -221,7 +221,7 @@ def test_a_terminal_asks_while_other_output_goes_on(tmp_path: Path) -> None:
         os.write(parent, b"Ada\n")
         until("Sure?", "(yes or no) >")
         os.write(parent, b"perhaps\n")
-        until("is no verdict")
+        until("is not a verdict")
         os.write(parent, b"yes\n")
         until("ENDED Ada approve ticked")
         assert process.wait(timeout=60) == 0

@@ -190,7 +190,7 @@ async def test_the_commit_names_the_answers_that_the_handler_has_used() -> None:
 
 
 async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
-    """Two calls back changed the state while the handler waited for both; the first one ended last."""
+    """Two reentrant calls changed the state while the handler waited for both; the first one ended last."""
     seen: list[bytes] = []
 
     async def catch_up(state: bytes) -> None:
@@ -214,7 +214,7 @@ async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
 
 
 async def test_a_copy_of_an_answered_request_leaves_the_object_before_its_caller_continues() -> None:
-    """A recreated group delivered a call back to this process, too, while another one handled it."""
+    """A recreated group delivered a reentrant call to this process, too, while another one handled it."""
     events: list[str] = []
     began = asyncio.Event()
     request = MessageEnvelope(message_id="1")
@@ -248,7 +248,7 @@ async def test_a_copy_of_an_answered_request_leaves_the_object_before_its_caller
 
 
 async def test_a_request_takes_the_state_along_if_it_has_changed() -> None:
-    """Between two requests, a call back by the first one may have changed the state on the broker."""
+    """Between two requests, a reentrant call by the first one may have changed the state on the broker."""
     log: list[str] = []
 
     async def handle(run: ActorRun) -> None:
@@ -262,7 +262,7 @@ async def test_a_request_takes_the_state_along_if_it_has_changed() -> None:
 
 
 async def test_a_concurrent_request_waits_until_the_broker_has_the_state() -> None:
-    """If the first one fails, the second one must not start a call back without the state."""
+    """If the first one fails, the second one must not start a reentrant call without the state."""
 
     async def handle(run: ActorRun) -> None:
         await asyncio.gather(

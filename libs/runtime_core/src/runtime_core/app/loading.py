@@ -61,7 +61,7 @@ def replay(reference: str) -> None:
     """Check the app's code against the recorded task on standard input, and write the result to standard output.
 
     Both are JSON: a `TaskTrajectory`, and a `Check` or `{"error": …}` if the app cannot be loaded. The gateway runs
-    this in a process of its own.
+    this in a separate process.
     """
     import resource  # Windows has none
 
@@ -69,7 +69,7 @@ def replay(reference: str) -> None:
     from runtime_core.trajectory.reading import TaskTrajectory
 
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as result:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the app prints is no part of the result
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the app's own output is not part of the result
         resource.setrlimit(resource.RLIMIT_DATA, (REPLAY_MAX_BYTES, REPLAY_MAX_BYTES))
         recorded = msgspec.json.decode(sys.stdin.buffer.read(), type=TaskTrajectory)
         found = Check()

@@ -382,7 +382,7 @@ class FailureVerbs(Partition):
         Returns False if it was started before. Returns None if it must not run: it has its result, this is a late copy
         of its entry, or its task has ended.
         """
-        # The same mark if this handling repeats the command, another one if this owner gets the delivery twice.
+        # The same mark if this handling repeats the command, a different one if this owner gets the delivery twice.
         word = delivery.mark or secrets.token_hex(8)
         reply = await self.call(
             "mark_started", self.owner, delivery.task, delivery.run, delivery.stream, delivery.entry,

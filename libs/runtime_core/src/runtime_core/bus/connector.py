@@ -124,7 +124,7 @@ class Address:
 def parse_address(url: str) -> Address:
     """Parse `redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://a:26379,b:26379/master/0`, with redis-py.
 
-    Raises ConfigurationError naming WEFT_REDIS_URL, also for mistakes that redis-py ignores. The error shows no part of
+    Raises ConfigurationError naming WEFT_REDIS_URL, even for mistakes that redis-py ignores. The error shows no part of
     the URL that may belong to a password.
     """
     parts = _split(url)
@@ -191,7 +191,7 @@ def _read(parts: SplitResult) -> dict[str, Any]:  # Any: as Options
     # redis-py takes database 0 if it cannot parse the path, and 12 for /1/2.
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
     if path and ("db" not in options or "/" in path):
-        raise _wrong("the database behind the last / is not a number, as in …:6379/0")
+        raise _wrong("the database after the last / is not a number, as in …:6379/0")
     return options
 
 
@@ -241,7 +241,7 @@ class Connector:
         self._place: Place | None = None
         """The server of the slot in the Cluster; None: look it up, or use the address."""
         self._closing: asyncio.Task[None] | None = None
-        """Closes the connections of the last look at the Cluster. Kept here: the event loop holds its tasks weakly."""
+        """Closes the connections that last read the Cluster. Kept here: the event loop holds its tasks weakly."""
 
     async def open(self) -> AbstractConnection:
         """Connect, authenticate and check that the server is ready. Raises OSError or ServerError."""

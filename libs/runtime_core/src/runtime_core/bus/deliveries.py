@@ -1,4 +1,4 @@
-"""Verbs by which an owner gets deliveries (read, reopen, adopt, load), and keeps its place (heartbeat, lead, leave)."""
+"""Verbs of an owner, to get deliveries (read, reopen, adopt, load) and to keep its place (heartbeat, lead, leave)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class BranchOutput(msgspec.Struct):
     recorded: int = 0
     """How many of its pieces have their rows on the record."""
     checksum: int | None = None
-    """Of these pieces; None: not known, as in a fork."""
+    """The checksum of these pieces; None: not known, as in a fork."""
 
 
 class StoredOutput(msgspec.Struct):
@@ -148,7 +148,7 @@ class RunFields(msgspec.Struct):
     state: bytes = b""
     """The instance's state at the start of the run."""
     holders: list[str] = []
-    """Of a nested run: who has its instance, this run too, as `task|run`."""
+    """For a nested run: the holders of its instance, itself included, as `task|run`."""
     header: str = ""
     """The task's."""
     data: bytes = b""

@@ -34,7 +34,7 @@ PORT_TRIES = 200
 RESTART_FIRST_SECONDS, RESTART_LONGEST_SECONDS = 0.1, 5.0
 
 MALLOC = "glibc.malloc.tcache_count=4096"
-"""The wheel's server uses libc's allocator, which takes a third of its time; this setting makes it cheaper."""
+"""The wheel's server uses libc's allocator, which takes a third of its time; this setting reduces that."""
 MIMALLOC = "cmeel.prefix/lib/libmimalloc.so"
 """An allocator with which the server needs a fifth less time. The package `cmeel-mimalloc` puts it below `sys.path`."""
 
@@ -138,7 +138,7 @@ class EmbeddedServer:
             self._lock = None
 
     async def keep(self) -> None:
-        """Restart the server on the same port whenever it exits by itself. Runs until it is cancelled."""
+        """Restart the server on the same port whenever it exits on its own. Runs until it is cancelled."""
         pause = RESTART_FIRST_SECONDS
         while self._process is not None:
             began = time.monotonic()

@@ -184,7 +184,7 @@ def _calls(source: str) -> set[str]:
 def _groups(exported: dict[str, list[str]], used: dict[str, frozenset[str]]) -> dict[str, list[str]]:
     """Return shared files that only functions use, each with these functions. A function is in at most one group.
 
-    A group gets a block of its own, since Lua allows 200 local names at a time at the top of a script.
+    Each group gets its own block, since Lua allows 200 local names at a time at the top of a script.
     """
     groups: dict[str, list[str]] = {}
     grouped: set[str] = set()

@@ -56,7 +56,7 @@ async def open_namespace(
     """Check the server and the namespace, and return the keys of each partition.
 
     Stores `limits` (retention, stream_max, …), if given, for the functions of the bus. Raises ConfigurationError, in
-    one line, if the server evicts keys or is too old, if the namespace has another number of partitions or a newer
+    one line, if the server evicts keys or is too old, if the namespace has a different number of partitions or a newer
     format, and if the broker's user lacks rights.
     """
     await _check_policy(transport)
@@ -146,7 +146,7 @@ def _remedy(cause: BaseException | None, address: Address) -> str:
         case ServerError() if said.startswith(("WRONGPASS", "NOAUTH", "ERR invalid password", "ERR AUTH")):
             return "correct user and password in it, as in redis://<user>:<password>@host:port"
         case ServerError() if "DB index" in said:
-            return "correct the database behind the last /"
+            return "correct the database after the last /"
         case ServerError() if said.startswith("LOADING"):
             return "it is still loading its data: try again in a moment"
         case ServerError():

@@ -174,7 +174,7 @@ async def private_server(url: str = MEMORY) -> str:
 
 
 def why_lost() -> str:
-    """Why the server of this process has ended by itself; empty while it runs."""
+    """Why the server of this process has ended on its own; empty while it runs."""
     return "" if _server is None else _server.why_lost
 
 

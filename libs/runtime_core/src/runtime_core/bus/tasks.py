@@ -475,7 +475,7 @@ class _SubmitAttempt:
         return await self._buses[self._target].submit(self.new)
 
     async def settle(self, found: Misplaced) -> int:
-        """Return the partition to try next. Raises Rejected if another submit has used the id for other content."""
+        """Return the partition to try next. Raises Rejected if another submit has used the id for different content."""
         field = found.field
         if found.again:
             await self._free(field, self._tokens[field])
@@ -512,5 +512,5 @@ class _SubmitAttempt:
 
 def _used(new: Submission, field: str) -> str:
     if field == "task_id":
-        return f"a task {new.task_id} with other content exists"
-    return f"the id {new.event_id} of source {new.source} was used before with other content"
+        return f"a task {new.task_id} with different content exists"
+    return f"the id {new.event_id} of source {new.source} was used before with different content"

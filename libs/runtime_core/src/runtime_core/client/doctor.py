@@ -370,7 +370,7 @@ async def waits(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     """Find messages of agents that wait for a busy agent, or for one that no process runs."""
     found = await find_lasting_waits(opened.buses)
     for wait in found:
-        # Only the handler's own code knows whether it waits for one of these messages: a long one is no defect.
+        # Only the handler's own code knows whether it waits for one of these messages: a long wait is not a defect.
         remedy = (
             "start a process that registers it, or drop it"
             if wait.unserved

@@ -353,7 +353,7 @@ async def plan_fork(
         raise InvalidInput(
             "at",
             f"{quoted(at)} is not a step, such as 3.0.1, or 2/1 for step 1 of the run that step 2 started; "
-            "`weft trajectory show` lists them. Output, such as 3e1, is no step",
+            "`weft trajectory show` lists them. Output, such as 3e1, is not a step",
         )
     known = await store.task(namespace, origin) if store is not None else None
     runs, context = await on_broker(bus, namespace, origin, known)

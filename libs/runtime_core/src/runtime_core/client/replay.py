@@ -113,7 +113,7 @@ class ReplayRun(Run):
 
     It ends before step `until`, at a step without a recorded result, and at a step that differs from the recorded
     one; then `stopped_at` or `diverged` is set. If `by_place` is False, a step gets the first unused result of an
-    equal request, so that other code than the recorded code can run.
+    equal request, so that code that differs from the recorded code can run.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ReplayRun(Run):
         self.notes: list[tuple[str, object]] = []
         """What `ctx.note` has written, in order: the step's id and the value."""
         self._pieces_left = sum(recorded.emitted_before(None).values()) + (0 if by_place else JOURNAL_LIMIT)
-        """How many pieces of output the code may emit: as many as recorded, and other code some more."""
+        """How many pieces of output the code may emit: as many as recorded, and changed code some more."""
         self._by_question: Mapping[str, deque[RecordedStep]] | None = None if by_place else _questions(recorded)
 
     def find(self, step: StepOfRun) -> bytes | None:
@@ -492,9 +492,9 @@ async def check(
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Check:
-    """Run the code of an app on recorded tasks, and report where it would request other steps than they did.
+    """Run the code of an app on recorded tasks, and report where it would request different steps.
 
-    It calls no tool, agent or model. A changed result of a run is no difference, since no running task has it yet.
+    It calls no tool, agent or model. A changed result of a run is not a difference, since no running task has it yet.
 
     Args:
         since: Only tasks that ended at or after this time (with a time zone), or that long ago; None: all.

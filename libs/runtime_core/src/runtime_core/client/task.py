@@ -46,7 +46,7 @@ WINDOW_EVENTS = 1_000
 WINDOW_BYTES = 1024 * 1024
 """The most bytes of these events."""
 TASKS_PAGE = 500
-"""Open tasks that one read looks at for questions."""
+"""How many open tasks one read searches for questions."""
 IDLE_MS = 1_000
 """How often a tail without new entries looks whether the task has ended in another way."""
 
@@ -281,7 +281,7 @@ async def open_questions(
 async def _questions_after(
     bus: EventBus, after: _QuestionPlace, limit: int, tenant: str
 ) -> list[tuple[_QuestionPlace, Row]]:
-    """Return questions of a partition behind a place: at least `limit` of them, if there are so many."""
+    """Return questions of a partition after a place: at least `limit` of them, if there are that many."""
     found: list[tuple[_QuestionPlace, Row]] = []
     call, keys = bus.transport.call, bus.keys
     index, prefix = (keys.open_tasks_of(tenant), f"{tenant}.") if tenant else (keys.open_tasks, "")
@@ -463,7 +463,7 @@ class TaskHandle:
     async def has_ended_at(self, entry_id: str, *, without_entry: bool = False) -> bool:
         """Return whether the task has ended and this entry of its stream is its final event.
 
-        With `without_entry` the final event came behind this entry and has none of its own.
+        With `without_entry` the final event followed this entry and has no entry itself.
         """
         bus = self._partition.bus
         status = cast(bytes | None, await bus.transport.call("HGET", bus.keys.task(self.task_id), "status"))

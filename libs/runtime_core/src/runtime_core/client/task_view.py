@@ -193,7 +193,7 @@ async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
     the earlier ones failed.
 
     The journal has only the digest of an open call, so its entry is looked for: among those that handlers hold, then
-    among the first that nobody has read. Of a call behind them nothing is known.
+    among the first that nobody has read. About a call after these nothing is known.
     """
     open_calls = {
         f"{wait['run']}/{wait['step']}": wait for wait in waits if wait["kind"] == "tool" and "name" not in wait
@@ -383,11 +383,11 @@ class TaskPage:
     `parked` is true if the task's first run is parked.
     """
     cursor: str
-    """Continues behind this page; empty at the end of the list. A page may have fewer tasks than asked for."""
+    """The cursor of the next page; empty at the end of the list. A page may have fewer tasks than requested."""
 
     @property
     def reached_ms(self) -> int:
-        """When the last task was created that the page has looked at; 0 at the end of the list."""
+        """When the last task that the page has read was created; 0 at the end of the list."""
         return _place_in(self.cursor)[0] if self.cursor else 0
 
 
@@ -409,7 +409,7 @@ async def list_tasks(
     and the page ends.
 
     A cursor names a place in this order, not a number of tasks: new tasks and deleted ones move no other task to
-    another page. Raises InvalidInput (`cursor`) for a text that is no cursor.
+    another page. Raises InvalidInput (`cursor`) for text that is not a cursor.
     """
     after = _place_in(cursor) if cursor else None
     share = seconds / len(buses)
@@ -434,7 +434,7 @@ class _Scan:
     inputs: Inputs | None
     found: list[tuple[Place, Row]] = field(default_factory=list)
     stopped: Place | None = None
-    """The last place that it has looked at; None if there are no more."""
+    """The last place that it has read; None if there are no more."""
 
     async def run(self, limit: int, deadline: float) -> _Scan:
         most, together = (MAX_SEARCHED, _SEARCHED_TOGETHER) if self.wanted.text else (MAX_SCANNED, _READ_TOGETHER)

@@ -30,7 +30,7 @@ WITHDRAWN = "withdrawn:"
 """The prefix of a task in a heartbeat's reply if nobody wants its answer, but it continues (`withdraw_request.lua`)."""
 RECALL_PAGE = 1000
 _REFILLED = (GROUPS["agent"], GROUPS["tool"])
-"""The groups for whose streams tasks and calls wait."""
+"""The groups whose streams have queues of waiting tasks and calls."""
 
 
 class Consumer:
@@ -63,7 +63,7 @@ class Consumer:
         `stall_seconds`: how long the held deliveries may make no progress before the consumer counts as stalled; None:
         the longer of 30 seconds and ten leases.
 
-        `work_seconds`: how long one delivery may run. This time is no stall.
+        `work_seconds`: how long one delivery may run. That time does not count as a stall.
         """
         self._bus = bus
         self._streams = list(streams)
@@ -105,12 +105,12 @@ class Consumer:
     async def run(self) -> None:
         """Work until `stop`."""
         if self._stop.is_set():
-            return  # before this task began: nothing would end its loops
+            return  # stopped before this task began: nothing would end its loops
         loop = asyncio.get_running_loop()
         self._loops = [
-            loop.create_task(self._beating(), name="heartbeat"),
-            loop.create_task(self._tending(), name="adopt and reconcile"),
-            loop.create_task(self._promoting(), name="promote timers"),
+            loop.create_task(self._send_heartbeats(), name="heartbeat"),
+            loop.create_task(self._adopt_and_reconcile(), name="adopt and reconcile"),
+            loop.create_task(self._promote_timers(), name="promote timers"),
         ]
         self._reading = loop.create_task(self._read(), name="read")
         await self._stop.wait()
@@ -118,7 +118,7 @@ class Consumer:
             raise self._failure
 
     async def add_streams(self, streams: Sequence[str]) -> None:
-        """Read these streams, too."""
+        """Read these streams as well."""
         new = [stream for stream in streams if stream not in self._streams]
         if not new:
             return
@@ -163,7 +163,7 @@ class Consumer:
                 await self._bus.leave(unknown)
 
     async def beat_beside(self, connect: Callable[[], Awaitable[Transport]], lasts: Callable[[], bool]) -> None:
-        """Send heartbeats from the loop of another thread while `lasts` returns True, over a connection of its own."""
+        """Send heartbeats from the loop of another thread while `lasts` returns True, over a separate connection."""
         transport = await connect()
         try:
             await self._owner.beat_beside(EventBus(transport, self._bus.keys), lasts)
@@ -262,7 +262,7 @@ class Consumer:
 
     # -- keeping -----------------------------------------------------------------------------------------------
 
-    async def _beating(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Send heartbeats, and stop running work of the tasks that they report."""
         interval = self._lease / BEATS_PER_LEASE
         while True:
@@ -321,7 +321,7 @@ class Consumer:
                 break
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 
-    async def _tending(self) -> None:
+    async def _adopt_and_reconcile(self) -> None:
         """Adopt from dead owners. Once per lease, and after each reconnect, reconcile with the group's pending list."""
         loop = asyncio.get_running_loop()
         reconnects, reconciled_at = self._bus.transport.reconnects, 0.0
@@ -432,7 +432,7 @@ class Consumer:
         await self._in_flight.bury(delivery.stream, delivery.entry, why, "poison")
         await self._bus.leave_quarantine(delivery)
 
-    async def _promoting(self) -> None:
+    async def _promote_timers(self) -> None:
         while True:
             try:
                 done, _ = await self._bus.promote()

@@ -142,7 +142,7 @@ class Failed:
     ends_task: bool = False
     """The task exceeded a limit: the whole task ends, whichever of its runs this is."""
     output: bytes = b""
-    """The result until then (JSON); empty: none."""
+    """The result so far (JSON); empty: none."""
     spends: list[UsageReport] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     journaled: list[JournaledStep] = field(default_factory=list)

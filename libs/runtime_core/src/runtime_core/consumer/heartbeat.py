@@ -56,7 +56,7 @@ class Owner:
         self._further: set[asyncio.Task[object]] = set()
         """Heartbeats that were sent while a reply was late, and have no reply yet."""
         self._waits = 0
-        """How many parts of a lease the last answer took. A blocked event loop is none of them."""
+        """How long the last answer took, in parts of a lease, without the time that the event loop was blocked."""
         self._logged_slow = -SLOW_LOG_SECONDS
 
     @property
@@ -96,7 +96,7 @@ class Owner:
         return [task for task in stopped if task not in before]
 
     async def beat_beside(self, bus: EventBus, lasts: Callable[[], bool]) -> None:
-        """Send heartbeats while `lasts` returns True, from the loop of another thread, whose `bus` this is.
+        """Send heartbeats while `lasts` returns True, from the loop of another thread, over that thread's `bus`.
 
         Raises Fenced if this owner was declared dead.
         """

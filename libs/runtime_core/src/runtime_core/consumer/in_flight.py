@@ -67,7 +67,7 @@ class Handling(asyncio.Task[None]):
         return super().cancel(msg)
 
     def withdraw(self, why: str | None) -> None:
-        """Cancel it for Weft, also from the context of another delivery."""
+        """Cancel it for Weft, even from the context of another delivery."""
         self.withdrawn = True
         super().cancel(why)
 

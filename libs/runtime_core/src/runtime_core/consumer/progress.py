@@ -31,9 +31,9 @@ REMEDY = (
     "between"
 )
 """Fits agents and tools: an agent itself is always async."""
-LOCK_REMEDY = "give the C code that it calls less to do at once, or run it in a process of its own"
+LOCK_REMEDY = "give the C code that it calls less to do at once, or run it in a separate process"
 COMPUTED_PART = 1 / 10
-"""A process that was late by itself, not paused or short of processors, has computed for this part of the time."""
+"""A delayed process that used a CPU for at least this part of the delay was computing, not paused."""
 MAX_SILENCED = 1000
 STACK_FRAMES = 20
 IN_FLIGHT = "runtime_core.consumer.in_flight"
@@ -76,7 +76,7 @@ class ProgressWatch:
     """Unhealthy when work has waited without progress for longer than `limit_seconds`.
 
     An idle process is healthy. So is one that waits for its broker: that time does not count. Nor does the time that
-    one piece of work may take, `work_seconds`: a slow tool is no defect. `monotonic` returns seconds.
+    one piece of work may take, `work_seconds`: a slow tool is not a defect. `monotonic` returns seconds.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ _RUNTIME = str(Path(__file__).parent.parent)
 _PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _LIBRARIES = (_RUNTIME, *_PYTHON, *_PACKAGES)
-"""Where the code lies that users did not write."""
+"""The folders of code that users did not write."""
 
 
 def failed_from(error: Exception, *, repeatable: bool = True) -> Failed:
@@ -290,7 +290,7 @@ async def hand_back(bus: EventBus, delivery: Delivery, seconds: float = LACKING_
 
 
 class _LimitKeys(msgspec.Struct):
-    """The members of a context that limits count by."""
+    """The members of a context by which limits count."""
 
     tenant: str = ""
     session_id: str = ""
@@ -509,7 +509,7 @@ class Calls:
         row.owner = self._bus.owner
         row.cause = delivery.entry.decode()
         row.usage = used.amounts
-        if delivery.kind == "call" and delivery.step:  # redriven with other data than the code requested
+        if delivery.kind == "call" and delivery.step:  # redriven with data that the code did not request
             row.attributes = {steps.DIGEST: delivery.step}
         if delivery.errors:
             row.errors = msgspec.json.decode(delivery.errors, type=list[steps.StepError])

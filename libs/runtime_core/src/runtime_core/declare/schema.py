@@ -497,7 +497,8 @@ def _lacking(schema: Any, path: Sequence[str], shared: Any) -> tuple[str, list[s
 
 
 def tagged_schema(messages: Mapping[str, TypeAdapter[object]]) -> Schema:
-    """Return the JSON schema of `{"type": name, "data": …}` for these messages; for a single one, also of its data."""
+    """Return the JSON schema of `{"type": name, "data": …}` for these messages; for a single one, or of its data
+    alone."""
     mode: Literal["validation"] = "validation"
     inputs = [(name, mode, adapter) for name, adapter in messages.items()]
     schemas, shared = TypeAdapter.json_schemas(inputs)

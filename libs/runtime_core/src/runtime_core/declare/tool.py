@@ -119,7 +119,7 @@ class ToolContext:
     def spend(self, *, model: str = "", **amounts: float) -> None:
         """Report usage, as in `spend(tokens=812, cost=0.004, model="…")`. Several reports add up.
 
-        The usage is added to the task's when the attempt ends, also by an error. Raises InvalidInput (`spend.…`).
+        The usage is added to the task's when the attempt ends, even with an error. Raises InvalidInput (`spend.…`).
         """
         self._spent.append(Usage.of(amounts, model))  # a single append, safe from any thread
 
@@ -229,7 +229,7 @@ async def run_in_thread(
     """Run a plain function in `threads`, with a time limit that includes the wait for a free thread.
 
     A function that exceeds the limit, or whose call is cancelled, keeps running in its thread. Then `on_abandon` is
-    called, which can tell the function, and `abandoned` counts it until it ends.
+    called, which can notify the function, and `abandoned` counts it until it ends.
     """
     work = threads.submit(contextvars.copy_context().run, _guarded, what, function)
     try:
@@ -261,7 +261,7 @@ def _guarded(what: str, function: Callable[[], object]) -> object:
 
 
 def _no_exception(what: str, error: BaseException) -> RuntimeError:
-    return RuntimeError(f"{what} raised {type(error).__name__}, which is no Exception")
+    return RuntimeError(f"{what} raised {type(error).__name__}, which is not an Exception")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

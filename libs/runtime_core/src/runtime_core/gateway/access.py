@@ -84,7 +84,7 @@ REPLAY_RESULT_MAX_BYTES = 1024 * 1024
 
 
 class Replays:
-    """Runs recorded tasks through the code of the app, each in a process of its own, which this one outlives."""
+    """Runs recorded tasks through the code of the app, each in a separate process that ends before this one."""
 
     def __init__(self, app: str, seconds: float = REPLAY_SECONDS) -> None:
         """`app` is `package.module:app`; empty: none is set."""
@@ -428,7 +428,7 @@ class Access:
     # -- schedules ---------------------------------------------------------------------------------------------
 
     async def schedules(self, caller: Caller, limit: int, after: str = "") -> list[Row]:
-        """Return schedules by id, behind the id `after`."""
+        """Return the schedules that follow the id `after`, sorted by id."""
         own = f"{caller.tenant}." if caller.tenant else ""
         return [each.describe() for each in await self._schedules().all(own, after, limit)]
 

@@ -191,7 +191,7 @@ def _digest(text: str) -> str:
 
 
 def _read(data: bytes) -> ApiKey | None:
-    """Return a stored key; None if a newer release wrote it in another format."""
+    """Return a stored key; None if a newer release wrote it in a different format."""
     try:
         return msgspec.json.decode(data, type=ApiKey)
     except msgspec.MsgspecError:
@@ -316,7 +316,7 @@ class Tokens:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:  # Any: JSON
-    """Return a claim; in a name that is no claim, dots lead into objects, as in `realm_access.roles`."""
+    """Return a claim. If no claim has this name, its dots lead into objects, as in `realm_access.roles`."""
     if name in claims:
         return claims[name]
     found: object = claims
@@ -450,7 +450,7 @@ class CodeLogin:
         claims = await self._id_tokens.claims(own)
         if not hmac.compare_digest(str(claims.get("nonce")).encode(), attempt.nonce.encode()):
             raise TokenRefused("the identity provider answered another login: log in again")
-        # The access token has the roles with most providers, but may be of a format of its own.
+        # With most providers the access token has the roles, but it may have a proprietary format.
         for token in (str(answer.get("access_token") or ""), own):
             try:
                 if token.count(".") == 2 and (await self.tokens.caller(token)).roles:

@@ -132,7 +132,7 @@ def _submit() -> Json:
         "operationId": "submit",
         "summary": "Start a task",
         "description": "A repeat with the same Idempotency-Key and content returns the first one's task and starts "
-        "nothing. With other content it is refused (409).",
+        "nothing. With different content it is refused (409).",
         "parameters": [idempotency_key(), traceparent()],
         "requestBody": body_of(
             ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
@@ -424,9 +424,8 @@ Output of a run with a higher `attempt` replaces the output of its lower attempt
 
 No event says that a question was answered or has expired: read the task again, whose `questions` are the open ones.
 
-The id is that of the stream's entry; send it as `Last-Event-ID` to continue behind it. An id that is later than the
-last event, as after a broker has lost its last second, starts the stream from its beginning: forget the ids that you
-have.
+The id is that of the stream's entry; send it as `Last-Event-ID` to resume after it. An id that is later than the last
+event, as after a broker has lost its last second, starts the stream from its beginning: forget the ids that you have.
 
 The `EventSource` of browsers sends no `Authorization`: read the stream with `fetch` instead."""
 

@@ -205,7 +205,7 @@ def _replay() -> Json:
             *WITH_BODY, PARAMETER, NO_TASK, NO_TRAJECTORY, CONFLICT, NO_STORE, NO_APP, REPLAY,
         ),
         "description": "The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
-        "in a process of its own, for at most 30 seconds; a replica runs two at once, and one for a tenant. `runs` "
+        "in a separate process, for at most 30 seconds; a replica runs two at once, and one for a tenant. `runs` "
         "were compared, `skipped` were not. `further` are steps that the code adds after the end of a run.",
         "requestBody": body_of(object_of({}), {}, required=False),
     }  # fmt: skip

@@ -169,7 +169,7 @@ def delta_schema() -> Json:
             "seq": {"type": "integer", "description": "Counts within the task."},
             **{name: {"const": True, "description": text} for name, text in marks.items()},
             "text": {"type": "string"},
-            "value": {"description": "Output that is no text: any other JSON."},
+            "value": {"description": "Output that is not text: any other JSON."},
         },
         "task_id", "run_id", "attempt", "seq",
     )  # fmt: skip

@@ -137,7 +137,7 @@ def problem_of(error: Exception) -> Problem | None:
         if error.retry_after_seconds is not None:
             return Problem(OVERLOADED, error.message, "", error.retry_after_seconds)
         if error.field == "id":
-            return Problem(CONFLICT, "was used before with other content", "Idempotency-Key")
+            return Problem(CONFLICT, "was used before with different content", "Idempotency-Key")
         if error.field == "task_id":
             return Problem(CONFLICT, error.message, error.field)
     if isinstance(error, InvalidInput):
@@ -330,7 +330,7 @@ async def read_form(request: Request, limits: Limits, most: int) -> dict[str, li
     try:
         return parse_qs(data.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict")
     except ValueError:
-        raise Problem(BODY, f"the body is no form of at most {FIELDS_MAX} fields in UTF-8") from None
+        raise Problem(BODY, f"the body is not a form of at most {FIELDS_MAX} fields in UTF-8") from None
 
 
 def _too_large(most: int) -> Problem:

@@ -1,6 +1,6 @@
 """The routes of tasks: submit (also as CloudEvents), list, show, cancel, answer, and the events of a task.
 
-A reader of events (server-sent events) continues behind any of them with `Last-Event-ID`.
+A reader of events (server-sent events) resumes after any of them with `Last-Event-ID`.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class EventRoutes:
             return await self._access.start(caller, self._submission(caller, event, trace))
         except Rejected as error:
             if error.field == "id" and error.retry_after_seconds is None:
-                raise Problem(CONFLICT, "was used before with other content", "id") from None
+                raise Problem(CONFLICT, "was used before with different content", "id") from None
             raise
 
     def _submission(self, caller: Caller, event: BaseCloudEvent, trace: str) -> Submission:
@@ -339,12 +339,12 @@ HEARTBEAT_SECONDS = 15.0
 RETRY_MS = 1000
 """How long an EventSource waits before it connects again."""
 END = "-end"
-"""Follows the id of the last event in that of a final event without an entry: the task has no stream of its own."""
+"""Ends the id of a final event that has no entry, because the task has no stream. The last event's id precedes it."""
 MODES = tuple(mode.value for mode in StreamingMode)
 
 
 class StreamRoutes:
-    """What the route of events does. `stopping` ends all streams: readers continue at another replica."""
+    """The route of events. `stopping` ends all streams, and readers resume at another replica."""
 
     def __init__(self, access: Access, limits: Limits, stopping: asyncio.Event) -> None:
         self._access = access

@@ -340,7 +340,7 @@ class _Process:
         endpoint = Endpoint(self._settings.metrics_host, port, routes)
         try:
             await endpoint.start()
-        except (OSError, UnicodeError) as error:  # UnicodeError: the text is no host name
+        except (OSError, UnicodeError) as error:  # UnicodeError: the text is not a host name
             host = self._settings.metrics_host
             if (
                 not isinstance(error, OSError)

@@ -1,6 +1,6 @@
 """`weft up`: all services on this machine, and an embedded broker unless the settings name one, until Ctrl-C.
 
-With `--reload` it checks a changed app in a process of its own, and then restarts the services of the app.
+With `--reload` it checks a changed app in a separate process, and then restarts the services of the app.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One attempt at a model call: the request as it is recorded, the function of the step, and what its outcome means.
 
 Decisions that depend on clocks, gates and settings are made here and recorded with the step, so that a replay makes the
-same ones, even with another version of the code.
+same ones, even with a different version of the code.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class Job(OwnFlowOnly, Generic[T]):
             self.run.join(branch, self._branch)
 
     def cancel(self) -> Cancellation:
-        """Stop the job, also without `await`. Awaited, return True, or False if it had ended.
+        """Stop the job, even without `await`. Awaited, return True, or False if it had ended.
 
         This is a step: a replay gets the same answer.
 
@@ -294,7 +294,7 @@ class Job(OwnFlowOnly, Generic[T]):
 
 
 class Cancellation:
-    """The end of a job, which begins when it is created. `await` returns whether it has stopped the job."""
+    """Stops a job as soon as it is created. `await` returns whether it has stopped the job."""
 
     __slots__ = ("_branch", "_job", "_place", "_task", "_wait")
 

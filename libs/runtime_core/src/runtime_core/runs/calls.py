@@ -207,8 +207,8 @@ class QuestionStep(RequestStep[Any]):  # Any: of the question's type, or whateve
         expected: AnswerType | None = None,
         as_json: bool = False,
     ) -> None:
-        """`as_json`: the result is the answer's JSON, also if it has a type."""
-        # The terms are the key, so that questions with other terms have another digest. The type is none of them.
+        """`as_json`: the result is the answer's JSON, even if it has a type."""
+        # The terms are the key, so that questions with different terms have different digests. The type is not a term.
         super().__init__(run, branch, "human", prompt, f"{timeout_ms} {default!r}", data)
         self.expected = None if as_json else expected
         self.request = Question(
@@ -237,7 +237,7 @@ class ApprovalQuestion(RequestStep[Approval]):
     def __init__(
         self, run: Execution, branch: Branch, prompt: str, *, data: bytes, timeout_ms: int | None, default: bool | None
     ) -> None:
-        # Used as the key, as for other questions: other terms give another digest.
+        # Used as the key, as for other questions: different terms give a different digest.
         super().__init__(run, branch, "human", prompt, f"{VERDICT} {timeout_ms} {default}", data)
         answer = None if default is None else codec.encode(default)
         self.request = Question(
@@ -313,8 +313,8 @@ def room(run: Execution) -> Generator[Any, None, None]:  # Any: asyncio's protoc
 class Emit(Outgoing[None]):
     """A piece of output (text or any JSON value). Its name is `emit`, or `chunk` for a piece of a longer output.
 
-    It is no step: the journal does not hold it, and no limit of steps counts it. Its id is `<step>e<number>`: the step
-    of its branch that precedes it, and its number among the branch's pieces. So code may emit any number of pieces
+    It is not a step: the journal does not hold it, and no limit of steps counts it. Its id is `<step>e<number>`: the
+    step of its branch that precedes it, and its number among the branch's pieces. So code may emit any number of pieces
     between two steps.
     """
 

@@ -315,8 +315,8 @@ class TurnPort:
     async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
         """Store the turn's steps again, and its deltas: the broker may have lost them with its last writes.
 
-        Returns the limit that the task exceeds now (empty: none). Raises JournalMoved if another process has stored
-        another result meanwhile, and TurnTaken if it is still in this turn.
+        Returns the limit that the task exceeds now (empty: none). Raises JournalMoved if another process has stored a
+        different result meanwhile, and TurnTaken if it is still in this turn.
         """
         await self.begin(known)
         bus, delivery, over = self._bus, self.delivery, ""

@@ -239,7 +239,7 @@ class AgentContext:
         """Call a tool, given its function or name.
 
         The result of a function has its return type; the result of a name is JSON. When awaited, raises ToolError if
-        the tool failed permanently, Denied if a hook denied it, and InvalidResult if a result has another type.
+        the tool failed permanently, Denied if a hook denied it, and InvalidResult if a result has a different type.
         """
         run = self._run
         branch = run.flow.branch_here("ctx.tool")
@@ -269,7 +269,8 @@ class AgentContext:
         """Call an agent, given its function, class or name, and wait for its answer.
 
         The answer of a function has its return type; other answers are JSON. `key` names the instance; empty: a new one
-        for this call. When awaited, raises AgentError if it failed, and InvalidResult if an answer has another type.
+        for this call. When awaited, raises AgentError if it failed, and InvalidResult if an answer has a different
+        type.
         """
         run, branch = self._here("ctx.agent")
         return call_agent(run, branch, agent, input, key=key)
@@ -340,8 +341,8 @@ class AgentContext:
     ) -> RequestStep[Any]:  # Any: the message is whatever JSON was sent
         """Wait for the next message of this name to the task, sent by `TaskHandle.send` or `weft task send`.
 
-        Messages that came earlier are kept, and given in order, each once. After `timeout` (seconds above 0 or
-        timedelta; None: no limit) the result is `default`; without a default, ReceiveTimeout is raised.
+        Earlier messages are kept, and each is received once, in order. After `timeout` (seconds above 0 or timedelta;
+        None: no limit) the result is `default`; without a default, ReceiveTimeout is raised.
         """
         run, branch = self._here("ctx.receive")
         name = checked_message("name of ctx.receive", name)
@@ -356,8 +357,8 @@ class AgentContext:
     def released(self) -> Released:
         """Give up the run's key inside `async with ctx.released():`, so that the key's next events are handled.
 
-        At the end the run waits for its key and continues with the state that they have left. Inside, `ctx.state` must
-        not be used. Raises Deadlock if a run that holds the key waits for this one.
+        At the end the run waits for its key and continues with the state that those events left. Inside, `ctx.state`
+        must not be used. Raises Deadlock if a run that holds the key waits for this one.
         """
         return Released(self._run)
 
@@ -526,8 +527,8 @@ class AgentContext:
     async def wait_for(self, part: Awaitable[R], /, timeout: float | timedelta) -> R:
         """Wait for a step, or a coroutine that takes steps, at most `timeout` (seconds above 0, or timedelta).
 
-        Raises TimeoutError at the limit, which counts on the broker, so it holds through restarts. Whatever still runs
-        of `part` is stopped, as by `job.cancel()`. A replay takes the same way.
+        Raises TimeoutError at the limit. The broker measures it, so it survives restarts. Whatever still runs of `part`
+        is stopped, as by `job.cancel()`. A replay takes the same path.
         """
         run, branch = self._here("ctx.wait_for", part)
         limit = milliseconds(timeout, "timeout of ctx.wait_for", least=1)

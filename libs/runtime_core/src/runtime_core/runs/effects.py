@@ -48,7 +48,7 @@ class Call(msgspec.Struct):
     timeout_ms: int = 0
     """The time limit of a request to another partition; 0: the namespace's default."""
     limits: Sequence[Sequence[str]] = ()
-    """The tools that the task and the calling agent allow, if the agent has a list of its own."""
+    """The tools that the task and the calling agent allow, if the agent has its own list."""
 
     def part(self, turn: CommittedTurn) -> Sequence[Argument]:
         delivery = turn.delivery

@@ -224,7 +224,7 @@ def stored(parts: Parts, results: Results, task: str) -> dict[str, Any]:  # Any:
         raise InvalidInput(
             "arguments",
             f"with references inside are {left:,} bytes of JSON, over the limit of {MAX_DATA_BYTES:,}: pass each "
-            "reference as an argument of its own",
+            "reference as a separate argument",
         )
     return found
 

@@ -104,7 +104,7 @@ class Execution:
     # ---- the context of its events -------------------------------------------------------------------------
 
     def allow_tools(self, names: Sequence[str]) -> None:
-        """Limit this run, and all that it calls and sends from now on, to these tools, too."""
+        """Also limit this run, and all that it calls and sends from now on, to these tools."""
         wanted = list(dict.fromkeys(names))
         if wanted not in self.tool_limits:
             self.tool_limits = [*self.tool_limits, wanted]
@@ -204,10 +204,10 @@ class Execution:
     def emit(self, step: PieceStep) -> None:
         """Send a piece of output, unless the broker has it.
 
-        Ends the run with CancelledError: to replay it, if the broker has other output; if the port fails.
+        Ends the run with CancelledError if the port fails, or if the broker has different output, to replay the run.
         """
         if step.id in self.journal.values or step.id in self.journal.pending:
-            # From a release that journaled each piece; or another step is there, which parks the run.
+            # From a release that journaled each piece; or a different step is there, which parks the run.
             step.digest = _digest(step)
             self.find(step)
             return
@@ -223,8 +223,8 @@ class Execution:
     def read_attempt(self) -> int:
         """Return `ctx.attempt`: where the journal holds later steps of this branch, the attempt that took them.
 
-        So a replay takes the same path, although the number of the attempt is another one. The digests of the steps
-        after the first read of an attempt above 1 hold its number.
+        So a replay takes the same path, although it has a different attempt number. The digests of the steps after the
+        first read of an attempt above 1 hold its number.
         """
         branch = self.flow.here
         if branch is None:  # in a function of `ctx.step`, or a hook
@@ -271,7 +271,7 @@ class Execution:
     def find(self, step: StepOfRun) -> bytes | None:
         """Return the journal value of a step; None if there is none yet.
 
-        Parks the run with CancelledError if the journal holds another step at this place.
+        Parks the run with CancelledError if the journal holds a different step at this place.
         """
         self.unawaited.pop(step.id, None)
         value = self.journal.values.get(step.id)
@@ -289,7 +289,7 @@ class Execution:
         return value
 
     def sought(self, step: StepOfRun, branch: Branch) -> bytes | None:
-        """As `find`, for a step that this branch performs and waits for: it must not be done again at another place.
+        """As `find`, for a step that this branch performs and waits for: it must not be repeated at a different place.
 
         Parks the run with CancelledError if the step is new, but the journal holds the same step at a later place that
         the code has not reached. So the code has left out something that takes a place, such as `ctx.uuid()`.
@@ -346,7 +346,7 @@ class Execution:
         return await self.of_port(self.port.record(step.id, step.digest, status, payload, step.kind, step.name))
 
     def diverged(self, step: StepOfRun) -> asyncio.CancelledError:
-        """Park the run, since the journal holds another step at this place. Raise the returned error."""
+        """Park the run, since the journal holds a different step here. The caller raises the returned error."""
         return self._diverged(step.id, as_call(step.kind, step.name, step.key, step.data))
 
     def _diverged(self, step: str, now: str) -> asyncio.CancelledError:

@@ -1,6 +1,6 @@
 """The output of a run: which pieces its branches have emitted, their rows, and the writer that sends them.
 
-Output is a stream of its own, not part of the journal. The broker notes for each branch of the run how many pieces it
+Output is a separate stream, not part of the journal. The broker notes for each branch of the run how many pieces it
 has, with a checksum of them. A replay emits them again, and this process skips as many. If the checksums differ, the
 code has emitted something else than before: the output starts over, with the next attempt.
 """

@@ -121,8 +121,8 @@ class RunPort(Protocol):
     ) -> Mapping[str, asyncio.Future[Answer]]:
         """Send calls and messages in the middle of the turn. Return a future of the answer for each call's step.
 
-        A repeat sends nothing twice. `state` (JSON; empty: unchanged) is the state that a call back into this instance
-        sees. To give up, cancel the future. Raises as `record`, and LimitExceeded if the task would exceed its
+        A repeat sends nothing twice. `state` (JSON; empty: unchanged) is the state that a reentrant call into this
+        instance sees. To give up, cancel the future. Raises as `record`, and LimitExceeded if the task would exceed its
         `max_steps`.
         """
         ...

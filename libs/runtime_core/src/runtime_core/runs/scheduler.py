@@ -142,7 +142,7 @@ class OwnFlowOnly:
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # type checkers report such calls themselves, since this is no Coroutine to them
+    if not TYPE_CHECKING:  # type checkers report such calls themselves, since they see no Coroutine here
 
         def send(self, value: object) -> NoReturn:
             """Refuse to start: only a task of asyncio calls this."""

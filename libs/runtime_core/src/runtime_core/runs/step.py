@@ -243,7 +243,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         else:
             # Another process was first. Its commit will not count, so the commit of this turn writes the row.
             run.rows.journaled(self, value)
-        # The other process may have run other code.
+        # The other process may have run different code.
         if value[:DIGEST_BYTES] != self.digest.encode():
             raise run.diverged(self)
         return value

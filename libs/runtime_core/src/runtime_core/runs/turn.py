@@ -451,7 +451,7 @@ class TurnHandler:
                     committed = await commit(delivery, mode, now, record, len(steps), body, state, parts, count)
                     break
                 except JournalLost as lost:
-                    # A replay would run the steps again, and go another way with other results.
+                    # A replay would run the steps again, and take a different path with different results.
                     if isinstance(result, Completed) and result.answered:
                         await warm.port.check_answers(result.answered)
                     logger.warning("%s: storing it again", lost)

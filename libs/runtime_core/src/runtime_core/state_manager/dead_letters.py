@@ -259,7 +259,7 @@ class LetterPage:
 
     letters: list[DeadLetter]
     cursor: str
-    """Continues behind this page; empty at the end of the list. A page may have fewer letters than asked for."""
+    """The cursor of the next page; empty at the end of the list. A page may have fewer letters than requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class DeadLetters:
         return sorted(found, key=lambda letter: position(letter.entry), reverse=True)[:limit]
 
     async def page(self, limit: int, selection: LetterFilter = EVERY, cursor: str = "") -> LetterPage:
-        """Return dead letters, the newest first, behind a cursor. Raises InvalidInput (`cursor`).
+        """Return dead letters, the newest first, after a cursor. Raises InvalidInput (`cursor`).
 
         A cursor names a letter's place, so letters that come or go between two pages move no other one.
         """
@@ -399,7 +399,7 @@ class DeadLetters:
             )
         if data and letter.kind == "resume":
             raise InvalidInput("data", f"{letter_id} is a turn in the middle of its run: it has no data to replace")
-        if data:  # before anything is written: the old data is in no other place
+        if data:  # before anything is written: the old data exists nowhere else
             await check_data(self._buses[0], letter.stream, letter.name, data)
         answer = await bus.redrive(entry, reopen, data)
         match answer[0]:

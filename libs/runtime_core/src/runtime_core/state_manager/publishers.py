@@ -249,7 +249,7 @@ class Publishers:
         return None if stored is None else _read(cast(bytes, stored))
 
     async def all(self) -> list[Publisher]:
-        """Return all publishers, sorted by name, without those that a newer release wrote in another format."""
+        """Return all publishers, sorted by name, without those that a newer release wrote in a different format."""
         stored = cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.publishers))
         return sorted(filter(None, map(_read, stored)), key=lambda publisher: publisher.name)
 

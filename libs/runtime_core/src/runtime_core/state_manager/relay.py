@@ -331,7 +331,7 @@ class Relay:
     async def _deliver(
         self, fields: Fields, deliver: Callable[[Fields], Awaitable[None]], place: bytes, places: dict[bytes, _Backoff]
     ) -> bool:
-        """Deliver one entry. Return True if it is finished, also as a dead letter. Its errors block no other place."""
+        """Deliver one entry. Return True if it is finished, even as a dead letter. Errors block no other place."""
         backoff = places.get(place)
         if backoff is not None and backoff.due > time.monotonic():
             return False
@@ -521,7 +521,7 @@ def _place_of(fields: Fields) -> bytes:
 
 
 def _asked_by(context: bytes, who: str) -> bytes:
-    """Return the context with the caller appended to the chain of waiting runs, so that a call back need not wait."""
+    """Return the context with the caller added to the chain of waiting runs, so that a reentrant call need not wait."""
     if not who:
         return context
     known = msgspec.json.decode(context, type=dict[str, msgspec.Raw]) if context else {}

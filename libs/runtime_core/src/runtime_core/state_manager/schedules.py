@@ -89,7 +89,7 @@ class Cron:
 
     @classmethod
     def parse(cls, expression: str, zone: ZoneInfo, field: str = "cron") -> Cron:
-        """Parse an expression. Raises InvalidInput (`field`), also if it never matches."""
+        """Parse an expression. Raises InvalidInput (`field`), even for one that never matches."""
         parts = MACROS.get(expression.strip().lower(), expression).split()
         if len(parts) != len(_FIELDS):
             known = ", ".join(MACROS)
@@ -436,7 +436,7 @@ class Schedules:
         return Schedule.from_json(stored)
 
     async def all(self, prefix: str = "", after: str = "", limit: int = MAX_SCHEDULES) -> list[Schedule]:
-        """Return schedules sorted by id: those whose ids begin with `prefix`, behind the id `after`."""
+        """Return the schedules whose ids begin with `prefix` and follow the id `after`, sorted by id."""
         call, key = self.bus.transport.call, self.bus.keys.schedules
         every = (id.decode() for id in cast(list[bytes], await call("HKEYS", key)))
         ids = sorted(id for id in every if id.startswith(prefix) and id > after)[:limit]

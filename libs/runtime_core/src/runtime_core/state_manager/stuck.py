@@ -366,7 +366,7 @@ CHECK_SECONDS = 1.0
 """The time between two checks in a process without a keeper."""
 WARN_SECONDS = 60.0
 STEPS_PAGE = 500
-"""Steps of a stream per check; the next check continues behind them."""
+"""Steps of a stream per check; the next check continues after them."""
 
 
 class EngineWatch:

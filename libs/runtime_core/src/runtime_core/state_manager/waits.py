@@ -300,7 +300,7 @@ class Quarantine:
 
 
 async def find_quarantines(bus: EventBus) -> list[Quarantine]:
-    """Return the handlers of a partition that take no other work than a delivery that was delivered too often."""
+    """Return the handlers of a partition that take only one quarantined delivery at a time."""
     turns = fields(await bus.transport.call("HGETALL", bus.keys.quarantine))
     found = []
     for field, owner in sorted(turns.items()):

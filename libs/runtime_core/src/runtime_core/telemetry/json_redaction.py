@@ -204,7 +204,7 @@ def edited(data: bytes, edits: Edits) -> bytes:
     """Return the data with these edits; the same object if they change nothing."""
     if not edits:
         return data
-    view = data if len(data) < _LONG_STRING else memoryview(data)  # whose slices are no copies
+    view = data if len(data) < _LONG_STRING else memoryview(data)  # slices of a memoryview are not copies
     pieces: list[bytes | memoryview] = []
     kept = 0
     for start, end, made in edits:

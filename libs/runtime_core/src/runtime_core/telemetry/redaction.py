@@ -53,7 +53,7 @@ class Redactor:
         return cls(secrets_of(environ), patterns_of(patterns))
 
     def learn(self, secret: str | None) -> None:
-        """Take this value out too from now on, as a key that the code gives; one under 8 characters is left alone."""
+        """Redact this value too from now on, such as a key in the app's code. Values under 8 characters are ignored."""
         self._search.learn(secret)
 
     def text(self, text: str) -> str:

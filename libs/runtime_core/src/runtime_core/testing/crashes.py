@@ -1,4 +1,4 @@
-"""Kills of an app's services at each of their commits, in a process of their own that is a thread here."""
+"""Kills an app's services at each of their commits. A thread of this process stands in for their process."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ async def _emitted(task: TaskHandle) -> AsyncIterator[object]:
 
 
 async def _end_of(client: Client, task: TaskHandle, timeout: float, answer: Answer | None) -> TaskResponse:
-    """Return the response of a task, also of one that is parked as a dead letter."""
+    """Return the response of a task, even of one that is parked as a dead letter."""
     ended = asyncio.ensure_future(task.result(timeout))
     try:
         while not (await asyncio.wait((ended,), timeout=POLL_SECONDS))[0]:

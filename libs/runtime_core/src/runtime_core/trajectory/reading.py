@@ -18,7 +18,7 @@ from runtime_core.wire.model_call import logprobs_of, usage_of
 from runtime_core.wire.step import NOTHING, Fork, Step, StepError, TaskEnd, before, place
 
 _AFTER_ALL = "~"
-"""Sorts behind the places of all steps below."""
+"""Sorts after the places of all steps below."""
 _AT_ONCE = 400
 """Digests per query: some builds of SQLite take at most 999 parameters."""
 

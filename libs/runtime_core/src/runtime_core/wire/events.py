@@ -379,7 +379,7 @@ Answerer = Callable[[str, Any], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a task's stream. Pass `entry_id` to `stream(after=…)` to continue behind it."""
+    """One event of a task's stream. Pass `entry_id` to `stream(after=…)` to continue after it."""
 
     entry_id: str
     type: str
@@ -425,7 +425,7 @@ class TaskOutput:
                 show(output.text)
 
     It drops the pieces of an attempt when a higher one of the same run begins, and pieces that it has already, so you
-    may add events of a stream that you read again. Progress reports are no output. It holds all pieces in memory, at
+    may add events of a stream that you read again. Progress reports are not output. It holds all pieces in memory, at
     most `WEFT_OUTPUT_MAX_BYTES` of a task.
     """
 

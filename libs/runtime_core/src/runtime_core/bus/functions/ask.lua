@@ -1,5 +1,5 @@
--- Makes calls in the middle of a turn, which continues: for code that cannot return to a commit while it waits. A
--- repeat starts nothing twice: a finished step is answered immediately, and the result of a missing one goes to the new
+-- Makes calls in mid-turn, and the turn continues: for code that cannot return to a commit while it waits. A repeat
+-- starts nothing twice: a finished step is answered immediately, and the result of a missing one goes to the new
 -- caller.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 instance (`agent/key`) or '' · 6 now (epoch ms)
@@ -94,7 +94,7 @@ local function asked_before(rk, args)
 end
 
 -- Clears the deaths of a turn that was delivered again and waits now: it has not killed its owner so far, and a
--- quarantined one may wait for this process. Once the answers are recorded, a replay comes to the code behind them
+-- quarantined one may wait for this process. Once the answers are recorded, a replay reaches the code after them
 -- without a wait, so a death there counts.
 local function survive_by_wait(base, args, turn)
   if args[9] == '' or not turn.waits then return end

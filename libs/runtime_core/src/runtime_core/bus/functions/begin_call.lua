@@ -1,6 +1,6 @@
--- Begins a model call in the middle of a turn: counts the attempt durably, and reserves the call's maximum usage, so
--- that concurrent calls cannot exceed a limit of the task together. A repeat of the same step replaces its own
--- reservation. The write that journals the result, or the end of the run, releases it.
+-- Begins a model call in mid-turn: counts the attempt durably, and reserves the call's maximum usage, so that
+-- concurrent calls cannot exceed a limit of the task together. A repeat of the same step replaces its own reservation.
+-- The write that journals the result, or the end of the run, releases it.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 reservation (JSON: name to [least, most]) or ''
 -- RETURNS {attempt, granted amounts (JSON: name to amount, of the names that the task limits)} · 'FENCED'

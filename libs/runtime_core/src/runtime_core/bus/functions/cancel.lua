@@ -11,7 +11,7 @@ local function cancel(keys, args)
   local now = text(now_ms(base))
   if not status then
     -- Apart from `stopped`, which the heartbeats of all handlers carry.
-    -- By tenant: none makes Weft forget the cancels of another.
+    -- By tenant: no tenant can make Weft forget the cancels of another.
     local tombs, ms = base .. 'tombs:' .. QUEUE.tenant_of(task), server_ms()
     redis.call('ZADD', tombs, text(ms), task)
     redis.call('ZREMRANGEBYSCORE', tombs, '-inf', '(' .. text(ms - 600000))

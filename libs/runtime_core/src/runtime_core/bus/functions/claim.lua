@@ -1,6 +1,6 @@
 local function used_before(field, task, source, id)
-  if field == 'task_id' then return {'rejected', field, 'a task ' .. task .. ' with other content exists'} end
-  return {'rejected', field, 'the id ' .. id .. ' of source ' .. source .. ' was used before with other content'}
+  if field == 'task_id' then return {'rejected', field, 'a task ' .. task .. ' with different content exists'} end
+  return {'rejected', field, 'the id ' .. id .. ' of source ' .. source .. ' was used before with different content'}
 end
 
 -- Claims ids for a submit whose task starts in another partition: all of them, or none.
@@ -8,7 +8,7 @@ end
 -- ARGV 1 task · 2 source · 3 event id · 4 digest · 5 partition of the task · 6 … the ids: `task_id`, `id`
 -- RETURNS {'ok', a token for each id}
 --         {'elsewhere', field, partition, token} if an equal submit has claimed the id for another partition
---         {'taken', field, partition, token} if a submit with other content has claimed it, and may not have started
+--         {'taken', field, partition, token} if a submit with different content has claimed it, and may not have started
 --         {'rejected', field, message}
 local function claim(keys, args)
   local base, task, source, id, digest, wanted = keys[1], args[1], args[2], args[3], args[4], args[5]

@@ -6,7 +6,7 @@
 --      10 steps in the record
 --      11 usage of the call (JSON) or '' · 12 traceparent of the span that made it or ''
 --      13 '1' if it was marked as started
--- RETURNS 'OK', also if its usage is over the task's limit, which ends the task here
+-- RETURNS 'OK', even if its usage exceeds the task's limit, which ends the task here
 --         · 'DONE' if the step has its result or the task is over · 'FENCED'
 
 -- A call that may not be repeated has ended: remove its mark.

@@ -55,7 +55,7 @@ local function read_turn(base, args)
 end
 
 -- Whether the server has lost a step that the turn has journaled: another owner may have restarted the turn and stored
--- another result.
+-- a different result.
 local function lacks_step(args, turn, step)
   if turn.owner and turn.owner ~= args[3] .. ' ' .. args[1] then return true end
   local branch, number = string.match(step, '^@(.*) (%d+)$')
@@ -144,7 +144,7 @@ local function check_end_of_run(base, args, turn, mode)
 end
 
 -- The run on which a holder of an instance is nested, or nil. A run that ends need not be the newest holder: a handler
--- that called in mid-turn may give up waiting for a call back.
+-- that called in mid-turn may give up waiting for a reentrant call.
 local function holder_below(holders, ref)
   local below
   for _, holder in ipairs(lines(holders)) do
@@ -154,8 +154,8 @@ local function holder_below(holders, ref)
   return below
 end
 
--- A handler gave up waiting and ends below a running call back, which has not seen the state that the handler leaves.
--- The call back is handled again with that state. If its task ends now, it is dropped anyway.
+-- A handler gave up waiting and ends below a running reentrant call, which has not seen the state that the handler
+-- leaves. The reentrant call is handled again with that state. If its task ends now, it is dropped anyway.
 local function repeat_above(base, holders, ref, state)
   local task, run = split_ref(KEY.above(holders, ref))
   if ref == task .. '|' .. FIRST_RUN then return end
@@ -187,7 +187,7 @@ local function leave_state(base, holders, ref, state)
   end
 end
 
--- Writes the state that the run leaves. A nested run leaves it to the run below, which is still in the middle.
+-- Writes the state that the run leaves. A nested run leaves it to the run below, which is still in mid-run.
 local function write_state(base, instance, state, ref)
   if instance == '' or state == '' then return end
   local key = base .. 'inst:' .. instance

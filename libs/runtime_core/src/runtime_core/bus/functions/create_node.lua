@@ -3,7 +3,7 @@
 --      5 the root node of its subgroup, or '' · 6 how long it is kept while it has not ended (s)
 --      7 indexes, one per line
 --      8… a group's root nodes
--- RETURNS {'created'} · {'known'} it exists with equal content · {'other'} with other content · {'no_group', id}
+-- RETURNS {'created'} · {'known'} it exists with equal content · {'other'} with different content · {'no_group', id}
 --         {'ended', id, status} the group has · {'no_sub_group', root} · {'full', id} · {'overloaded', message}
 local function create_node(keys, args)
   local base, id, group, root, seconds = keys[1], args[2], args[4], args[5], tonumber(args[6])

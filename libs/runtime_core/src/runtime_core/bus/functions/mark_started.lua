@@ -15,6 +15,7 @@ local function mark_started(keys, args)
   if #redis.call('XRANGE', base .. args[4], args[5], args[5]) == 0 then return redis.status_reply('DONE') end
   local field, mark = task .. '/' .. args[3], args[1] .. ' ' .. args[6]
   if redis.call('HSETNX', base .. 'started', field, mark) == 1 then return 1 end
-  -- The same attempt again: the reply to its first call was lost. Another attempt of the same owner has another word.
+  -- The same attempt again: the reply to its first call was lost. Another attempt of the same owner has a different
+  -- word.
   return redis.call('HGET', base .. 'started', field) == mark and 1 or 0
 end

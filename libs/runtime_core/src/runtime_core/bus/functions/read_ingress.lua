@@ -20,7 +20,7 @@ local function heads_of(fields)
   return heads
 end
 
--- An entry with the largest possible id ends the stream: the server creates no id behind it.
+-- An entry with the largest possible id ends the stream: the server creates no id after it.
 local function is_spent(key, ahead)
   if redis.call('EXISTS', key) == 0 then return false end
   local info = redis.call('XINFO', 'STREAM', key)

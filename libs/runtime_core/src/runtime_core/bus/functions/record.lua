@@ -1,4 +1,4 @@
--- Journals a step that a turn has finished in its middle (a `ctx.step`), unless it has a result.
+-- Journals a step that was finished in mid-turn (a `ctx.step`), unless it has a result.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
 --      8 the step's kind and name, with a tab between · 9 stream of an entry that was delivered again, else ''

@@ -1,6 +1,6 @@
 -- An ended task continues. Its first run is queued like any event, through the mailbox of its instance, which may serve
 -- others by now. It replays from its journal. The end dropped the steps that it waited for, so it requests them again,
--- and child runs that were open continue from their journals. State that call backs left for it is gone too, since
+-- and child runs that were open continue from their journals. State that reentrant calls left for it is gone too, since
 -- others may have written the instance's state in the meantime.
 local function reopen(base, task, first_run, context)
   local key = base .. 'task:' .. task
@@ -55,7 +55,7 @@ end
 
 -- Finds the child runs through which a dead letter has failed its task, from `run` up. Returns {run, step, whether the
 -- step has its error} for each step that waited for one, or nil if one of the runs cannot go on from its journal: its
--- caller has another result, or has ended otherwise.
+-- caller has a different result, or has ended otherwise.
 local function failed_above(base, task, run)
   local key, found = base .. 'task:' .. task, {}
   while run ~= FIRST_RUN do

@@ -102,7 +102,7 @@ end
 --      · `slot` (of a limit, held by work that has ended)
 --      2 task · 3 run (for `call` the step's own: parent run + '/' + step) · 4 `run`: its `cur`; `slot`: the limit; else `agent/key` or ''
 --      5 now (epoch ms, 13 digits) · 6 error object (JSON)
--- RETURNS 'OK' · 'NO' if it is not so, or no longer: nothing was written
+-- RETURNS 'OK' · 'NO' if this is not the case, or no longer: nothing was written
 local function repair(keys, args)
   local base, what, task, run = keys[1], args[1], args[2], args[3]
   if what == 'instance' then return repair_instance(base, args[4], task, run) end

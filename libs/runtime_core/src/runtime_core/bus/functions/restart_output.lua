@@ -1,5 +1,5 @@
--- Starts a run's output over: a replay has emitted other pieces than the attempt before. All pieces are sent again, with
--- the next attempt of the output, and readers replace the earlier ones. A mark tells them at once.
+-- Starts a run's output over: a replay has emitted different pieces from the previous attempt. All pieces are sent
+-- again, with the next attempt of the output, and readers replace the earlier ones. A mark notifies them at once.
 -- KEYS 1 base · ARGV 1 owner · 2 entry · 3 task · 4 run · 5 the next attempt
 -- RETURNS 'OK' · 'DONE' if the turn is no longer this entry's · 'FENCED'
 local function restart_output(keys, args)

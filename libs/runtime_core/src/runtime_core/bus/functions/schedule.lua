@@ -3,7 +3,7 @@
 -- ARGV 1 id · 2 its expected current value, '' for none, '*' for any · 3 its new value (JSON), '' removes it
 --      4 its next check (epoch ms) or '' for never · 5 maximum number of schedules
 --      6 the leader's epoch, or '' for a direct change
--- RETURNS 1 · 0 if it has another value, or there is none to remove · -1 over the limit
+-- RETURNS 1 · 0 if it has a different value, or there is none to remove · -1 over the limit
 --         · 'FENCED' for a leader that was replaced: in these cases nothing was written
 local function schedule(keys, args)
   local kept, times = keys[1] .. 'schedules', keys[1] .. 'scheduled'

@@ -1,7 +1,7 @@
 -- Sends a message to a running task. A step that waits for its name gets it at once; otherwise it is kept.
 -- KEYS 1 base · ARGV 1 task · 2 name · 3 value (JSON) · 4 source and id of the message, one line each
 -- RETURNS {'ok'} · {'ok', 'before'} if a message with this id was accepted before
---         · {'reused'}: its id was used for another value · {'unknown'} task · {'ended', status}
+--         · {'reused'}: its id was used for a different value · {'unknown'} task · {'ended', status}
 --         · {'full', why}: nothing was written
 local function send_message(keys, args)
   local base, task, name, value = keys[1], args[1], args[2], args[3]

@@ -17,7 +17,7 @@ local function no_verdict(value)
   if value == 'true' or value == 'false' then return nil end
   local readable, found = pcall(cjson.decode, value)
   if not readable or type(found) ~= 'table' or not VERDICTS[found.verdict] then
-    return 'is no verdict: send true, false or {"verdict": "approve" | "deny" | "edit", "value", "reason"}'
+    return 'is not a verdict: send true, false or {"verdict": "approve" | "deny" | "edit", "value", "reason"}'
   end
   for name in pairs(found) do
     if not VERDICT_FIELDS[name] then
@@ -43,7 +43,7 @@ local function not_open(base, args, ...)
   return {...}
 end
 
--- Whether the id is the one shown with the question: an id made of its place alone can be guessed.
+-- Whether the id is the one shown with the question: an id derived from its place alone could be guessed.
 local function is_id_of(question, id, place)
   local readable, shown = pcall(cjson.decode, data_of(question))
   return id == (readable and type(shown) == 'table' and shown.request_id or place)

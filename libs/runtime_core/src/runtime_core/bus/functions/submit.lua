@@ -33,7 +33,7 @@ local function find_event(base, args, seen_key, id_token)
     return elsewhere
   end
   if first[2] ~= args[4] then
-    return {'rejected', 'id', 'the id ' .. args[3] .. ' of source ' .. args[2] .. ' was used before with other content'}
+    return {'rejected', 'id', 'the id ' .. args[3] .. ' of source ' .. args[2] .. ' was used before with different content'}
   end
   local status = redis.call('HGET', base .. 'task:' .. first[1], 'status') or first[3]
   if status then return {'known', first[1], status} end
@@ -47,7 +47,7 @@ local function find_task(base, args, key, task_token)
   local known = redis.call('HMGET', key, 'status', RUN.header)
   if known[1] then
     if known[2] and lines(known[2])[9] == args[4] then return {'known', task, known[1]} end
-    return {'rejected', 'task_id', 'a task ' .. task .. ' with other content exists'}
+    return {'rejected', 'task_id', 'a task ' .. task .. ' with different content exists'}
   end
   if not task_token then return nil end
   local held = redis.call('HGET', base .. 'seen', seen_line('', task))

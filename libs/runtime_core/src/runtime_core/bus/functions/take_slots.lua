@@ -1,6 +1,6 @@
 -- Takes the slots of an agent's run or a tool's call before it starts: all of its limits, or none. Without them the
--- delivery is settled, and waits until what frees a slot, or a timer, moves it back to its work stream. That counts as
--- no attempt. Repeating it for the same entry takes nothing twice.
+-- delivery is settled, and waits until what frees a slot, or a timer, moves it back to its work stream. That does not
+-- count as an attempt. Repeating it for the same entry takes nothing twice.
 -- KEYS 1 base
 -- ARGV 1 owner · 2 stream · 3 entry · 4 task · 5 run
 --      6 '1' if each attempt counts as a start, else ''
@@ -40,7 +40,7 @@ local function check_slots(base, args)
   end
 end
 
--- A call begins its next attempt, and new code has declared other limits: it no longer needs the slots of the old ones.
+-- A call begins its next attempt, and new code has declared different limits: it no longer needs the old ones' slots.
 local function give_up_others(base, ref, had, limits, changed)
   for i = 3, #had do
     local kept = false
@@ -60,7 +60,7 @@ local function instance_of(base, task, run)
   return agent, instance_key ~= '' and agent .. '/' .. instance_key or nil
 end
 
--- When a run was asked for (ms).
+-- The time at which a run was requested (ms).
 local function asked_ms(base, ref)
   local task, run = split_ref(ref)
   return tonumber(lines(redis.call('HGET', run_key(base, task, run), RUN.header) or '')[5] or '') or 0

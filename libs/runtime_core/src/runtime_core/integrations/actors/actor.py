@@ -81,7 +81,7 @@ class Actors:
         self.on_unhandled = on_unhandled
         """Called with the error of a published message's handler if the message is not retried."""
         self.shared = False
-        """Whether other processes may run the same agents, so that a call back may arrive there."""
+        """Whether other processes may run the same agents, so that a reentrant call may arrive there."""
         self.stepping: Stepping | None = None
         """Set while the program steps through its messages."""
         self.tokens: dict[str, Any] = {}
@@ -294,7 +294,7 @@ class ActorRun(Run):
     async def _end_copies(self, instance: Instance, run: str) -> None:
         """End the handlers of an answered request that still change this handler's object.
 
-        A recreated group delivers a call back to this process while another one handles it.
+        A recreated group delivers a reentrant call to this process while another one handles it.
         """
         while copies := [
             place
@@ -373,14 +373,14 @@ class ActorRun(Run):
             raise self.flow.abandon(error) from error
 
     async def _state_now(self) -> bytes:
-        """Return the state for a call back that another process handles; nothing if the broker has it from this run."""
+        """Return the state for a reentrant call in another process; nothing if the broker has it from this run."""
         instance = self._instance
         if instance is None or not instance.keeps_state:
             return b""
         state = await instance.state()
         if not self.actor.interleave:
             if self._shared_state and instance.known == state:
-                return b""  # it would replace what a call back has changed since
+                return b""  # it would replace what a reentrant call has changed since
             self._shared_state = True
             instance.known = state
         return state

@@ -69,7 +69,7 @@ class BaseAgent(ABC):
     # -- identity ----------------------------------------------------------------------------------------------
 
     async def bind_id_and_runtime(self, id: AgentId, runtime: AgentRuntime) -> None:
-        """Raises RuntimeError if the agent has another id or runtime."""
+        """Raises RuntimeError if the agent has a different id or runtime."""
         if self._id is not None and self._id != id:
             raise RuntimeError(f"agent {self._id} cannot be registered as {id}, too: create another object")
         if self._runtime is not None and self._runtime is not runtime:
@@ -230,8 +230,8 @@ def message_handler(
     """Handle messages of the annotated type or union, sent or published: `async def f(self, message: T, ctx) -> R`.
 
     Subclasses of T are handled, too, unless a handler names them. If several handlers take a type, the first in
-    alphabetical order whose `match(message, ctx)` is true is called. `strict`: a message or result of another type than
-    annotated is an error (CantHandleException, ValueError); otherwise it logs a warning.
+    alphabetical order whose `match(message, ctx)` is true is called. `strict`: a message or result whose type differs
+    from what annotated is an error (CantHandleException, ValueError); otherwise it logs a warning.
     """
     return _decorator(func, strict, match, lambda ctx: True)
 
@@ -452,7 +452,7 @@ class ClosureAgent(BaseAgent):
     ) -> AgentType:
         """Register the function as a type of agents with these subscriptions.
 
-        `unknown_type_policy` applies to messages of other types than the function takes.
+        `unknown_type_policy` applies to messages of types that the function does not take.
         """
         expected = _message_types(closure)
 

@@ -330,7 +330,7 @@ class Failures:
             return RemoteError(type, message)
         try:
             return found(message)
-        except Exception:  # a constructor of the user's takes other arguments, or refuses these
+        except Exception:  # the user's constructor takes different arguments, or refuses these
             error = found.__new__(found)
             error.args = (message,)
             return error

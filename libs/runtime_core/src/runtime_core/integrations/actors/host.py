@@ -275,7 +275,7 @@ class ActorHost:
         self.url, self._opened = new_database(), False
 
     async def count_open(self) -> int:
-        """Return the number of messages that no handler has finished, over a connection of its own."""
+        """Return the number of messages that no handler has finished, over a separate connection."""
         if not self._opened:
             return 0
         transport = await self._transport()

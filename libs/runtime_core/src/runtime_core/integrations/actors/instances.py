@@ -65,7 +65,7 @@ class Instance:
         self.known = state
 
     async def catch_up(self, state: bytes) -> None:
-        """Load the state that a call back changed, if another process handled the call."""
+        """Load the state that a reentrant call changed, if another process handled the call."""
         if state and self.keeps_state and self.known != state:
             await self.load(state)
 
@@ -201,8 +201,8 @@ class Instances:
             # With concurrent handlers, a message may have been read with the state before their commits.
             agrees = instance.known == state or (not alone and instance.is_behind(state))
             first = len(instance.holders) == 1
-            # A call back finds the object as the waiting handler left it, unless another process handled an earlier
-            # one.
+            # A reentrant call finds the object as the waiting handler left it, unless another process handled an
+            # earlier one.
             if instance.keeps_state and not agrees and (first or (alone and shared)):
                 if not state and instance.made_here:
                     # The broker has no state: of handlers that are still here, it has lost the start.

@@ -414,7 +414,7 @@ class Runtime:
         """Return the agent object in this process, created if needed, with the state on the broker.
 
         Raises NotAccessibleError if only other processes have registered the type, LookupError if none has, TypeError
-        for an object of another class.
+        for an object of a different class.
         """
         check_agent_id("id", id)
         check_class(type)

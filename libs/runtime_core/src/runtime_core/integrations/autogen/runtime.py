@@ -178,7 +178,7 @@ class WeftAgentRuntime(Runtime):
         It waits for the broker. Raises RuntimeError in a shared namespace.
         """
         self._check_alone("unprocessed_messages_count")
-        with ThreadPoolExecutor(1) as thread:  # an event loop of its own, since this is no coroutine
+        with ThreadPoolExecutor(1) as thread:  # a separate event loop, since this is not a coroutine
             waiting = thread.submit(lambda: asyncio.run(self._host.count_open())).result()
         return max(0, waiting - self._actors.begun)
 

@@ -204,7 +204,7 @@ class TaggedJson:
 
 
 def _made_dataclass(cls: Any, fields: dict[str, Any]) -> Any:
-    # Restore the fields without the constructor: it may take other arguments, and it has run already.
+    # Restore the fields without the constructor: it may take different arguments, and it has already run.
     made = cls.__new__(cls)
     for field in dataclasses.fields(cls):
         if field.name in fields:

@@ -149,7 +149,7 @@ def task_of(found: Description, task_id: str, session_id: str) -> Task:
 def class_named(runner: object) -> object:
     """Return the class that `package.module.Class` names, if that module is loaded here; otherwise `runner` itself.
 
-    A package may offer a class under another name than that of its module, as `weft.aworld.TaskRunner`.
+    A package may offer a class under a name that differs from its module's, as `weft.aworld.TaskRunner`.
     """
     module, _, name = runner.rpartition(".") if isinstance(runner, str) else ("", "", "")
     found = getattr(sys.modules.get(module), name, None) if module else None

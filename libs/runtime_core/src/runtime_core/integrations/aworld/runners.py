@@ -494,5 +494,5 @@ def _local_record(trajectory: bool | str) -> LocalTrajectories:
             settings.make_data_dir()
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; or pass trajectory=False to record nothing") from None
-    # A partition number of its own keeps the recorders of several processes apart.
+    # A separate partition number keeps the recorders of several processes apart.
     return LocalTrajectories(settings.namespace, url, store_partition=2**20 + secrets.randbelow(2**30))

@@ -134,7 +134,7 @@ class TaskConfig(Mapping[str, object]):
         known: dict[str, Any] = {name: value for name, value in given.items() if name in _CONF}  # Any: checked below
         others = {name: value for name, value in given.items() if name not in _CONF}
         for name in others:
-            # A runner has settings of its own; a name that is almost a field is a mistake even then.
+            # A runner has its own settings, but a name that is almost a field is still a mistake.
             if not extras or difflib.get_close_matches(str(name), _CONF, n=1, cutoff=TYPING_ERROR):
                 raise _unknown("conf", str(name), _CONF, "; settings for your own runner belong in conf.ext")
         ext = known.pop("ext", {})

@@ -1,5 +1,5 @@
 -- Checks before the first write. A function that raises is not rolled back, so it reads each key that it is about to
--- write first, by a cheap command of the key's type, which raises if the type is another.
+-- write first, by a cheap command of the key's type, which raises if the type differs.
 
 local function check_stream(base, name) redis.call('XLEN', base .. name) end
 

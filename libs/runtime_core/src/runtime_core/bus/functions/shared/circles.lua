@@ -1,4 +1,4 @@
--- Finds out who waits for whom: call backs into a busy instance, and circles of requests that would wait forever.
+-- Finds out who waits for whom: reentrant calls into a busy instance, and circles of requests that would wait forever.
 
 -- Does `holder` (task|run) wait for `run`? Run ids are paths, so the call chain can be read from them.
 local function waits_for(holder, task, run)
@@ -53,8 +53,8 @@ local CIRCLE_LOOKS, CIRCLE_RUNS = 200, 500
 
 -- Would a request that has to wait in the mailbox of `inst`, as the child `run`, wait for its own caller? Follows the
 -- holders of the instance to the mailboxes in which their child runs wait, and so on. Returns nil, or the circle as
--- text. A circle closes with the last request to enter it, so no other request has to check. A call back into its own
--- instance waits only for the next commit or request of the holder, and makes no requests before it starts.
+-- text. A circle closes with the last request to enter it, so no other request has to check. A reentrant call into its
+-- own instance waits only for the next commit or request of the holder, and makes no requests before it starts.
 local function circle(base, task, run, inst, busy)
   local asker = parent_of(run)
   local queue, seen, at, looks = {}, {}, 1, 0

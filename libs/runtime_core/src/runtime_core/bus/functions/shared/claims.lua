@@ -3,7 +3,8 @@
 -- claim was given up:
 --   <task>\n<digest>\n@<partition>:<token>   the submit starts, or has started, in that partition
 --   <task>\n\n!<token>                       no submit with this token, or an older one, starts here
--- under `<source>\n<id>` for a submit, and `\n<task>` for a task id (`seen_line` in ids.lua). A token is the server's time in microseconds.
+-- under `<source>\n<id>` for a submit, and `\n<task>` for a task id (`seen_line` in ids.lua). A token is the server's
+-- time in microseconds.
 
 local function id_field(field, task, source, id)
   if field == 'task_id' then return seen_line('', task) end
@@ -11,8 +12,8 @@ local function id_field(field, task, source, id)
 end
 
 -- Adds a line of the dedupe window to its order, and forgets the oldest lines: the window has the newest `most` of the
--- last 24 hours (the housekeeper forgets older ones). pcall: if another program stores something else there, nothing is
--- forgotten.
+-- last 24 hours (the state-manager forgets older ones). pcall: if another program stores something else there, nothing
+-- is forgotten.
 local function put_in_order(base, field, created, most)
   local length = redis.pcall('RPUSH', base .. 'seen_order', created .. '\n' .. field)
   if type(length) == 'number' and length > tonumber(most or '1000000') then

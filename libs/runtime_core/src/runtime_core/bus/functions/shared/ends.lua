@@ -114,8 +114,7 @@ local function record_end(base, task, ending, flags, status, result, steps, ms, 
 end
 
 -- Repeats of the submit learn how its task ended. If the line is new, it had left the dedupe window, so it is removed
--- again. pcall:
--- if another program stores something else there, only the answers to repeats are lost.
+-- again. pcall: if another program stores something else there, only the answers to repeats are lost.
 local function note_end(base, task, head, status)
   local field = seen_line(head.source, head.id)
   if redis.pcall('HSET', base .. 'seen', field, task .. '\n' .. head.digest .. '\n' .. status) == 1 then

@@ -4,15 +4,14 @@
 --                             · <stream>|now: virtual time of its turns · <stream>|at: when one moved last (ms)
 --                             · <stream>|past: entries of those that moved onto a long stream
 --                             · seq: number of the last one that was queued
---   turns:<stream>            tenants by the virtual time of their next turn; a tenant without waiting tasks stays
--- until then
+--   turns:<stream>            tenants by the virtual time of their next turn; a tenant without waiting tasks leaves then
 --   queue:<stream>|<tenant>   tasks by priority, then by the order of their submits
---   tenants                   settings by tenant: weight, limits of open tasks and of tasks a second in this partition
--- (0: no
---                             limit), then both in the namespace; `*` for all others
+--   tenants                   settings by tenant: weight, limits of open tasks and of tasks a second in this partition,
+--                             then both in the namespace (0: no limit); `*` for all others
 --   open:<tenant>             the open tasks of a named tenant
 --   rate:<tenant>             when the tenant's next task is due at its rate (ms): a token bucket as one number
--- `queued` in `meta` is the number of waiting tasks and deliveries in all queues of the partition: a cheap check that none wait.
+-- `queued` in `meta` is the number of waiting tasks and deliveries in all queues of the partition: a cheap check that
+-- none wait.
 
 -- Whether a task was cancelled before its submit. Earlier releases have one set for all tenants.
 function QUEUE.was_cancelled(base, task)
@@ -43,7 +42,7 @@ function QUEUE.put(base, stream, tenant, priority, task)
   redis.call('HINCRBY', base .. 'meta', 'queued', 1)
 end
 
--- `deliveries` of the ones that are gone are not tasks, but were started by running ones.
+-- `deliveries` of those that are gone are not tasks, but work that running tasks started.
 function QUEUE.count_down(base, stream, gone, deliveries)
   if gone == 0 then return end
   local queues, running = base .. 'queues', stream .. '|~'
@@ -91,8 +90,8 @@ function QUEUE.start(base, task)
   return entry
 end
 
--- Whether the timer of a delivery that waits for its turn is set again, since a refill will move it. Otherwise it leaves
--- its queue.
+-- Sets the timer of a delivery that waits for its turn again, since a refill will move it. Returns false if none will;
+-- the delivery then leaves its queue.
 function QUEUE.postpone(base, member, now)
   local stream, line = string.match(member, '^e|([^|]*)|~%d+(\n.*)$')
   if not stream then return false end
@@ -133,8 +132,8 @@ function QUEUE.still_unread(base, stream, entries)
 end
 
 -- Starts the next task in a tenant's queue. Returns how many have left the queue, the entries of those that moved, and
--- whether the tenant has spent a turn. pcall: from here on nothing may raise, since those that have moved are counted at
--- the end.
+-- whether the tenant has spent a turn. pcall: from here on nothing may raise, since those that have moved are counted
+-- at the end.
 function QUEUE.start_next(base, stream, key)
   local found = redis.pcall('ZRANGE', key, 0, 0)
   local task = found[1]
@@ -152,8 +151,8 @@ function QUEUE.put_last(base, key, member)
   redis.call('ZADD', key, text(order), member)
 end
 
--- Appends one delivery that waits for its turn, if it still counts. Raises before it writes. `tasks` keeps what is known of
--- its task for the others.
+-- Appends one delivery that waits for its turn, if it still counts. Raises before it writes. `tasks` caches the status
+-- of its task for the others.
 function QUEUE.move(base, stream, member, packed, tasks)
   if not packed then return nil end
   local fields = cmsgpack.unpack(packed)
@@ -172,7 +171,7 @@ function QUEUE.move(base, stream, member, packed, tasks)
   return entry
 end
 
--- The same for up to `most` of the deliveries that a tenant's running tasks have started.
+-- Does the same for up to `most` deliveries that a tenant's running tasks have started.
 function QUEUE.move_next(base, stream, key, most)
   local found = redis.pcall('ZRANGE', key, 0, most - 1)
   local packed = found[1] and redis.pcall('HMGET', base .. 'delayed', unpack(found)) or {}

@@ -44,7 +44,7 @@ local function forget_waits(base, task, run, gone, goes_on)
   return has_journal
 end
 
--- A run that has ended continues without a key that it had given up, also if it had it again: it takes it again where
+-- A run that has ended continues without a key that it had given up, even if it had it again: it takes it again where
 -- the last block ends, with the state of then. Adds the fields to drop to `gone`.
 function KEY.keep(rk, gone)
   local released = redis.call('HGET', rk, RUN.released)

@@ -359,7 +359,7 @@ def _check_created(kind: str, id: str, reply: list[str]) -> None:
         case ["created" | "known"]:
             return
         case ["other"]:
-            raise InvalidInput(f"{kind}_id", f"a {kind} {id!r} with other content exists")
+            raise InvalidInput(f"{kind}_id", f"a {kind} {id!r} with different content exists")
         case ["overloaded", message]:
             raise Rejected("overloaded", message, retry_after_seconds=1.0)
         case ["no_group", group]:
