@@ -37,7 +37,6 @@ WATCH_SECONDS = 0.05
 READY = re.compile(r"ready in [\d.]+ s \(process (\d+)\)")
 DEFECTS = (
     "Traceback",
-    "that nobody expected",
     "unexpected error",
     "the handler failed on",
     "was never retrieved",

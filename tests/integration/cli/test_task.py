@@ -364,7 +364,7 @@ def test_a_message_is_sent_to_a_running_task(weft: Weft) -> None:
     assert again.json == {"task_id": "told-1", "name": "budget", "value": {"euros": 20}}
     reused = weft("task", "send", "told-1", "budget", "30", "--id", "b-1")
     assert reused.status == 1
-    assert reused.err.startswith("weft task send: id: a message 'budget' with this id and another value was sent")
+    assert reused.err.startswith("weft task send: id: a message 'budget' with this id and a different value was sent")
     named = weft("task", "send", "told-1", "a budget", "20")
     assert named.err.startswith("weft task send: name: 'a budget' is not a name: use 1 to 100 letters")
     weft("task", "cancel", "told-1")

@@ -129,7 +129,7 @@ def test_reload_restarts_the_handlers_with_the_new_code(tmp_path: Path) -> None:
         until(lambda: process.poll() is not None or log.read_text().count("✓ ready") == 4, 60)
         assert asked() == "first x\n", log.read_text()
         (tmp_path / "desk.py").write_text(APP + "syntax error")
-        until(lambda: "the old code runs on" in log.read_text())
+        until(lambda: "the old code keeps running" in log.read_text())
         assert asked() == "first x\n"
         (tmp_path / "desk.py").write_text(APP.replace("first", "second"))
         until(lambda: log.read_text().count("✓ ready") == 6, 60)

@@ -67,7 +67,7 @@ async def test_a_message_with_the_same_id_is_dropped(client: Client) -> None:
     task = await client.submit("collects", 2)
     for value in (1, 1, 2):
         await task.send("item", value, id=f"item-{value}")
-    with pytest.raises(InvalidInput, match="id: a message 'item' with this id and another value was sent before"):
+    with pytest.raises(InvalidInput, match="id: a message 'item' with this id and a different value was sent before"):
         await task.send("item", 3, id="item-1")
     assert (await task.result()).value() == [1, 2]
 

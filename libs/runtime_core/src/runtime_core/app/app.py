@@ -146,7 +146,7 @@ class App:
         return declare if function is None else declare(function, 3)
 
     def add_engine(self, engine: type[RuntimeEngine], config: RunConfig | None = None) -> None:
-        """Declare an engine of your own, for `ctx.engine("package.module:Class")` and `conf.engine`.
+        """Declare your own engine, for `ctx.engine("package.module:Class")` and `conf.engine`.
 
         Each process that runs the app's agents creates one object of it with `config` at the first call. Raises
         ConfigurationError.

@@ -149,7 +149,7 @@ def up_command(
     ] = None,
     http_port: Annotated[
         int | None,
-        Option(min=0, max=65535, help="Also offer tasks over HTTP, at this port. 0: a free port. Default: not."),
+        Option(min=0, max=65535, help="Also offer tasks over HTTP, at this port. 0: a free port. Default: off."),
     ] = None,
 ) -> None:
     """Run everything on this machine.

@@ -29,7 +29,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk has no room, the user no quota, or the process may not write such a large file."""
 
 COMPLETION = "_WEFT_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""The variable with which a shell requests completions."""
 
 COMMANDS = {
     "new": "Create a project with an agent, a tool, a test and a Dockerfile.",

@@ -55,7 +55,7 @@ FSYNC_LOSS = {
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What the checks look at."""
+    """What the checks examine."""
 
     settings: Settings
     url: str
@@ -73,7 +73,7 @@ class Finding:
     message: str
     remedy: str = ""
     checked: bool = True
-    """False: this user may not look."""
+    """False: this user may not check it."""
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON
         found: dict[str, Any] = {"check": self.check, "ok": self.ok, "message": self.message}
@@ -92,7 +92,7 @@ Check = Callable[[Installation, Changes], AsyncIterator[Finding]]
 
 
 async def findings(opened: Installation, changes: Changes = Changes()) -> AsyncIterator[Finding]:
-    """Make all checks, and yield what each finds."""
+    """Run all checks, and yield what each finds."""
     for check in CHECKS:
         try:
             async for finding in check(opened, changes):
@@ -385,7 +385,7 @@ async def quarantine(opened: Installation, _: Changes) -> AsyncIterator[Finding]
     """Find handlers that take no other work until a delivery that was delivered too often has run alone."""
     found = [each for bus in opened.buses for each in await find_quarantines(bus)]
     for each in found:
-        remedy = f"it ends by itself; to end it now, cancel the task (weft task cancel {each.task}), or add a handler"
+        remedy = f"it ends on its own; to end it now, cancel the task (weft task cancel {each.task}), or add a handler"
         yield Finding("quarantine", each.others > 0, str(each), "" if each.others else remedy)
     if not found:
         yield Finding("quarantine", True, "no handler runs a delivery alone")

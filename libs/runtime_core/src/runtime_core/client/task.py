@@ -48,7 +48,7 @@ WINDOW_BYTES = 1024 * 1024
 TASKS_PAGE = 500
 """How many open tasks one read searches for questions."""
 IDLE_MS = 1_000
-"""How often a tail without new entries looks whether the task has ended in another way."""
+"""How often a tail without new entries checks whether the task has ended in another way."""
 
 EntryId = tuple[int, int]
 
@@ -103,9 +103,9 @@ class Tail:
         """The entry before the first one that is kept."""
         self._waiting: list[asyncio.Future[None]] = []
         self._looks = 0
-        """How often it has looked at the task and at the whole stream."""
+        """How often it has read the task and the whole stream."""
         self._newest: EntryId | None = None
-        """The newest entry of the stream at the last look; None: it has none, or the tail has read more since."""
+        """The newest entry of the stream at the last check; None: it has none, or the tail has read more since."""
         self._final: dict[str, Any] | None = None  # Any: JSON
         """The data of the final event, if the task has ended and its stream lacks the event."""
         self.reading: asyncio.Task[None] | None = None
@@ -159,7 +159,7 @@ class Tail:
         return [stream_event(entry, fields, self._answerer) for entry, fields in found]
 
     async def _change(self) -> None:
-        """Wait until the tail has read entries, or has looked at the task."""
+        """Wait until the tail has read entries, or has checked the task."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         await waiting
@@ -218,7 +218,7 @@ class Tail:
         return entry
 
     async def _look(self, cursor: EntryId) -> EntryId:
-        """Look whether the task has ended, and whether the stream ends before the cursor. Return where it continues.
+        """Check whether the task has ended, and whether the stream ends before the cursor. Return where it continues.
 
         The stream lacks the final event if it began after the end, or has expired.
         """
@@ -493,7 +493,8 @@ class TaskHandle:
         return answer[1] if answer[0] == "ended" else answer[0]
 
     async def signal(self, request_id: str, value: Any) -> None:  # Any: JSON
-        """Answer a question. Raises InvalidInput if it is not open, or expects another value, as in `value.topic`."""
+        """Answer a question. Raises InvalidInput if it is not open, or expects a different value, as in
+        `value.topic`."""
         if not isinstance(request_id, str):
             raise InvalidInput("request_id", f"{request_id!r} is not text; see `weft task show`")
         bus, data = self._partition.bus, codec.encode(value)
@@ -507,7 +508,7 @@ class TaskHandle:
 
         A second message with the same `id` (text; empty: a new one) is dropped. Up to 100 messages and 256 KiB wait for
         a task. Raises InvalidInput if the task is unknown (`task_id`), has ended, or keeps too many messages, and if
-        the id was used for another value (`id`).
+        the id was used for a different value (`id`).
         """
         name, bus, data = checked_message("name", name), self._partition.bus, codec.encode(value)
         event = f"client\n{checked_key('id', id) or secrets.token_hex(8)}"
@@ -529,7 +530,7 @@ def check_sent(answer: Sequence[str], task_id: str, name: str) -> None:
         "unknown": ("task_id", f"there is no task {task_id!r}; see `weft task list`"),
         "ended": ("task_id", f"task {task_id!r} has ended ({answer[-1]}), so it receives no message {name!r}"),
         "full": ("task_id", f"task {task_id!r} {answer[-1]}: wait until it has received some with ctx.receive"),
-        "reused": ("id", f"a message {name!r} with this id and another value was sent before: use a new id"),
+        "reused": ("id", f"a message {name!r} with this id and a different value was sent before: use a new id"),
     }
     if answer[0] in problems:
         raise InvalidInput(*problems[answer[0]])

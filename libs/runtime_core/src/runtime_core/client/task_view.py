@@ -39,7 +39,7 @@ _PLACES = {
     "mail": "for its turn in the mailbox of",
     "nest": "for its turn as a nested call on",
     "pend": "for a nested call on",
-    "park": "parked: the code requested other steps than the journal has; fix it and redrive the dead letter of",
+    "park": "parked: the code requested steps that differ from the journal; fix it and redrive the dead letter of",
 }
 
 
@@ -414,7 +414,7 @@ async def list_tasks(
     after = _place_in(cursor) if cursor else None
     share = seconds / len(buses)
     scans = [await _Scan(bus, wanted, after, inputs).run(limit, time.monotonic() + share) for bus in buses]
-    # Behind the place where a scan has stopped, its partition may have newer tasks than another one.
+    # After the place where a scan has stopped, its partition may have newer tasks than another one.
     horizon = max((scan.stopped for scan in scans if scan.stopped is not None), default=None)
     merged = heapq.merge(*(scan.found for scan in scans), key=lambda item: item[0], reverse=True)
     found = [item for item in merged if horizon is None or item[0] >= horizon]

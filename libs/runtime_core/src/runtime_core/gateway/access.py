@@ -65,12 +65,12 @@ SOURCE = "weft/http"
 SUBMIT_SECONDS = 10.0
 """How long a submit waits for a broker that is unavailable, and for the first agent-handler."""
 PAGE_SECONDS = 0.08
-"""How long a page of a list looks for tasks. With few that match, it has fewer than asked for."""
+"""How long one page of a list searches for tasks. It may then have fewer tasks than requested."""
 REASON_FIELDS_MAX = 200
 TRAJECTORIES_AT_ONCE = 4
 """Trajectories that a replica reads at once: each is in memory as a whole."""
 CHECKED_SECONDS = 10.0
-"""How long the findings of the checks are shown, however many people look at them."""
+"""How long the findings of the checks are cached, since many people may open the page."""
 USAGE_ROWS_MAX = 200_000
 """Reports of a part of a day that one summary of usage reads."""
 UsageBy = Literal["agent", "model", "tenant", "day"]
@@ -164,7 +164,7 @@ class Access:
     ) -> None:
         """`blobs` is the URL of the namespace's blobs, if it has any; `trajectory_url` that of the recorder's store.
 
-        `installation` is what `checks` looks at; `app` names the code of replays.
+        `installation` is what `checks` examines; `app` names the code of replays.
         """
         self.client = client
         self._blobs = blobs

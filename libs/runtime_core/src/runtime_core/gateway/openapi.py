@@ -48,8 +48,8 @@ from runtime_core.wire.commands import SUBMIT
 from runtime_core.wire.events import ENDED, HUMAN_REQUESTED, OUTPUT_DELTA, STEP_RECORDED
 
 _ABOUT = f"""\
-Start tasks of agents, follow them, answer their questions, and look after what failed. Times that are numbers are
-milliseconds since 1970 (UTC).
+Start tasks of agents, follow them, answer their questions, and handle failures. Times that are numbers are milliseconds
+since 1970 (UTC).
 
 **Who may call.** With keys, each operation takes the role in its `x-role`: `submit`, `read`, `answer` or `operate`. A
 key with a tenant reaches that tenant only: ids of tasks and schedules get the prefix `<tenant>.`, in answers too; you
@@ -151,7 +151,7 @@ def _results() -> tuple[Json, Json]:
         "type": f"urn:weft:problem:{FIELD.name}",
         "title": FIELD.title,
         "status": FIELD.status.value,
-        "detail": "a task with this id has another input",
+        "detail": "a task with this id has a different input",
         "field": "task_id",
     }
     example = {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]}
@@ -198,7 +198,7 @@ def _receive() -> Json:
         },
         "responses": {
             "202": started("The task is durable and will be handled."),
-            "200": json_of("What came of each event of a batch.", schema, example),
+            "200": json_of("The result of each event of the batch.", schema, example),
             **problems(*WITH_BODY, PARAMETER, CONFLICT),
         },
     }  # fmt: skip
@@ -219,7 +219,7 @@ def _batch() -> Json:
             {"tasks": [{"agent": "writer", "input": {"topic": topic}} for topic in ("Redis Streams", "Valkey")]},
         ),
         "responses": {
-            "200": json_of("What came of each task.", schema, example),
+            "200": json_of("The result of each task.", schema, example),
             **problems(*WITH_BODY, PARAMETER),
         },
     }
@@ -325,8 +325,8 @@ def _send() -> Json:
         "operationId": "sendMessage",
         "summary": "Send a message to a running task",
         "description": "The task receives it with `ctx.receive(name)`, now or later. A repeat with the same "
-        "Idempotency-Key and value sends nothing; with another value it is refused (409), as is a message to a task "
-        "that has ended or keeps too many messages.",
+        "Idempotency-Key and value sends nothing; with a different value it is refused (409), as is a message to a "
+        "task that has ended or keeps too many messages.",
         "parameters": [task_id(), idempotency_key()],
         "requestBody": body_of(
             object_of({"name": NAME, "value": {"description": "Any JSON."}}, "name", "value"),
@@ -425,7 +425,7 @@ Output of a run with a higher `attempt` replaces the output of its lower attempt
 No event says that a question was answered or has expired: read the task again, whose `questions` are the open ones.
 
 The id is that of the stream's entry; send it as `Last-Event-ID` to resume after it. An id that is later than the last
-event, as after a broker has lost its last second, starts the stream from its beginning: forget the ids that you have.
+event, as after a broker has lost its last second, starts the stream from its beginning: discard the ids that you have.
 
 The `EventSource` of browsers sends no `Authorization`: read the stream with `fetch` instead."""
 

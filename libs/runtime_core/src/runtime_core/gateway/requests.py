@@ -32,7 +32,7 @@ from runtime_core.wire.ids import MAX_NAME_CHARACTERS, has_control
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 1.0
-"""When to send a request again that the broker could not take."""
+"""When to repeat a request that the broker could not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def no_schedule(schedule_id: str) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """Return an error of Weft as a problem; None for one that nobody expected."""
+    """Return an error of Weft as a problem; None for an unexpected error."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, NotYet):
@@ -218,7 +218,7 @@ class Limits:
         free = self._streams_max - self._streams.total()
         if free <= 0:
             raise Problem(STREAMS, f"this replica has {self._streams_max} open streams", "", RETRY_SECONDS)
-        # A part of what the others leave: however many callers take all they may have, another one finds some free.
+        # A share of what the others leave: however many callers take their full share, the next one finds free streams.
         held = self._streams[holder]
         if held * (100 - self._caller_streams_percent) >= free * self._caller_streams_percent:
             why = f"this caller has {held} open streams at this replica, its part of {self._streams_max}"

@@ -46,7 +46,7 @@ FORK_FIELDS = ("at", "input", "task_id", "session_id")
 
 
 class TrajectoryRoutes:
-    """What the routes of forks, recorded steps and usage do."""
+    """The routes of forks, recorded steps and usage."""
 
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access = access
@@ -165,7 +165,7 @@ def _step(step: Step | None) -> dict[str, Any] | None:  # Any: JSON
 
 
 class LetterRoutes:
-    """What the routes of dead letters do."""
+    """The routes of dead letters."""
 
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access = access
@@ -215,7 +215,7 @@ def _flag(body: Mapping[str, object], name: str) -> bool:
 
 
 class ScheduleRoutes:
-    """What the routes of schedules do."""
+    """The routes of schedules."""
 
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access = access

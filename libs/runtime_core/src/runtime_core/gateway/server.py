@@ -212,7 +212,7 @@ class _Resource:
             problem = problem_of(error)
             if problem is None:
                 logger.error("%s %s failed", request.method, request.scope["path"][:200], exc_info=error)
-                problem = Problem(DEFECT, "an error that nobody expected; the log of the gateway has it")
+                problem = Problem(DEFECT, "unexpected error; see the log of the gateway")
             return problem.response()
 
     async def _caller_of(self, request: Request, role: str) -> Caller:

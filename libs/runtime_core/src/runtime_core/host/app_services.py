@@ -91,8 +91,8 @@ async def build_agent_handler(settings: Settings, metrics: Metrics) -> Host:
 
 
 class RecordedInStore:
-    """Finds steps in the trajectory store, if there is one here. One look at a time, and a short one: it is for errors,
-    of which there may be thousands at once.
+    """Finds steps in the trajectory store, if there is one here. It reads one at a time, briefly: thousands of errors
+    may need it at once.
     """
 
     def __init__(self, settings: Settings) -> None:

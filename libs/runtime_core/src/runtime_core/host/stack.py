@@ -286,7 +286,7 @@ async def reload_on_change(reference: str, supervisor: Supervisor, names: frozen
         try:
             await check_app(reference)
         except ConfigurationError as error:
-            supervisor.note(f"{shown} changed, and the old code runs on: {error}")
+            supervisor.note(f"{shown} changed, and the old code keeps running: {error}")
             continue
         supervisor.note(f"{shown} changed: restarting the handlers")
         supervisor.restart(names)

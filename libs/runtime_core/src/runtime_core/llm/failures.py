@@ -1,4 +1,4 @@
-"""Classifies errors of a model's client: ask again later, or give up with one clear line.
+"""Classifies errors of a model's client: retry later, or give up with one clear line.
 
 It finds the client's classes by name along their bases, so that this file loads without the client.
 """

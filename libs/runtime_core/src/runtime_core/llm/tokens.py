@@ -25,7 +25,7 @@ Message = dict[str, Any]  # Any: the JSON of one message, as pydantic-ai writes 
 BYTES_PER_TOKEN = 3
 """English has about four bytes per token, code about three; most other scripts have three per character, one token."""
 MESSAGE_TOKENS = 4
-"""The tokens of a message beside its content."""
+"""The tokens of a message in addition to its content."""
 MEDIA_TOKENS = 1600
 """The tokens of an image or other media, whose size in bytes does not indicate its tokens."""
 

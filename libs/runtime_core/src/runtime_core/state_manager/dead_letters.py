@@ -223,7 +223,7 @@ class LetterFilter:
     tenant: str = ""
     """Only letters of tasks whose ids begin with this tenant, and of rejected commands of `publishers`."""
     publishers: frozenset[str] = frozenset()
-    """The publishers of `tenant`. Who has sent a rejected command, only its stream says."""
+    """The publishers of `tenant`: only the stream of a rejected command says who sent it."""
 
     def __contains__(self, letter: DeadLetter) -> bool:
         wanted = ((self.reason, letter.reason), (self.name, letter.name), (self.task, letter.task))
@@ -332,7 +332,7 @@ class DeadLetters:
                 if taken > limit or scanned >= SCANNED_MAX:
                     stopped.append(letter.place)
                     break
-        # Behind the place where one partition has stopped, it may have newer letters than the others.
+        # After the place where one partition has stopped, it may have newer letters than the others.
         horizon = max(stopped, default=None)
         found = sorted((each for each in found if horizon is None or each[0] >= horizon), reverse=True, key=_first)
         if len(found) > limit:

@@ -150,7 +150,7 @@ class TenantIndexer:
         self._cursor: bytes | None = b"0"
 
     async def step(self) -> None:
-        """Look at the next part of the index, so that no round takes long."""
+        """Index the next part, so that no round takes long."""
         if self._cursor is None:
             return
         call, keys = self._bus.transport.call, self._bus.keys

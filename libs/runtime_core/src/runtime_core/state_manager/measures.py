@@ -36,7 +36,7 @@ Call = Callable[..., Awaitable[Reply]]
 Fields = dict[bytes, bytes]
 MEASURE_SECONDS = 2.0
 UNSERVED_LOOKS = 5
-"""How many looks in a row have to find work without a handler before a warning: a reload takes a few seconds."""
+"""How many checks in a row must find work without a handler before a warning: a reload takes a few seconds."""
 """The shortest time between two measurements."""
 TENANTS_SHOWN = 20
 SCHEDULES_SECONDS = 60.0
@@ -57,7 +57,7 @@ class Lag:
     oldest_waiting: float = 0.0
     oldest_pending: float = 0.0
     consumers: int | None = None
-    """The consumers of the group, also dead ones; None: there is no such group yet."""
+    """The consumers of the group, including dead ones; None: there is no such group yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ async def served_by_handlers(bus: EventBus) -> Served:
 async def forget_served(bus: EventBus) -> None:
     """Forget what dead owners could run."""
     call, keys = bus.transport.call, bus.keys
-    # First, so that an owner that comes between the two reads is not taken for a dead one.
+    # First, so that an owner that appears between the two reads is not mistaken for a dead one.
     said = cast(list[bytes], await call("HKEYS", keys.served))
     alive = set(cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1)))
     if gone := [owner for owner in said if owner not in alive]:
@@ -489,7 +489,7 @@ class Measures:
         )
 
     async def _unserved(self) -> list[Sample]:
-        """Return the work without a handler, and log what `UNSERVED_LOOKS` looks in a row have found."""
+        """Return the work without a handler, and log what `UNSERVED_LOOKS` checks in a row have found."""
         await forget_served(self._bus)
         found = {(each.kind, each.name): each for each in await find_unserved(self._bus)}
         looks = self._unserved_looks = Counter({place: self._unserved_looks[place] + 1 for place in found})

@@ -151,7 +151,7 @@ _WORDS = {"whole": "a whole number", "number": "a number", "choice": "one of the
 
 
 class Actions:
-    """Each takes a form, and returns a redirect to the page that shows what came of it."""
+    """Handlers of forms. Each returns a redirect to the page that shows the result."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -1,4 +1,4 @@
-"""What the pages show."""
+"""The pages that only read."""
 
 from __future__ import annotations
 

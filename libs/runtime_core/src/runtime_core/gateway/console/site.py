@@ -267,7 +267,7 @@ class Site:
         request = visit.request
         if problem is None:
             logger.error("%s %s failed", request.method, request.scope["path"][:200], exc_info=error)
-            problem = Problem(DEFECT, "an error that nobody expected; the log of the gateway has it")
+            problem = Problem(DEFECT, "unexpected error; see the log of the gateway")
         if problem.kind is UNAUTHORIZED:
             return self._ask_to_log_in(request)
         response = self.render(

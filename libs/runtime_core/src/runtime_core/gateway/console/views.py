@@ -470,7 +470,7 @@ def _with_added(rows: Sequence[StepRow], added: dict[str, list[StepRow]], below:
 
 
 class _Below:
-    """What the rows below each run say, read once: a look at all rows for each run takes seconds for thousands."""
+    """Data of the rows below each run, read once: to scan all rows for each run takes seconds for thousands."""
 
     def __init__(self, rows: Sequence[StepRow], open_paths: Collection[str] = ()) -> None:
         self.starts: dict[str, float] = {}
