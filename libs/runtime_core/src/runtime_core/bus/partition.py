@@ -188,7 +188,7 @@ class Partition:
                 "durability", f"the server does not support {self.durability}: {error}", 1.0, task
             ) from error
         if self.transport.reconnects != connection:
-            # On a new connection WAIT returns immediately: nothing was written on it, perhaps to another server.
+            # On a new connection, perhaps to another server, WAIT returns immediately: nothing was written on it.
             raise NotDurable("durability", "the connection broke before the wait was over; send it again", 0.0, task)
         if problem:
             raise NotDurable("durability", problem, 1.0, task)
