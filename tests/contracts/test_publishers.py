@@ -19,7 +19,7 @@ from runtime_core.bus.topics import Topics
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
-from runtime_core.state_manager import publishers
+from runtime_core.state_manager import ingress as publisher_streams
 from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.publishers import Publisher, Publishers
@@ -77,10 +77,10 @@ class World:
 
 @pytest.fixture
 async def world(broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(publishers, "REGISTRY_SECONDS", 0.02)
-    monkeypatch.setattr(publishers, "STREAM_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(publishers, "STREAM_BACKOFF_MIN_SECONDS", 0.02)
-    monkeypatch.setattr(publishers, "STREAM_BACKOFF_MAX_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "REGISTRY_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "STREAM_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "STREAM_BACKOFF_MIN_SECONDS", 0.02)
+    monkeypatch.setattr(publisher_streams, "STREAM_BACKOFF_MAX_SECONDS", 0.02)
     world = World(broker, bus)
     await world.register("shop", "acme")
     await world.register("desk", "globex")
@@ -600,8 +600,8 @@ async def test_large_entries_are_never_read_whole(world: World) -> None:
             return entries
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(publishers, "IngressStream", Counted)
-        patched.setattr(publishers, "STREAM_BYTES_MAX", 1_500_000)
+        patched.setattr(publisher_streams, "IngressStream", Counted)
+        patched.setattr(publisher_streams, "STREAM_BYTES_MAX", 1_500_000)
         for number in range(5):
             await world.send("shop", "task.submit", submit(f"t{number}", metadata={"x": "x" * 1_000_000}))
         await world.admitted("shop")

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import runtime_core.bus.partition
 import runtime_core.consumer.consumer
 import runtime_core.consumer.heartbeat
+import runtime_core.state_manager.ingress
 import runtime_core.state_manager.keeper
 import runtime_core.state_manager.measures
-import runtime_core.state_manager.publishers
 import runtime_core.state_manager.relay
 import runtime_core.state_manager.scheduler
 from runtime_core.bus.library import Library
@@ -49,7 +49,7 @@ def virtual(
         (runtime_core.bus.partition, "library", lambda: library),
         (runtime_core.consumer.consumer, "PROMOTE_SECONDS", 1.0),
         (runtime_core.state_manager.relay, "POLL_SECONDS", 0.8),
-        (runtime_core.state_manager.publishers, "POLL_MIN_SECONDS", 0.2),
+        (runtime_core.state_manager.ingress, "POLL_MIN_SECONDS", 0.2),
         (runtime_core.state_manager.keeper, "TIDY_SECONDS", 2.0),
         (runtime_core.state_manager.scheduler, "POLL_SECONDS", poll_seconds),
         (runtime_core.state_manager.measures.Measures, "refresh", _measure_nothing),

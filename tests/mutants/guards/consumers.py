@@ -697,12 +697,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/declare:schema_huge_integers",
     ),
     python(
-        "state_manager/command.py",
+        "state_manager/ingress.py",
         "error_cycle",
         "        error, self.error = self.error, None\n",
         "        error = self.error\n",
         "a refused command is freed at once",
-        "unit/state_manager:command",
+        "unit/state_manager:ingress",
     ),
     python(
         "consumer/in_flight.py",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, lua, python
 
 PUBLISHERS = "state_manager/publishers.py"
 ADMITTER = "state_manager/admitter.py"
-STREAMS = "state_manager/publishers.py"
+INGRESS = "state_manager/ingress.py"
 TESTS = "contracts:publishers"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -227,7 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        "state_manager/command.py",
+        INGRESS,
         "names_hidden",
         '    if self.publisher is None or error.field != "data.agent" or self.envelope is None:\n',
         "    if True:\n",
@@ -259,7 +259,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        STREAMS,
+        INGRESS,
         "again",
         '                elif not waiting:\n                    # Read from the start again: settled entries are gone, and a recreated stream may have smaller ids.\n                    last = b""\n',
         "                elif entries:\n                    last = entries[-1].id\n",
@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        STREAMS,
+        INGRESS,
         "future",
         '    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + MAX_ID_AHEAD_MS:\n',
         "    if False:\n",
@@ -275,7 +275,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TESTS,
     ),
     python(
-        STREAMS,
+        INGRESS,
         "too_large",
         "    if entry.too_large:\n",
         "    if False:\n",

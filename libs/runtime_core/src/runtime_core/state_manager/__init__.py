@@ -1,6 +1,6 @@
 """The work of the state-manager: admits commands, starts tasks, sends answers, frees memory, finds what is stuck.
 
-1. `admitter` reads each entry of the ingress streams as a `command` of one of the `publishers`. `admission` starts the
+1. `admitter` carries out the commands of the `ingress`, each bound to one of the `publishers`. `admission` starts the
    task.
 2. `scheduler` starts the tasks of `schedules`.
 3. `relay` sends answers to the streams that clients name, and requests to agents of other partitions.

@@ -33,8 +33,8 @@ from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, NotDurable, Rejected, ServerError, is_temporary
 from runtime_core.state_manager import schedules
 from runtime_core.state_manager.admission import Admission, answer_question
-from runtime_core.state_manager.command import Command
-from runtime_core.state_manager.publishers import Publisher, PublisherStreams
+from runtime_core.state_manager.ingress import Command, PublisherStreams
+from runtime_core.state_manager.publishers import Publisher
 from runtime_core.state_manager.relay import AnswerBounds, Answers
 from runtime_core.state_manager.schedules import Schedules
 from runtime_core.telemetry.metrics import Metrics

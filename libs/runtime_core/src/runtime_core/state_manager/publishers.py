@@ -1,37 +1,28 @@
 """Publishers with their own ingress streams, and tenants.
 
-Publishers: the scope of their commands, and a fair reader of all streams. Tenants: their settings, and how much open
-and waiting work each has.
+Publishers: the scope of their commands. Tenants: their settings, and how much open and waiting work each has.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
 
-from runtime_core.base.periodic import cancel_and_wait
-from runtime_core.bus.admin import MAX_ENTRY_BYTES, MAX_ID_AHEAD_MS, IngressEntry, IngressStream
-from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.results import referenced_urls
-from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, Rejected, ServerError
+from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.state_manager.schedules import checked_id
 from runtime_core.wire.blobs import path_below
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Cancellation, Publication, Signal, Submission, checked_text
 from runtime_core.wire.envelope import ANONYMOUS, Envelope
 from runtime_core.wire.ids import MAX_NAME_CHARACTERS, TASK_ID_RULE, is_task_id, scoped_name
-
-logger = logging.getLogger(__name__)
 
 NAME_RULE = "1 to 63 of a-z 0-9 and -, beginning with a letter or digit"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -44,22 +35,6 @@ ANSWERS = ":answers"
 """Every `replyto` of a publisher begins with its name and this."""
 REGISTRY_SECONDS = 1.0
 """The time between two reads of the registered publishers."""
-STREAM_BATCH = 100
-"""Entries per read of one stream."""
-STREAM_COMMANDS_MAX = 1000
-"""Commands of one stream that may be held at once; later ones are not read yet."""
-STREAM_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of one stream that may be held at once, except for the last entry."""
-ALL_STREAMS_BYTES_MAX = 64 * 1024 * 1024
-"""The same for all streams together, in equal shares."""
-STREAM_RETRY_SECONDS = 0.2
-"""The pause before commands that must wait are tried again."""
-POLL_MIN_SECONDS = 0.02
-POLL_MAX_SECONDS = 1.0
-POLLS_PER_SECOND = 250
-"""Polls per second of all empty streams together."""
-STREAM_BACKOFF_MIN_SECONDS = 0.1
-STREAM_BACKOFF_MAX_SECONDS = 5.0
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -267,141 +242,6 @@ def _read(data: bytes) -> Publisher | None:
 def split_names(text: str) -> tuple[str, ...]:
     """Split a comma-separated list of names."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-class HasFields(Protocol):
-    """A held command."""
-
-    fields: list[bytes]
-
-
-Command = TypeVar("Command", bound=HasFields)
-
-
-class PublisherStreams(Generic[Command]):
-    """Reads the ingress streams of all registered publishers, each in its own task.
-
-    Each task settles one command at a time, so the streams take turns command by command. A stream that is unreadable,
-    waits or holds garbage does not delay the others. Held commands are bounded in number and bytes.
-
-    `take` turns an entry into a command. `settle` executes commands and returns those that must wait.
-    `connect` opens a connection per stream, for a Cluster, where the streams may live on different servers.
-    """
-
-    def __init__(
-        self,
-        home: EventBus,
-        transport: Transport,
-        take: Callable[[Publisher, IngressStream, IngressEntry, InvalidInput | None], Command],
-        settle: Callable[[list[Command]], Awaitable[list[Command]]],
-        drop: Callable[[list[Command]], None],
-        connect: Callable[[], Awaitable[Transport]] | None = None,
-    ) -> None:
-        self._publishers = Publishers(home)
-        self._namespace = home.keys.namespace
-        self._transport = transport
-        self._take = take
-        self._settle = settle
-        self._drop = drop
-        self._connect = connect
-        self._readers: dict[Publisher, asyncio.Task[None]] = {}
-
-    async def run(self) -> None:
-        """Read until cancelled. Raises Fenced if another admitter leads."""
-        try:
-            while True:
-                try:
-                    await self._follow_registry()
-                except (BusUnavailable, ServerError) as error:
-                    logger.warning("cannot read the registered publishers: %s", error)
-                readers = self._readers.values()
-                if not readers:
-                    await asyncio.sleep(REGISTRY_SECONDS)
-                    continue
-                done, _ = await asyncio.wait(readers, timeout=REGISTRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                for reader in done:
-                    reader.result()  # raises: readers end only by errors that concern all streams
-        finally:
-            await cancel_and_wait(*self._readers.values())
-
-    async def _follow_registry(self) -> None:
-        """Start a reader for each new or changed publisher, and stop the readers of others."""
-        wanted = {publisher.name: publisher for publisher in await self._publishers.all()}
-        gone = [publisher for publisher in self._readers if wanted.get(publisher.name) != publisher]
-        await cancel_and_wait(*[self._readers.pop(publisher) for publisher in gone])
-        for publisher in wanted.values():
-            if publisher not in self._readers:
-                self._readers[publisher] = asyncio.create_task(self._read(publisher), name=f"tasks:{publisher.name}")
-
-    async def _read(self, publisher: Publisher) -> None:
-        transport = self._transport if self._connect is None else None
-        backoff, logged = STREAM_BACKOFF_MIN_SECONDS, ""
-        try:
-            while True:
-                began = time.monotonic()
-                try:
-                    if transport is None:
-                        assert self._connect is not None
-                        transport = await self._connect()
-                    await self._follow(publisher, IngressStream(transport, self._namespace, publisher.name))
-                except (Fenced, asyncio.CancelledError):
-                    raise
-                except Exception as error:
-                    # An error of one stream (wrong type, no permission) must not affect other publishers.
-                    if time.monotonic() - began > STREAM_BACKOFF_MAX_SECONDS:
-                        backoff, logged = STREAM_BACKOFF_MIN_SECONDS, ""
-                    expected = isinstance(error, (BusUnavailable, ServerError))
-                    if str(error) != logged:
-                        logger.log(
-                            logging.WARNING if expected else logging.ERROR,
-                            "cannot read the stream of publisher %s: %r", publisher.name, error,
-                            exc_info=None if expected else error,
-                        )  # fmt: skip
-                    logged = str(error)
-                await asyncio.sleep(backoff)
-                backoff = min(backoff * 2, STREAM_BACKOFF_MAX_SECONDS)
-        finally:
-            if transport is not None and transport is not self._transport:
-                await transport.close()
-
-    async def _follow(self, publisher: Publisher, stream: IngressStream) -> None:
-        """Settle the entries of one stream in order, until reading it fails."""
-        waiting: list[Command] = []
-        last = b""
-        try:
-            while True:
-                left = min(STREAM_BYTES_MAX, ALL_STREAMS_BYTES_MAX // max(1, len(self._readers)))
-                left -= sum(sum(map(len, command.fields)) for command in waiting)
-                count = min(STREAM_BATCH, STREAM_COMMANDS_MAX - len(waiting))
-                entries: list[IngressEntry] = []
-                if count > 0 and left > 0:
-                    entries = await stream.read(last, count, left)
-                waiting += [self._take(publisher, stream, entry, _refused(entry)) for entry in entries]
-                waiting = await self._settle(waiting)
-                if entries and waiting:
-                    last = entries[-1].id
-                elif not waiting:
-                    # Read from the start again: settled entries are gone, and a recreated stream may have smaller ids.
-                    last = b""
-                # No pause while there are more entries.
-                await asyncio.sleep(STREAM_RETRY_SECONDS if waiting else 0 if entries else self._poll_seconds())
-        finally:
-            self._drop(waiting)
-
-    def _poll_seconds(self) -> float:
-        return min(POLL_MAX_SECONDS, max(POLL_MIN_SECONDS, len(self._readers) / POLLS_PER_SECOND))
-
-
-def _refused(entry: IngressEntry) -> InvalidInput | None:
-    """Return why an entry is refused before it is parsed; None if it is not."""
-    if entry.too_large:
-        return InvalidInput(
-            "entry",
-            f"is {entry.too_large} bytes, over the limit of {MAX_ENTRY_BYTES}; store the data and send a reference",
-        )
-    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + MAX_ID_AHEAD_MS:
-        return InvalidInput("entry", f"has the id {entry.id.decode()}, which is in the future; send `*` as its id")
-    return None
 
 
 RUNNING = "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from runtime_core.state_manager.command import Command
+from runtime_core.state_manager.ingress import Command
 
 
 class Fields(list[bytes]):
