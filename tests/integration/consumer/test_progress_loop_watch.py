@@ -32,8 +32,8 @@ async def test_code_that_holds_the_loop_ends_with_its_stack(valkey: Server, name
         for how, where in WHERE.items():
             neighbours = [await client.submit("naps", 5.0) for _ in range(2)]
             ends = {"holds": await (await client.submit("holds", how)).result(timeout=90)}
-            # Every place for the first way to hold it; in the matrix for each.
-            if how == "spins" or is_full():
+            # Every place for the way that computes nothing; in the matrix for each.
+            if how == "waits" or is_full():
                 wanted = {"tool": "holding", "how": how}
                 ends["holds_in_step"] = await (await client.submit("holds_in_step", how)).result(timeout=90)
                 ends["calls"] = await (await client.submit("calls", wanted)).result(timeout=90)

@@ -13,12 +13,13 @@ import pytest
 
 from tests.architecture.tree import ROOT
 from tests.integration.gateway.gateways import gateway_fleet, http, url_of
+from tests.servers.matrix import is_full
 from tests.servers.process import Server
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 PROGRAM = ROOT / ".venv-schemathesis" / "bin" / "st"
 SEED = 19
-EXAMPLES = 10
+EXAMPLES = 10 if is_full() else 3
 """For each operation and phase."""
 CHECKS = "not_a_server_error,content_type_conformance,response_schema_conformance,status_code_conformance"
 
