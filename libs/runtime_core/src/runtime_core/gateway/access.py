@@ -50,6 +50,7 @@ from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters,
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set
 from runtime_core.telemetry.redaction import redactor
+from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory, exported
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission, SubmitOptions, submission_of
@@ -57,7 +58,6 @@ from runtime_core.wire.events import ENDED
 from runtime_core.wire.ids import is_task_id
 
 if TYPE_CHECKING:
-    from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory
     from runtime_core.trajectory.store import Filters, TrajectoryStore
 
 SOURCE = "weft/http"
@@ -512,8 +512,6 @@ class Access:
 
     async def steps(self, caller: Caller, filters: Filters) -> AsyncIterator[ExportedStep]:
         """Yield the recorded steps of tasks, in the form of exports."""
-        from runtime_core.trajectory.reading import exported
-
         store = await self.store()
         bound = filters.copy()
         if caller.tenant:

@@ -40,6 +40,8 @@ from runtime_core.gateway.requests import (
 from runtime_core.gateway.resources import ENDS, GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
 from runtime_core.state_manager.dead_letters import REASONS
 from runtime_core.state_manager.schedules import SCHEDULE_ID
+from runtime_core.trajectory.reading import ExportedStep
+from runtime_core.trajectory.tree import TreeDict
 
 _NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
 _LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
@@ -70,9 +72,6 @@ _TREE: Json = {
 
 def schemas() -> Json:
     """Return the schemas of what these routes show."""
-    from runtime_core.trajectory.reading import ExportedStep  # here: they import SQLAlchemy
-    from runtime_core.trajectory.tree import TreeDict
-
     text = {"type": "string"}
     texts = ("key", "session_id", "cron", "last_task_id", "error")
     schedule: Json = {name: {"type": ["string", "null"]} for name in texts}

@@ -25,6 +25,7 @@ from runtime_core.gateway.requests import (
 )
 from runtime_core.state_manager.dead_letters import REASONS, By, LetterFilter
 from runtime_core.state_manager.schedules import FIELDS
+from runtime_core.trajectory.reading import first_difference
 from runtime_core.wire.commands import checked_text
 from runtime_core.wire.step import ENCODER
 
@@ -89,8 +90,6 @@ class TrajectoryRoutes:
             other = await self._access.trajectory(caller, other_id)
         except Problem as problem:
             raise Problem(problem.kind, problem.detail, "with") from None
-        from runtime_core.trajectory.reading import first_difference
-
         found = first_difference(one, other)
         if found is None:
             return json_reply({"difference": None})

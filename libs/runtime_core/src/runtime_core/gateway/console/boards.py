@@ -29,6 +29,8 @@ from runtime_core.state_manager.admission import read_manifests
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.measures import Unserved, find_unserved
 from runtime_core.state_manager.waits import HeldWork, Quarantine, find_quarantines, held_work, waiting_work
+from runtime_core.trajectory.reading import first_difference
+from runtime_core.trajectory.tree import decoded, to_tree
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.events import ENDED
 
@@ -297,9 +299,6 @@ class Boards:
         given = [query.get("one", "").strip()[:200], query.get("other", "").strip()[:200]]
         if not all(given):
             return self._site.render(visit, "compare.html", given=given, lines=[], difference=None)
-        from runtime_core.trajectory.reading import first_difference  # here: they import SQLAlchemy
-        from runtime_core.trajectory.tree import decoded, to_tree
-
         one, other = [await self._access.trajectory(visit.caller, task) for task in given]
         lines = [views.timeline({}, to_tree(each, decode=False)) for each in (one, other)]
         found = await asyncio.to_thread(first_difference, one, other)

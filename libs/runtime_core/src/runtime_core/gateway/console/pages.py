@@ -27,6 +27,7 @@ from runtime_core.gateway.requests import NO_STORE, NO_TRAJECTORY, Problem, no_t
 from runtime_core.gateway.tasks import STATUSES, StreamRoutes
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.telemetry import trace_context
+from runtime_core.trajectory.tree import decoded, to_tree
 from runtime_core.wire.ids import is_task_id
 
 FILTERS = ("status", "agent", "session", "key", "tenant", "age", "waits", "q")
@@ -213,8 +214,6 @@ class Pages:
 
         Raises Problem if neither is known.
         """
-        from runtime_core.trajectory.tree import decoded, to_tree  # here: they import SQLAlchemy
-
         handle = await self._access.handle(visit.caller, task_id)
         view = await read_task(handle.bus, handle.task_id, letters=False)
         try:

@@ -38,7 +38,7 @@ cannot be read."""
 
 def strategy_of(value: object) -> TrajectoryStrategy:
     """Return the strategy that `conf.trajectory_strategy` names. Raises InvalidInput."""
-    # Imported here: a task without a record does not need them, and SQLAlchemy loads in half a second.
+    # Imported here: a task without a record does not need them.
     from runtime_core.trajectory import items
 
     named = {"default": items.DefaultTrajectoryStrategy, "memory": items.MemoryTrajectoryStrategy}
