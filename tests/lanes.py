@@ -1,6 +1,6 @@
 """Run make targets in lanes beside each other: `python -m tests.lanes test-main -- test-ray -- test-autogen`.
 
-Targets of one lane run one after the other, also after one that fails. The first lane prints as it goes. Each other
+Targets of one lane run one after the other, even after one that fails. The first lane prints as it goes. Each other
 lane writes to `.cache/lanes/`, and its output follows once all lanes have ended. Most tests wait more than they
 compute, so lanes on two cores take little longer than the longest one alone.
 """

@@ -17,7 +17,7 @@ TASK = "Say in one sentence what a durable runtime is."
 ANSWERS = [
     "A durable runtime keeps going.",
     "Say what it survives.",
-    "A durable runtime finishes what it began, also when its processes die.",
+    "A durable runtime finishes what it began, even when its processes die.",
     "APPROVE",
 ]
 

@@ -1,6 +1,6 @@
 """The files of one folder over MCP: `python files_server.py FOLDER`, on stdin and stdout.
 
-Paths are relative to the folder, with `/`. Nothing outside it is read or written, also not by a link that leads out.
+Paths are relative to the folder, with `/`. Nothing outside it is read or written, not even by a link that leads out.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ async def ask(client: Client, question: str) -> int:
 
 async def main(question: str) -> int:
     if not os.environ.get("OPENAI_API_KEY"):
-        print("set OPENAI_API_KEY, and OPENAI_BASE_URL for another provider than OpenAI", file=sys.stderr)
+        print("set OPENAI_API_KEY, and OPENAI_BASE_URL for a provider other than OpenAI", file=sys.stderr)
         return 1
     url = os.environ.get("WEFT_REDIS_URL")
     if url:

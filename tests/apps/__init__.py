@@ -1,1 +1,1 @@
-"""Apps that tests give to processes of their own, by name: `tests.apps.fleet_app:app`."""
+"""Apps that tests give to separate processes, by name: `tests.apps.fleet_app:app`."""

@@ -9,7 +9,7 @@ app = App("llm")
 later = App("llm")
 """As it is deployed while conversations wait: with other instructions, more tools, other rules and arguments."""
 archive = App("archive")
-"""Another app, whose tools run in a pool of their own."""
+"""Another app, whose tools run in a separate pool."""
 APPROVED = ("pay", "search")
 
 

@@ -175,7 +175,7 @@ LARGE_INPUTS = [2_100_000, 2_100_002, [700_010, 700_011], [1_500_001, 1_500_002]
 
 @app.agent("large_inputs")
 async def large_inputs(ctx: AgentContext, named: str) -> list[object]:
-    """Arguments and items that no event could carry; on Spark, also those of a job."""
+    """Arguments and items that no event could carry; on Spark, including those of a job."""
     engine = ctx.engine(named)
     beside, text = "y" * 700_000, "x" * 1_400_000
     found = await ctx.gather(

@@ -100,7 +100,7 @@ async def ending_loop(how: str) -> None:
 
 @app.tool(retry=ONCE)
 async def napping(seconds: float) -> str:
-    """Waits in a task of its own."""
+    """Waits in a separate task."""
     return await asyncio.create_task(asyncio.sleep(seconds, "slept"))
 
 
@@ -190,7 +190,7 @@ async def calls_keeping(ctx: AgentContext, tool: str) -> object:
 
 @app.agent("emits", retry=ONCE)
 async def emits(ctx: AgentContext) -> None:
-    """Emits large values without end."""
+    """Emits large values endlessly."""
     while True:
         await ctx.emit("x" * 1_000_000)
 

@@ -115,7 +115,7 @@ def test_the_defaults_of_numbers_are_right() -> None:
         and shown[f"WEFT_{field.name.upper()}"]
         != (f"{field.default:.15g}" if isinstance(field.default, float) else str(field.default).replace("False", "0"))
     }
-    assert wrong == {}, "docs/operations.md shows other defaults than settings.py has"
+    assert wrong == {}, "docs/operations.md shows defaults that differ from settings.py"
 
 
 def test_the_page_of_metrics_is_current() -> None:
@@ -128,7 +128,7 @@ def test_the_documented_users_of_the_broker_are_current() -> None:
     stale = "run `python -m docs.generate_acl`"
     assert generate_acl.PAGE.read_text(encoding="utf-8") == generate_acl.page(), f"docs/acl.md is stale: {stale}"
     kept = generate_acl.IN_THE_CLUSTER.read_text(encoding="utf-8")
-    assert kept == generate_acl.in_the_cluster(), f"the cluster's Secret has other rules than the code: {stale}"
+    assert kept == generate_acl.in_the_cluster(), f"the cluster's Secret has rules that differ from the code: {stale}"
 
 
 def test_the_metrics_that_documents_name_exist() -> None:

@@ -26,7 +26,7 @@ def forgotten(tree: ast.Module) -> Iterator[int]:
         if isinstance(item.optional_vars, ast.Name)
     }
     for node in ast.walk(tree):
-        # As a statement of its own, also with something called on it: `create_task(…).add_done_callback(…)`.
+        # As a statement of its own, even with something called on it: `create_task(…).add_done_callback(…)`.
         made = node.value if isinstance(node, ast.Expr) else None
         while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
             if made.func.attr in STARTS:

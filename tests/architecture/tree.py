@@ -18,7 +18,7 @@ _NOT_OURS = {"__pycache__", "dist", "node_modules", "results"}
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import of a module, also inside functions and under TYPE_CHECKING."""
+    """One import of a module, even inside functions and under TYPE_CHECKING."""
 
     importer: str
     imported: str
@@ -76,7 +76,7 @@ def imports_of(path: Path, base: Path) -> Iterator[Import]:
 
 
 def module_graph() -> dict[str, set[str]]:
-    """Return for each module of runtime_core those that it imports, also for types alone."""
+    """Return for each module of runtime_core those that it imports, including imports for types."""
     modules = {
         ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
         for path in (CORE / "runtime_core").rglob("*.py")

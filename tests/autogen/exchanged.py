@@ -15,7 +15,7 @@ from tests.autogen.excepted import EXCEPTED, NOT_RUN
 RUNTIME = "WEFT_TEST_AUTOGEN_RUNTIME"
 """Environment variable: `autogen` leaves AutoGen's own class in place, to show that the helper agents are right;
 with Weft's, `memory` (default) is a broker in the process, `server` the one of WEFT_REDIS_URL, `hosts` the same for
-tests of runtimes over gRPC, and `workers` the same with each agent type in a process of its own."""
+tests of runtimes over gRPC, and `workers` the same with each agent type in a separate process."""
 
 _ORIGINAL = autogen_core.SingleThreadedAgentRuntime
 

@@ -1,4 +1,4 @@
-"""Weft's runtime with each type of agents in a process of its own, for AutoGen's tests.
+"""Weft's runtime with each type of agents in a separate process, for AutoGen's tests.
 
 The test's process sends, publishes and asks; it runs no agent but the managers of AgentChat's teams, which write to a
 queue of their team. A process is forked where a type is registered, so that

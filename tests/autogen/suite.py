@@ -1,4 +1,4 @@
-"""Runs AutoGen's test modules in a process of their own, as they were published."""
+"""Runs AutoGen's test modules in a separate process, as they were published."""
 
 from __future__ import annotations
 

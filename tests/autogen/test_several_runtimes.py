@@ -186,7 +186,7 @@ async def test_a_token_reaches_a_handler_elsewhere_whose_work_counts(make: Make,
     if when == "before it is handled":
         (bus,) = await client.broker()
         async with asyncio.timeout(IDLE_SECONDS):
-            # Only the broker knows when it has heard of it.
+            # Only the broker knows when it has learned of it.
             while not await bus.transport.call("ZCARD", f"{bus.keys.base}stopped"):
                 await asyncio.sleep(0.01)
         worker.start()

@@ -40,7 +40,7 @@ def check_ledger(path: Path, zombies: Collection[int] = ()) -> None:
     """No step has run again once the journal had its result; one that was cut midway may.
 
     Lines are `run <step> <process>` and `kept <step> <process>`. `zombies` are processes that were declared dead and
-    lived: they may begin a step before they hear of it.
+    lived: they may begin a step before they learn of it.
     """
     kept: dict[str, str] = {}
     again = []

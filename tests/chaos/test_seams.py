@@ -125,7 +125,7 @@ class Load:
             await asyncio.sleep(cancel_after)
             await handle.cancel()
         while True:
-            # A handle keeps the first end that it hears of, and a redrive may take that back.
+            # A handle keeps the first end that it learns of, and a redrive may take that back.
             response = await (await self._client.task(task)).result()
             if response.status != "failed" or allowed(response):
                 self.ended[task] = response

@@ -84,7 +84,7 @@ async def test_state_is_written_only_by_the_end_of_a_run(broker: Broker, bus: Ev
 
 
 async def test_a_failed_run_writes_no_state(broker: Broker, bus: EventBus) -> None:
-    """A failed run's changes to its state are dropped, also those it had shown in the middle."""
+    """A failed run's changes to its state are dropped, including those it had shown in the middle."""
     await broker.submit(bus, "first", key="k")
     await complete(bus, await broker.take(bus), state=b'{"n":1}')
     await broker.submit(bus, "second", key="k")

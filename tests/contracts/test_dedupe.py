@@ -85,7 +85,7 @@ async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -
 
 
 async def test_a_random_id_needs_no_place_in_the_window(broker: Broker, bus: EventBus) -> None:
-    """Only its own repeats have it, and they find the task, also after its end."""
+    """Only its own repeats have it, and they find the task, even after its end."""
     await broker.submit(bus, "t", epoch="-")
     assert await window(broker) == (0, 0)
     assert await broker.submit(bus, "t", epoch="-") == Submitted("t", "accepted", False)
@@ -161,7 +161,7 @@ async def test_an_end_does_not_bring_back_a_forgotten_id(broker: Broker, bus: Ev
 
 
 async def test_a_lower_limit_shrinks_the_window(broker: Broker, bus: EventBus) -> None:
-    """Memory stays bounded, also if the limit is lowered on a full window."""
+    """Memory stays bounded, even if the limit is lowered on a full window."""
     for number in range(12):
         await broker.submit(bus, f"t{number}")
     await broker.call("HSET", broker.keys.meta, "dedupe_max", 4)

@@ -28,7 +28,7 @@ WITH_WAITAOF = repeat_on(*(kind for kind in MATRIX if kind != "redis-7.0"))
 
 @asynccontextmanager
 async def durable(url: str, broker: Broker, durability: str) -> AsyncIterator[EventBus]:
-    """One client of the partition, over a connection of its own."""
+    """One client of the partition, over a separate connection."""
     transport = RespTransport(parse_address(url))
     await transport.connect(60)
     try:

@@ -605,7 +605,7 @@ async def test_a_call_does_not_overtake_those_that_wait(broker: Broker, bus: Eve
 
 
 async def test_new_tasks_and_calls_of_one_tenant_take_turns(broker: Broker, bus: EventBus) -> None:
-    """Neither keeps the other waiting without end."""
+    """Neither keeps the other waiting forever."""
     await wide_turn(broker, bus, "agents")
     await flood(broker, bus, "flood", 5)
     order = await work_off(broker, bus, "agent")

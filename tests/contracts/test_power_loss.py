@@ -62,7 +62,7 @@ async def lost_tasks(broker: Broker, count: int) -> list[int]:
 
 @pytest.mark.parametrize("sync_delay_ms", [0, 20], ids=["quick disk", "slow disk"])
 async def test_an_fsynced_submit_outlives_a_power_cut(power_server: Start, namespace: str, sync_delay_ms: int) -> None:
-    """Accepted means on the disk, also while several clients submit and while the file is rewritten."""
+    """Accepted means on the disk, even while several clients submit and while the file is rewritten."""
     server = power_server("always", sync_delay_ms)
     async with partition(server, namespace) as broker:
         async with durable(server.url, broker, "fsync") as bus:
@@ -87,7 +87,7 @@ async def submit_together(broker: Broker, bus: EventBus, first: int, seconds: fl
 
 
 async def test_a_synced_write_outlives_a_power_cut_without_waiting(power_server: Start, namespace: str) -> None:
-    """With `appendfsync always` the server syncs before each reply, also under `fast`."""
+    """With `appendfsync always` the server syncs before each reply, even under `fast`."""
     server = power_server("always")
     async with partition(server, namespace) as broker:
         async with durable(server.url, broker, "fast") as bus:

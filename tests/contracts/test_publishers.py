@@ -440,7 +440,7 @@ async def test_no_submit_starts_an_internal_agent(world: World) -> None:
 
 
 async def test_a_runner_is_reached_by_publishers_that_list_it(world: World) -> None:
-    """It runs tasks that name any agent, also internal ones."""
+    """It runs tasks that name any agent, even internal ones."""
     await world.broker.call("HSET", world.broker.keys.agents, "weft.task", "agent")
     await world.register("desk", "globex", agents=["weft.task"])
     for publisher in ("shop", "desk"):

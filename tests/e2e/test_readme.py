@@ -93,7 +93,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
 
 @contextmanager
 def running(script: str, folder: Path, variables: dict[str, str]) -> Iterator[None]:
-    """Run the script as in a terminal of its own and end it with Ctrl-C. It must exit cleanly."""
+    """Run the script as in a separate terminal and end it with Ctrl-C. It must exit cleanly."""
     log = folder.parent / "up.log"
     with log.open("w") as output:
         process = subprocess.Popen(

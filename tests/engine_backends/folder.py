@@ -1,6 +1,6 @@
 """A backend whose cluster is a folder: running work outlives its driver, which finds it again by its key.
 
-Each call is a process of its own (`worker.py`), which leaves its outcome in the folder. With `ENGINE_INLINE` calls run
+Each call is a separate process (`worker.py`), which leaves its outcome in the folder. With `ENGINE_INLINE` calls run
 in threads of the driver instead, and nothing is found again.
 """
 

@@ -1,1 +1,1 @@
-"""Tests that need Ray and Spark; they run in an environment of their own."""
+"""Tests that need Ray and Spark; they run in a separate environment."""

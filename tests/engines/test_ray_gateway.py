@@ -1,4 +1,4 @@
-"""The ray-gateway as a process, with a real Ray: steps and their results, also across a kill."""
+"""The ray-gateway as a process, with a real Ray: steps and their results, even across a kill."""
 
 from __future__ import annotations
 

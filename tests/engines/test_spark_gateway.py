@@ -1,4 +1,4 @@
-"""The spark-gateway as a process, with a real Spark: steps and their results, also across a kill."""
+"""The spark-gateway as a process, with a real Spark: steps and their results, even across a kill."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Starts services with settings that cannot work, one after the other in this process, and reports how each ended.
 
 `python -m tests.integration.refused_services SERVICE` reads a JSON list of environments, and answers with one
-`[status, output]` for each. A process of its own for each of them would take minutes.
+`[status, output]` for each. A separate process for each of them would take minutes.
 """
 
 from __future__ import annotations

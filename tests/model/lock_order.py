@@ -1,6 +1,6 @@
 """Model of keyed agents that call each other: a ring of requests must end in `Deadlock`, never hang.
 
-Agent i asks agent i + 1 in a task of its own, and the last one asks the first. A run holds its instance until it ends,
+Agent i asks agent i + 1 in a separate task, and the last one asks the first. A run holds its instance until it ends,
 so a request to a busy instance waits in the mailbox.
 """
 

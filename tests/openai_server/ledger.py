@@ -128,7 +128,7 @@ def repeated(entries: list[Entry]) -> list[Entry]:
 
 
 def read_file(file: Path) -> list[Entry]:
-    """Return the entries of a ledger's file, also of a killed server: a half-written last line is skipped."""
+    """Return the entries of a ledger's file, even of a killed server: a half-written last line is skipped."""
     entries: dict[int, Entry] = {}
     for line in file.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):

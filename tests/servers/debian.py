@@ -145,7 +145,7 @@ def _run(command: list[str], folder: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Allow one fetch at a time, also among several test runs."""
+    """Allow one fetch at a time, even among several test runs."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

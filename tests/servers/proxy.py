@@ -28,7 +28,7 @@ class Proxy:
         async with Proxy(server.url) as proxy:
             client = connect(proxy.url)
             lost = proxy.lose_reply(b"commit")
-            …                                   # the server commits, the client never hears of it
+            …                                   # the server commits, the client never learns of it
             await lost.wait()
 
     The switches act on all connections, old and new; `heal()` puts all of them back.
@@ -72,7 +72,7 @@ class Proxy:
     def freeze(self) -> None:
         """Leave connections open and forward nothing, in either direction, as if a cable were pulled.
 
-        Neither side is told, also not when the other side closes. New connections are accepted and silent.
+        Neither side is told, not even when the other side closes. New connections are accepted and silent.
         """
         self._flowing.clear()
 

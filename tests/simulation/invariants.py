@@ -374,7 +374,7 @@ def _ends_without_message(history: History, held: Snapshot) -> dict[str, list[tu
 
 
 def _parked(history: History) -> list[Violation]:
-    """No run requests another step than its journal holds."""
+    """No run requests a step that differs from its journal."""
     return [
         Violation("diverged", f"a run is parked: {[_text_of(arg)[:200] for arg in args]}")
         for _, _, args, _ in history.scheduler.log

@@ -75,7 +75,7 @@ class Process:
         return [Keys(self.scheduler.namespace, number) for number in range(len(self.scheduler.bases))]
 
     def buses(self) -> list[EventBus]:
-        """One bus for each partition, each on a connection of its own."""
+        """One bus for each partition, each on a separate connection."""
         buses = []
         for keys in self.partitions:
             transport = self.transport()

@@ -31,8 +31,8 @@ CLOCK = "sim:clock"
 TOUCHED = b"sim:touched"
 """Ends a function's reply that has its own reply first, and then each stream that it has changed with its newest id."""
 
-# What stands before the functions: their `redis.call` reads the virtual clock, also for the ids of new entries. It adds
-# one local name, since Lua allows 200 of them in the library.
+# What stands before the functions: their `redis.call` reads the virtual clock, including the ids of new entries. It
+# adds one local name, since Lua allows 200 of them in the library.
 _CLOCK_SOURCE = b"""
 local redis = (function()
 local function sim_now() return redis.call('GET', 'sim:clock') or '1900000000000' end

@@ -14,7 +14,7 @@ FIRST_SEED = 0
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_history_breaks_an_invariant() -> None:
-    # In processes of its own: histories have their own clock, and take logging away.
+    # In separate processes: histories have their own clock, and take logging away.
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "tests.simulation", "--background"),

@@ -493,7 +493,7 @@ async def test_a_user_with_rights_to_the_namespace_only(own_server: OwnServer, n
 
 
 async def test_a_connection_over_tls(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
-    """The certificate is checked, also against the host's name."""
+    """The certificate is checked, including its host name."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     certify(key, certificate, f"IP:{HOST}")
     port = free_port()
@@ -529,7 +529,7 @@ def certify(key: Path, certificate: Path, name: str) -> None:
 
 
 async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
-    """The client asks the Sentinels again at each connect, also if one accepts and never answers."""
+    """The client asks the Sentinels again at each connect, even if one accepts and never answers."""
     # Without the delay in which a master waits for more replicas to ask for its data.
     master = own_server(append="always", options=("--repl-diskless-sync-delay", "0"))
     replica = own_server(append="always", options=("--replicaof", HOST, str(master.port)))
@@ -670,7 +670,7 @@ class Resetting(CredentialProvider):
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so that close() resets it
         accepted.close()
         for _ in range(20):
-            await asyncio.sleep(0)  # the event loop hears of it
+            await asyncio.sleep(0)  # the event loop learns of it
         return "weft", "word"
 
 

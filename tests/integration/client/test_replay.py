@@ -203,7 +203,7 @@ async def test_a_step_that_was_redriven_with_other_data_follows(tmp_path: Path) 
 
 
 async def test_a_fork_with_another_result_follows(tmp_path: Path) -> None:
-    """Its steps before the fork are those of its origin, also where many tasks are checked."""
+    """Its steps before the fork are those of its origin, even where many tasks are checked."""
     url = f"sqlite:///{tmp_path / 'trajectory.db'}"
     local = LocalApp(desk(before), trajectory=url)
     async with local as client:

@@ -140,7 +140,7 @@ async def test_leaders_are_healthy_while_the_broker_is_away(own_valkey: Server, 
 async def test_a_state_manager_is_healthy_while_one_of_its_servers_is_away(
     away: str, valkey: Server, namespace: str
 ) -> None:
-    """In a Cluster the ingress may be on another server than every partition."""
+    """In a Cluster the ingress may be on a server without partitions."""
     transport = await connect(valkey.url)
     keys = await open_namespace(transport, namespace, 1)
     settings = Settings.from_environment({"WEFT_LEASE_SECONDS": f"{LEASE_SECONDS:g}", "WEFT_NAMESPACE": namespace})

@@ -514,7 +514,7 @@ async def test_a_person_calls_a_tool_under_the_hooks_of_its_app(valkey: Server, 
         wrong = await send(client, "/tools", tools, {"app": "shed", "tool": "erase", "input": "[]"})
         assert (wrong.status_code, "is not a JSON object" in wrong.text) == (422, True)
 
-        # The tools of an MCP server are in a manifest of their own; an agent of the app calls them, too.
+        # The tools of an MCP server are in a separate manifest; an agent of the app calls them, too.
         async with Client.connect(valkey.url, namespace=namespace) as program:
             bus = program.buses[0]
             files = Manifest("shed/mcp/files", "0", tools={"files.read": ToolEntry()}).to_json()

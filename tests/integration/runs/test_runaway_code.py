@@ -1,4 +1,4 @@
-"""Agents and tools that emit, report or return without end: each fails alone."""
+"""Agents and tools that emit, report or return endlessly: each fails alone."""
 
 from __future__ import annotations
 

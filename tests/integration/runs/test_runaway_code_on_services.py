@@ -1,4 +1,4 @@
-"""Agents on services that emit without end or return far too much: memory stays bounded, and others continue."""
+"""Agents on services that emit endlessly or return far too much: memory stays bounded, and others continue."""
 
 from __future__ import annotations
 

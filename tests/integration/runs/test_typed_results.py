@@ -1,4 +1,4 @@
-"""A call by function returns the function's return type, also behind hooks; a call by name returns JSON."""
+"""A call by function returns the function's return type, even behind hooks; a call by name returns JSON."""
 
 from __future__ import annotations
 

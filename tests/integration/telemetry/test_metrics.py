@@ -24,7 +24,7 @@ SECONDS = 90.0
 LISTENS = re.compile(r"metrics and health on (http://\S+)")
 LEADING = ("state-manager", "trajectory-recorder")
 MEASURED = tuple(metric for metric in names.ALL if metric.by == names.LEADER and metric is not names.NAMES_UNSERVED)
-"""What a leader shows of each partition, also where all is well."""
+"""What a leader shows of each partition, even where all is well."""
 
 
 class Page:

@@ -192,7 +192,7 @@ def is_right_after_a_kill(spans: Sequence[Span]) -> None:
 
 
 def of_users(logs: str, spans: Sequence[Span], told: str, quiet: str) -> None:
-    """Log lines of the app's code have the task and span, also from a tool's thread."""
+    """Log lines of the app's code have the task and span, even from a tool's thread."""
     lines: list[dict[str, Any]] = [json.loads(each) for each in logs.splitlines() if '"traces_app"' in each]
     found = [each for each in lines if each["task_id"] == "told"]
     at = {span.id: span.name for span in spans}

@@ -102,7 +102,7 @@ async def test_a_reopened_task_is_still_one_tree(valkey: Server, namespace: str,
                 # Attempts are under the turn that asks: two that failed, and the one that was driven again.
                 assert (made["execute_tool read"], made["process record"]) == (3, 2)
                 assert len({span.parent for span in spans if span.name == "process tool"}) == 1
-                # The hooks of its first end are a task of their own, which says whose end it was.
+                # The hooks of its first end are a separate task, which says whose end it was.
                 hooks = [span for span in receiver.spans() if (root.trace, root.id) in span.links]
                 assert Counter(span.name for span in hooks)["process agent"] == 1
 

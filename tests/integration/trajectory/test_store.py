@@ -438,7 +438,7 @@ async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None
 async def test_an_export_of_a_hundred_megabytes_needs_no_more_memory_than_a_small_one(
     database: Database, tmp_path: Path
 ) -> None:
-    # In a process of its own: the peak of this one may be higher already.
+    # In a separate process: the peak of this one may be higher already.
     measured = subprocess.run(
         [sys.executable, "-c", EXPORT, database.url, str(tmp_path / "out")],
         capture_output=True,

@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "since_first",
         "self._since = self._since or since",
         "self._since = self._since",
-        "an owner hears of tasks that ended before its second heartbeat",
+        "an owner learns of tasks that ended before its second heartbeat",
         "contracts:heartbeats",
     ),
     python(
@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "since_away",
         "self._since = self._since or since",
         "self._since = since",
-        "an owner that comes back hears of tasks that ended while it was away",
+        "an owner that comes back learns of tasks that ended while it was away",
         "contracts:heartbeats",
     ),
     python(
@@ -693,7 +693,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "huge_keys",
         "    if sys.get_int_max_str_digits() != sys.int_info.default_max_str_digits:\n",
         "    if False:\n",
-        "an integer that takes minutes to write is refused at once, also as a key",
+        "an integer that takes minutes to write is refused at once, even as a key",
         "unit/declare:schema_huge_integers",
     ),
     python(

@@ -570,7 +570,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drops_children",
         "    drop_children(base, task)\n",
         "",
-        "journals of child runs go with the last letter, also where it is trimmed",
+        "journals of child runs go with the last letter, even where it is trimmed",
         "contracts:reopened_children",
     ),
     lua(

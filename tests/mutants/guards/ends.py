@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tell_stopped",
         "if status ~= 'completed' then stop_running(base, task) end",
         "",
-        "work of an ended task hears of the end",
+        "work of an ended task learns of the end",
         "contracts:cancel",
         "contracts:heartbeats",
     ),

@@ -544,7 +544,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "event_tenant",
         '        if caller.tenant and envelope.tenant not in ("", caller.tenant):\n',
         "        if False:\n",
-        "an event names no other tenant than that of its key",
+        "an event names only the tenant of its key",
         EVENTS,
     ),
     python(

@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "further",
         "        if run.unrecorded is None or any(_is_left(step, run) for step in recorded.steps.values()):\n",
         "        if run.unrecorded is None:\n",
-        "a step before the last recorded one is a difference, also where a branch had ended",
+        "a step before the last recorded one is a difference, even where a branch had ended",
         "integration/client:replay",
     ),
     python(

@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "round",
         "if self._added < ROUND_PIECES:",
         "if True:",
-        "an agent that emits small pieces without end lets others run",
+        "an agent that emits small pieces endlessly lets others run",
         "unit/runs:commit_writes",
     ),
     python(
@@ -254,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "emit_waits",
         "        yield from room(self.run)\n",
         "        yield from ()\n",
-        "an agent that emits without end lets others work",
+        "an agent that emits endlessly lets others work",
         "integration/runs:runaway_code",
     ),
     python(

@@ -454,7 +454,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refill",
         "QUEUE.refill_all(base, QUEUE.TOP_UP, now)}",
         "0}",
-        "handlers hear of tasks that wait",
+        "handlers learn of tasks that wait",
         FAIRNESS,
     ),
     lua(

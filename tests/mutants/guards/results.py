@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "again_after_change",
         "  if known[3] then put(turn, RUN.after_change .. step, known[3]) end\n",
         "",
-        "a branch that waits on is resumed after the change of the state, also in a replay",
+        "a branch that waits on is resumed after the change of the state, even in a replay",
         "contracts:nested_calls",
     ),
     lua(
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "settled_before",
         "  redis.call('XACK', key, group_of(stream), entry)\n  return redis.call('XDEL', key, entry)\n",
         "  redis.call('XDEL', key, entry)\n  return redis.call('XACK', key, group_of(stream), entry)\n",
-        "the mark of a call that may not be repeated goes with its entry, also after the group was lost",
+        "the mark of a call that may not be repeated goes with its entry, even after the group was lost",
         "contracts:calls_once",
     ),
     lua(

@@ -282,7 +282,7 @@ async def test_nobody_waits_for_a_server_that_has_ended(
         await end_server()
         with pytest.raises(BusLost, match=r"exited .*SIGKILL.* restart this process"):
             await waiting
-        with suppress(BusLost):  # a handler may have heard of it, or not
+        with suppress(BusLost):  # a handler may have learned of it, or not
             await local.__aexit__(None, None, None)
         with pytest.raises(ConfigurationError, match=r"exited .*SIGKILL"):
             await connect("memory://")

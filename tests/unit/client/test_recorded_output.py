@@ -1,4 +1,4 @@
-"""Output on the record: what a fork inherits of it, also from a run whose pieces took places."""
+"""Output on the record: what a fork inherits of it, even from a run whose pieces took places."""
 
 from __future__ import annotations
 

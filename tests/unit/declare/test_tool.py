@@ -420,7 +420,7 @@ def test_a_call_that_nobody_runs_any_more_is_closed_quietly() -> None:
         await asyncio.create_task(start())
         return begun
 
-    asyncio.run(begin()).close()  # raises any other error than GeneratorExit
+    asyncio.run(begin()).close()  # raises any error except GeneratorExit
 
 
 def test_ctrl_c_of_a_person_is_not_swallowed() -> None:

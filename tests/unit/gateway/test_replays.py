@@ -1,4 +1,4 @@
-"""Replays of recorded tasks: the app's code runs in a process of its own, which is bounded."""
+"""Replays of recorded tasks: the app's code runs in a separate process, which is bounded."""
 
 from __future__ import annotations
 

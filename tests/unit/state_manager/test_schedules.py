@@ -1,4 +1,4 @@
-"""The times of cron expressions, also when the clock changes."""
+"""The times of cron expressions, even when the clock changes."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# What an SDK holds stays for good: this runs in a process of its own.
+# What an SDK holds stays for good: this runs in a separate process.
 PROGRAM = """
 from opentelemetry import context, trace
 from runtime_core.telemetry import spans

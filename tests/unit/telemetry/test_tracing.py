@@ -129,7 +129,7 @@ def test_an_unreachable_collector_is_logged_repeatedly_with_its_reason(
     ]
 
 
-# What an SDK holds stays for good: each of these runs in a process of its own.
+# What an SDK holds stays for good: each of these runs in a separate process.
 OWN_SDK = """
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider

@@ -299,7 +299,7 @@ def test_no_function_reaches_another_namespace_of_a_cluster(cluster: list[Broker
 
 
 def _check_functions(brokers: list[Broker]) -> None:
-    """Call every function as every user, also with keys that only look like the user's."""
+    """Call every function as every user, even with keys that only look like the user's."""
     for broker in brokers:
         broker.admin.execute_command("FUNCTION", "LOAD", library().source)
         names = library().functions.values()

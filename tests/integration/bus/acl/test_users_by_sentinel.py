@@ -1,4 +1,4 @@
-"""The services work under their users through a Sentinel, also after a failover."""
+"""The services work under their users through a Sentinel, even after a failover."""
 
 from __future__ import annotations
 

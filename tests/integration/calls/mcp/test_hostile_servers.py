@@ -1,4 +1,4 @@
-"""MCP servers that send without end: a bounded part is read, in little memory, and the call ends with one error."""
+"""MCP servers that send endlessly: a bounded part is read, in little memory, and the call ends with one error."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ async def test_cancelling_the_task_cancels_the_request_at_the_server(way: MCPSet
         task = await client.submit("use", {"tool": "desk.slow", "arguments": {"name": "n", "seconds": 600}})
         await seen(lambda: ledger.lines("begun"), "the call has begun")
         await task.cancel("enough")
-        await seen(lambda: ledger.lines("cancelled"), "the server has heard of it")
+        await seen(lambda: ledger.lines("cancelled"), "the server has learned of it")
         # The session goes on.
         assert await used(client, "desk.say", text="still here") == "still here"
     assert len(ledger.lines("started")) == 1

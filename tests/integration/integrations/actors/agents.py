@@ -159,7 +159,7 @@ class Slow(RoutedAgent):
         self.count += 1
         ctx.cancellation_token.add_callback(lambda: (self.folder / "cancelled").touch())
         (self.folder / f"entered-{os.getpid()}").touch()
-        while not (self.folder / "go").exists():  # a process can hear of a file only by looking
+        while not (self.folder / "go").exists():  # a process can learn of a file only by looking
             await asyncio.sleep(0.02)
         return Answer(message.text, by=str(os.getpid()))
 

@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def recorded_apart(data_folder: Path) -> Path:
-    """Record the tasks of each test in a folder of its own."""
+    """Record the tasks of each test in a separate folder."""
     return data_folder

@@ -247,7 +247,7 @@ class RespTransport:
         self._end()
 
     def _end(self) -> None:
-        """Abort the connections and fail all calls, also later ones."""
+        """Abort the connections and fail all calls, including later ones."""
         self._closed = True
         calls, self._unsent = list(self._unsent), []
         for connection in (self._connection, self._blocking):

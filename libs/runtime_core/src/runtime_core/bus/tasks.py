@@ -1,4 +1,4 @@
-"""Verbs for tasks and topics: submit, also to one of several partitions; cancel, signal, query, subscribe, publish."""
+"""Verbs for tasks and topics: submit (to one partition or several); cancel, signal, query, subscribe, publish."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class TaskVerbs(Partition):
         return cast(bytes, found) if found is not None else b""
 
     async def is_listed_by_tenant(self) -> bool:
-        """Return whether the indexes of tenants have all tasks, also those that earlier releases have started."""
+        """Return whether the indexes of tenants have all tasks, including those that earlier releases have started."""
         return await self.transport.call("HEXISTS", self.keys.meta, "by_tenant") == 1
 
     async def erase(self, task: str) -> str:

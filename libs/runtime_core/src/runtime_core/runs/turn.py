@@ -532,7 +532,7 @@ def _too_deep(name: str) -> Failed:
     return Failed(
         "LimitExceeded",
         f"more than {NESTED_LIMIT} agents wait inside one another, the last one for {name!r}: an agent that asks "
-        "itself, also through others, needs an end, or use a loop",
+        "itself, even through others, needs an end, or use a loop",
         retryable=False, rejected=True, ends_task=True,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""An app in another process than the one that made it: sent, unpacked, and hosted on a broker."""
+"""An app outside the process that made it: sent, unpacked, and hosted on a broker."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def function_rights(name: str) -> FunctionRights:
 
 
 def _within_reach(name: str) -> dict[str, str]:
-    """Return the source of a function's file and of all helpers that it uses, also indirectly, by name."""
+    """Return the source of a function's file and of all helpers that it uses, even indirectly, by name."""
     helpers = _helpers()
     found: dict[str, str] = {}
     waiting = [name]

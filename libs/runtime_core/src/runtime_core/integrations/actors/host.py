@@ -46,7 +46,7 @@ MAX_TURNS_IN_FLIGHT = 10_000
 """The most turns at once. A handler that waits for another one keeps its place, so leave room for the others."""
 LOOK_SECONDS = 1.0
 NOTE_SECONDS = 600.0
-"""How often a program notes that it still uses its own namespace, also while it handles no messages."""
+"""How often a program notes that it still uses its own namespace, even while it handles no messages."""
 
 
 class ActorHost:

@@ -97,7 +97,7 @@ class AgentHandle:
         """Call the agent as a step. When awaited, return its answer, or raise AgentError if it failed permanently.
 
         An agent that takes an Observation gets all of it, with `info` added. Any other agent gets its content. `key`
-        names the instance. With `detach`, the agent runs as a task of its own: it outlives this one, whatever ends
+        names the instance. With `detach`, the agent runs as a separate task: it outlives this one, whatever ends
         that, and the result is its id on the broker.
         """
         call = self._ctx.send if detach else self._ctx.agent

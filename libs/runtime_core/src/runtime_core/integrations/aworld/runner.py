@@ -183,7 +183,7 @@ class Runner(ABC):
         """Run another task as a child run, which shares this task's time limit and cancellation.
 
         Its agents, tools and runner are names, or objects that the app has declared. An error is a response, too. With
-        `detach`, it is a task of its own: it outlives this one, whatever ends that, and the result is its id on the
+        `detach`, it is a separate task: it outlives this one, whatever ends that, and the result is its id on the
         broker.
         """
         if not hasattr(task, "timeout_seconds"):

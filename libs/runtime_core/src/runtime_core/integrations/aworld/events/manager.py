@@ -85,7 +85,7 @@ class EventManager(Events):
         # Decode the recorded bytes: handlers get what the record holds, and share no object with the sender.
         message = Message.from_dict(_decode(note.data))
         message = message.replace(id=message.id or message_id(ctx.task_id, ctx.run_id, note.id))
-        # The step's place in the program: the order of emission, also among concurrent handlers.
+        # The step's place in the program: the order of emission, even among concurrent handlers.
         where = place("", note.id)
         self._kept.append((where, message))
         heapq.heappush(self._waiting, (message.priority, where, message))
