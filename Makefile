@@ -28,9 +28,9 @@ LOCKED = $(INSTALL) --require-hashes --only-binary :all: --requirement
 # Without isolation: an isolated build would fetch its backend without the hashes of the lock.
 EDITABLE = $(INSTALL) --no-deps --no-build-isolation --editable .
 
-# Three test files at a time, since tests wait more than they compute: with the other lanes they use two cores fully.
+# Four test files at a time, since tests wait more than they compute: with the other lanes they use two cores fully.
 # A file stays in one process, as it was written to run; tests/conftest.py puts those that take longest first.
-TOGETHER = --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+TOGETHER = --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 RAY_TESTS = $(wildcard tests/engines/test_*ray*.py)
 
@@ -103,12 +103,13 @@ check: setup ## Check format, lint, types and the import rule
 	$(RUN) mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
-# Every environment is created first: an installation during the tests would slow them down.
-test: check $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
-	$(RUN) tests.lanes test-main -- test-spark test-ray -- test-autogen -- test-simulation
+# Every environment is created first: an installation during the tests would slow them down. The checks use one core for
+# a minute, so they run beside the tests.
+test: setup $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
+	$(RUN) tests.lanes test-main -- check test-spark test-ray -- test-autogen -- test-simulation
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
-	$(RUN) pytest --numprocesses=2 --dist=loadfile tests/unit tests/architecture $(ARGS)
+	$(RUN) pytest --numprocesses=3 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
 # It computes all the time, so it gives way to the tests beside it, which would be late. Its services refuse the variable.
 test-simulation: setup ## Run the simulated histories of continuous integration

@@ -48,8 +48,6 @@ Shopping: bread, milk.
 
 The cat adopted us in May. Nobody delivers fish here.
 """
-CITED = "streams.md:8"
-"""Where the words of the topic stand together."""
 
 
 @pytest.fixture(scope="module")
@@ -257,16 +255,6 @@ def test_services_that_are_killed_in_the_middle_change_nothing(docs: Path, data_
     assert log.count("exited (signal 9, SIGKILL)") == len(services)
 
 
-def test_it_uses_the_broker_that_is_named_under_its_own_namespace(
-    docs: Path, data_dir: Path, valkey: Server, namespace: str
-) -> None:
-    arguments = ("--docs", str(docs), "--topic", TOPIC)
-    done = run(data_dir, *arguments, WEFT_REDIS_URL=valkey.url, WEFT_NAMESPACE=namespace)
-    assert (done.returncode, without_hints(done.stderr)) == (0, "")
-    assert CITED in report_of(done.stdout)
-    assert not (data_dir / "valkey").exists()
-
-
 # ------------------------------------------------------------ with a model
 
 
@@ -277,14 +265,20 @@ def play(server: OpenAIServer) -> None:
     )
 
 
-def test_a_model_plans_the_search_and_writes_where_one_is_named(
-    docs: Path, data_dir: Path, openai_server: OpenAIServer
+def test_it_uses_the_model_and_the_broker_that_are_named(
+    docs: Path, data_dir: Path, openai_server: OpenAIServer, valkey: Server, namespace: str
 ) -> None:
     play(openai_server)
-    variables: dict[str, Any] = {"DESK_MODEL": "openai-chat:gpt-test", **openai_server.environ}
+    variables: dict[str, Any] = {
+        "DESK_MODEL": "openai-chat:gpt-test",
+        **openai_server.environ,
+        "WEFT_REDIS_URL": valkey.url,
+        "WEFT_NAMESPACE": namespace,
+    }
     done = run(data_dir, "--docs", str(docs), "--topic", TOPIC, **variables)
 
     assert (done.returncode, without_hints(done.stderr)) == (0, "")
+    assert not (data_dir / "valkey").exists()
     report = report_of(done.stdout)
     assert report.startswith(f"# {TOPIC}\n")
     assert report.count("The other consumers adopt them [1].") == 1

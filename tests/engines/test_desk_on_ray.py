@@ -10,14 +10,16 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.engines.ray_cluster import RayCluster
+from tests.servers.matrix import is_full
 
+PASSAGES = "3000" if is_full() else "600"
 LIMIT_SECONDS = 240.0
 """Of one run, on a busy machine; it decides nothing."""
 
 
 def report(data_dir: Path, engine: str, environ: dict[str, str]) -> str:
     """Return the desk's answer for a large collection, searched by this engine."""
-    command = [sys.executable, "-m", "examples.research_desk", "--passages", "3000", "--engine", engine]
+    command = [sys.executable, "-m", "examples.research_desk", "--passages", PASSAGES, "--engine", engine]
     kept = {name: value for name, value in environ.items() if not name.startswith("WEFT_") or "RAY" in name}
     done = subprocess.run(
         command,

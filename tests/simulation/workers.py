@@ -20,7 +20,7 @@ from tests.simulation.choice_source import Seeded
 from tests.simulation.server import SimServer
 
 PROGRESS_SECONDS = 30.0
-YIELDING = 5
+YIELDING = 10
 """Niceness in the background. More would starve histories on a machine that is always busy."""
 SHOWN = 8
 """Seeds that the summary names for each broken invariant."""
