@@ -659,7 +659,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "sys.setprofile(_Returns(frame))",
         "pass",
         "a forked child does not come back",
-        "unit/consumer:progress",
+        "unit/base:lifeline",
     ),
     python(
         "base/lifeline.py",
@@ -667,7 +667,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    _reset_signals()\n    frame",
         "    frame",
         "a forked child can be terminated",
-        "unit/consumer:progress",
+        "unit/base:lifeline",
     ),
     python(
         "base/lifeline.py",

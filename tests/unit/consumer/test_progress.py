@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import math
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -319,49 +317,3 @@ async def test_a_paused_process_has_kept_no_lock(
         await _guarded(paused())
     assert "global lock" not in caplog.text
     assert silenced_by(delivery, 2) == ""
-
-
-FORKS = """
-import os, sys, threading
-from runtime_core.base.lifeline import guard_forks
-from runtime_core.declare.tool import _guarded
-
-guard_forks()
-
-def twice():
-    if how == "process":
-        import multiprocessing
-        child = multiprocessing.get_context("fork").Process(target=print, args=("ran",), kwargs={"flush": True})
-        child.start()
-        child.join()
-        return child.exitcode
-    if how == "terminated":
-        import multiprocessing, signal, time
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        heard, says = multiprocessing.Pipe()
-        child = multiprocessing.get_context("fork").Process(target=lambda: (says.send(1), time.sleep(600)))
-        child.start()
-        heard.recv()
-        child.terminate()
-        child.join(60)
-        return -child.exitcode
-    pid = os.fork()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else "child"
-
-how = sys.argv[1]
-print(_guarded("it", twice), flush=True)
-"""
-
-
-@pytest.mark.parametrize(("how", "said"), [("fork", ["70"]), ("process", ["ran", "0"]), ("terminated", ["15"])])
-def test_a_child_ends_where_it_would_come_back(how: str, said: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, how],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        env=dict(os.environ),
-    )
-    assert done.stdout.split() == said
-    assert ("returned from the code that forked it" in done.stderr) is (how == "fork")
