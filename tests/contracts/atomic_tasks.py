@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.tasks import OpenRequest, TopicSubscription
+from runtime_core.bus.tasks import OpenRequest
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.wire.commands import Begun, Submission
 from tests.contracts.broker import (
     DIGEST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from tests.contracts.atomic_tasks import Act, Stage, asked, busy, case
 from tests.contracts.broker import (
     LEASE_MS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from tests.contracts.broker import Broker, complete
 
 SILENT_MS = 60_000

@@ -13,7 +13,7 @@ from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies, name_of_step
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.consumer.effects import Completed
 from runtime_core.declare.declaration import Place
 from runtime_core.errors import Fenced, JournalLost, JournalMoved, LimitExceeded, ServerError

@@ -14,8 +14,8 @@ from runtime_core.bus.admin import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.tasks import Submitted, TopicSubscription
-from runtime_core.bus.topics import Topics
+from runtime_core.bus.tasks import Submitted
+from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError

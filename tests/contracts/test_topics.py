@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import Topics, task_of_message
+from runtime_core.bus.topics import Topics, TopicSubscription, task_of_message
 from runtime_core.errors import Rejected
 from runtime_core.wire.ids import instance_address, partition_of
 from tests.contracts.broker import DIGEST, Broker, ask, complete, suspend

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import Topics
+from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.client.fork import plan_fork
 from runtime_core.errors import BusError, InvalidInput, NotDurable, Rejected
 from runtime_core.state_manager.admission import Admission

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime_core.bus.connection import Argument, Reply
 from runtime_core.bus.keys import ingress
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.errors import BusError, ServerError
 from runtime_core.runs.turn import SETTLE_SECONDS
 from runtime_core.state_manager.keeper import ClockWatch

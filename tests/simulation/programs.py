@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, cast
 
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.tool import ToolContext
 from runtime_core.errors import StepError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.host.local import LocalApp
 from tests.fleet import until
 from weft import Agent, AgentContext, App, handles

@@ -9,12 +9,13 @@ from __future__ import annotations
 from runtime_core.bus.admin import BacklogVerbs, EngineVerbs, RecordVerbs, TimerVerbs
 from runtime_core.bus.commits import CommitVerbs, FailureVerbs
 from runtime_core.bus.deliveries import OwnerVerbs, TakingVerbs
-from runtime_core.bus.tasks import TaskVerbs, TopicVerbs
+from runtime_core.bus.tasks import TaskVerbs
+from runtime_core.bus.topics import TopicVerbs
 
 
 class EventBus(
-    TaskVerbs,
     TopicVerbs,
+    TaskVerbs,
     TakingVerbs,
     CommitVerbs,
     FailureVerbs,

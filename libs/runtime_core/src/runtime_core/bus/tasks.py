@@ -1,4 +1,4 @@
-"""Verbs for tasks and topics: submit (to one partition or several); cancel, signal, query, subscribe, publish."""
+"""Verbs for tasks: submit (to one partition or several), cancel, signal, query."""
 
 from __future__ import annotations
 
@@ -50,15 +50,6 @@ class OpenRequest:
     def caller(self) -> str:
         """The ended task whose request to cancel; empty for a request that a step waits for."""
         return self.member.rpartition("|")[2] if self.member.startswith("@") else ""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSubscription:
-    """An agent gets messages on a topic, or on all topics that begin with a prefix."""
-
-    topic: str
-    agent: str
-    prefix: bool = False
 
 
 class Misplaced(Rejected):
@@ -296,76 +287,6 @@ class TaskVerbs(Partition):
         """Return the number of events in mailboxes."""
         reply = cast(list[bytes], await self.transport.call("ZRANGE", self.keys.mailboxes, 0, -1, "WITHSCORES"))
         return sum(int(float(depth)) for depth in reply[1::2])
-
-
-class TopicVerbs(Partition):
-    """Topics of this partition, and the agents that subscribe to them."""
-
-    async def publish(
-        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
-    ) -> int:
-        """Start a task for each agent that subscribes to the topic, and return how many there are.
-
-        `message` is its id: a repeat starts nothing. `key` names the instance of each agent (empty: a new one), and
-        `sender` an instance that does not get it. Raises `Rejected` if the broker is full, `NotDurable` as `submit`
-        does.
-        """
-        found = await self._publish(message, topic, key, data, context, sender, "")
-        assert found is not None
-        return found
-
-    async def keep_undelivered(
-        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
-    ) -> bool:
-        """Keep a message without a subscriber. Return False if the topic has one by now. Raises as `publish`."""
-        return await self._publish(message, topic, key, data, context, sender, "1") is not None
-
-    async def _publish(
-        self, message: str, topic: str, key: str, data: bytes, context: bytes, sender: str, keep: str
-    ) -> int | None:
-        connection = self.transport.reconnects
-        reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender, keep))
-        if reply[0] == b"overloaded":
-            raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
-        if reply[0] == b"heard":
-            return None
-        await self.make_durable(connection, wrote=False)  # the reply does not tell whether it wrote anything
-        return cast(int, reply[1])
-
-    async def subscribe(self, wanted: TopicSubscription, *, deliver: bool = True) -> bool:
-        """Subscribe. Return False if there is an equal subscription.
-
-        With `deliver`, the agent gets messages without a subscriber that were published before it first appeared.
-        """
-        kind = "prefix" if wanted.prefix else "type"
-        return await self.call("subscribe", kind, wanted.topic, wanted.agent, "1" if deliver else "") == 1
-
-    async def note_agent(self, agent: str) -> None:
-        """Note that this agent exists: it does not get later messages of topics that it does not subscribe to."""
-        await self.call("subscribe", "agent", "", agent, "")
-
-    async def knows_subscriber(self, agent: str) -> bool:
-        """Return whether this agent was noted, and not dropped since."""
-        return await self.transport.call("HEXISTS", self.keys.topics, f"@{agent}") == 1
-
-    async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
-        """End a subscription. Return False if there is none."""
-        kind = "prefix" if unwanted.prefix else "type"
-        return await self.call("unsubscribe", kind, unwanted.topic, unwanted.agent) == 1
-
-    async def subscriptions(self) -> list[TopicSubscription]:
-        """Return all subscriptions, sorted by topic."""
-        reply = cast(list[bytes], await self.transport.call("HGETALL", self.keys.topics))
-        found = []
-        for name, value in zip(reply[::2], reply[1::2], strict=True):
-            field = name.decode()
-            if field.startswith("="):
-                found += [TopicSubscription(field[1:], agent) for agent in value.decode().split("\n")]
-            elif field == "^":
-                for line in value.decode().split("\n"):
-                    prefix, _, agent = line.partition(" ")
-                    found.append(TopicSubscription(prefix, agent, prefix=True))
-        return sorted(found, key=lambda each: (each.topic, each.prefix, each.agent))
 
 
 def _misplaced(answer: Sequence[str], task: str) -> Misplaced:

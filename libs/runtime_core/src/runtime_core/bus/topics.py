@@ -1,4 +1,4 @@
-"""Topics: subscriptions, and delivery of messages to subscribers in all partitions."""
+"""Topics: subscriptions, and delivery of messages to subscribers, in one partition and in all together."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
-from runtime_core.bus.connection import Reply
+from runtime_core.bus.commits import FailureVerbs
+from runtime_core.bus.connection import Reply, text
 from runtime_core.bus.deliveries import pairs
-from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.tasks import TaskVerbs
 from runtime_core.errors import Rejected
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import checked_topic, fingerprint, instance_address, partition_of
@@ -22,6 +23,85 @@ from runtime_core.wire.ids import checked_topic, fingerprint, instance_address, 
 OVERLOADED_SECONDS = 0.5
 
 _CONTEXT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSubscription:
+    """An agent gets messages on a topic, or on all topics that begin with a prefix."""
+
+    topic: str
+    agent: str
+    prefix: bool = False
+
+
+class TopicVerbs(TaskVerbs, FailureVerbs):
+    """Topics of this partition, and the agents that subscribe to them. A message starts a task for each of these."""
+
+    async def publish(
+        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
+    ) -> int:
+        """Start a task for each agent that subscribes to the topic, and return how many there are.
+
+        `message` is its id: a repeat starts nothing. `key` names the instance of each agent (empty: a new one), and
+        `sender` an instance that does not get it. Raises `Rejected` if the broker is full, `NotDurable` as `submit`
+        does.
+        """
+        found = await self._publish(message, topic, key, data, context, sender, "")
+        assert found is not None
+        return found
+
+    async def keep_undelivered(
+        self, message: str, topic: str, key: str, data: bytes, context: bytes = b"", sender: str = ""
+    ) -> bool:
+        """Keep a message without a subscriber. Return False if the topic has one by now. Raises as `publish`."""
+        return await self._publish(message, topic, key, data, context, sender, "1") is not None
+
+    async def _publish(
+        self, message: str, topic: str, key: str, data: bytes, context: bytes, sender: str, keep: str
+    ) -> int | None:
+        connection = self.transport.reconnects
+        reply = cast(list[Reply], await self.call("publish", message, topic, key, data, context, sender, keep))
+        if reply[0] == b"overloaded":
+            raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
+        if reply[0] == b"heard":
+            return None
+        await self.make_durable(connection, wrote=False)  # the reply does not tell whether it wrote anything
+        return cast(int, reply[1])
+
+    async def subscribe(self, wanted: TopicSubscription, *, deliver: bool = True) -> bool:
+        """Subscribe. Return False if there is an equal subscription.
+
+        With `deliver`, the agent gets messages without a subscriber that were published before it first appeared.
+        """
+        kind = "prefix" if wanted.prefix else "type"
+        return await self.call("subscribe", kind, wanted.topic, wanted.agent, "1" if deliver else "") == 1
+
+    async def note_agent(self, agent: str) -> None:
+        """Note that this agent exists: it does not get later messages of topics that it does not subscribe to."""
+        await self.call("subscribe", "agent", "", agent, "")
+
+    async def knows_subscriber(self, agent: str) -> bool:
+        """Return whether this agent was noted, and not dropped since."""
+        return await self.transport.call("HEXISTS", self.keys.topics, f"@{agent}") == 1
+
+    async def unsubscribe(self, unwanted: TopicSubscription) -> bool:
+        """End a subscription. Return False if there is none."""
+        kind = "prefix" if unwanted.prefix else "type"
+        return await self.call("unsubscribe", kind, unwanted.topic, unwanted.agent) == 1
+
+    async def subscriptions(self) -> list[TopicSubscription]:
+        """Return all subscriptions, sorted by topic."""
+        reply = cast(list[bytes], await self.transport.call("HGETALL", self.keys.topics))
+        found = []
+        for name, value in zip(reply[::2], reply[1::2], strict=True):
+            field = name.decode()
+            if field.startswith("="):
+                found += [TopicSubscription(field[1:], agent) for agent in value.decode().split("\n")]
+            elif field == "^":
+                for line in value.decode().split("\n"):
+                    prefix, _, agent = line.partition(" ")
+                    found.append(TopicSubscription(prefix, agent, prefix=True))
+        return sorted(found, key=lambda each: (each.topic, each.prefix, each.agent))
 
 
 def published(context: bytes, topic: str, sender: str = "", traceparent: str = "") -> bytes:
@@ -56,7 +136,7 @@ class Topics:
     and the recipients are found here, since each lives in the partition of its instance.
     """
 
-    def __init__(self, buses: Sequence[EventBus]) -> None:
+    def __init__(self, buses: Sequence[TopicVerbs]) -> None:
         self._buses = buses
 
     async def subscribe(self, wanted: TopicSubscription, *, replay: bool = True) -> bool:

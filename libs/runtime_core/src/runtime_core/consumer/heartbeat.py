@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import Topics
+from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.declare.manifest import Manifest, end_hooks
 from runtime_core.errors import Fenced
 

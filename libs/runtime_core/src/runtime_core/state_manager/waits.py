@@ -20,7 +20,7 @@ from runtime_core.bus.connection import Reply, fields, text
 from runtime_core.bus.deliveries import QUARANTINE_AFTER, Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager.measures import (

@@ -22,8 +22,7 @@ from runtime_core.bus.keys import OWN_NAMESPACE, Keys
 from runtime_core.bus.namespace import connect, erase_own, note_own
 from runtime_core.bus.private_server import drop_database, new_database, why_lost
 from runtime_core.bus.replies import Replies
-from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import Topics
+from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.client.client import Client
 from runtime_core.consumer.heartbeat import announce, announce_served
 from runtime_core.consumer.in_flight import Handler

@@ -15,8 +15,7 @@ import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import TASKS, TOPICS, sending
-from runtime_core.bus.tasks import TopicSubscription
-from runtime_core.bus.topics import published
+from runtime_core.bus.topics import TopicSubscription, published
 from runtime_core.errors import BusError, InvalidInput, Rejected
 from runtime_core.integrations.actors.actor import ActorRun, Actors, current_run
 from runtime_core.integrations.actors.errors import RuntimeStopped

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
-from runtime_core.bus.tasks import TopicSubscription
+from runtime_core.bus.topics import TopicSubscription
 from runtime_core.integrations.actors.errors import (
     CancellationToken,
     CantHandleException,
