@@ -106,7 +106,7 @@ check: setup ## Check format, lint, types and the import rule
 # Every environment is created first: an installation during the tests would slow them down. The checks use one core for
 # a minute, so they run beside the tests.
 test: setup $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run the checks and all tests on one server (ARGS for pytest)
-	$(RUN) tests.lanes test-main -- check test-spark test-ray -- test-autogen -- test-simulation
+	$(RUN) tests.lanes test-main -- check test-spark -- test-autogen test-ray -- test-simulation
 
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=3 --dist=loadfile tests/unit tests/architecture $(ARGS)
