@@ -21,7 +21,7 @@ class Guards(NamedTuple):
     detect: bool = True
     """A request that would close a cycle is answered with `Deadlock` on entry to the mailbox."""
     detect_in_commit: bool = True
-    """Detection and entry are one function. Otherwise the handler looks first, and enters in a second call."""
+    """Detection and entry are one function. Otherwise the handler checks first, and enters in a second call."""
     follow: int = 16
     """How many waits the detection follows."""
     deadline: bool = False

@@ -32,7 +32,7 @@ async def _measure_nothing(measures: object) -> None:
 def virtual(
     loop: SimLoop, library: Library, *, seed: int | str, poll_seconds: float = 5.0, quiet: bool = True
 ) -> Iterator[None]:
-    """Make `time`, `random` and owner names follow the history, and polls rarer than in production.
+    """Make `time`, `random` and owner names follow the history, and polls less frequent than in production.
 
     `poll_seconds` is how often schedulers poll.
     """

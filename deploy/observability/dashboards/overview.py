@@ -102,7 +102,7 @@ def page() -> Page:
         table_of(
             "Processes",
             "Stalled: how long work has waited there without progress. Alone: how long a delivery that killed its "
-            "process has run there with nothing beside it. Heartbeat: close to the lease, others adopt its work. "
+            "process has run there with nothing beside it. Heartbeat: close to the lease, others reclaim its work. "
             "Broker: whether it is connected to its broker.",
             {"service": "Service", "instance": "Instance"},
             [

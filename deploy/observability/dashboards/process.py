@@ -55,7 +55,7 @@ def process_row(page: Page, service: str, *more: Placed) -> None:
         number(
             "Heartbeat age",
             "Time since the broker confirmed the heartbeat of a process: the worst process. Close to "
-            "WEFT_LEASE_SECONDS, others adopt its deliveries.",
+            "WEFT_LEASE_SECONDS, others reclaim its deliveries.",
             promql.worst(names.HEARTBEAT_AGE, mine),
             unit="s",
             limits=Limits(1.5, 2.5),
@@ -132,9 +132,9 @@ def deliveries_row(page: Page, service: str) -> None:
         ),
         graph(
             "Dead owners",
-            "Deliveries adopted from dead owners, commits refused because this owner was declared dead, and repeats "
+            "Deliveries reclaimed from dead owners, commits refused because this owner was declared dead, and repeats "
             "without effect. If they rise without an update, processes die or are paused.",
-            Query(promql.rate(names.ADOPTED_DELIVERIES, mine), "adopted"),
+            Query(promql.rate(names.ADOPTED_DELIVERIES, mine), "reclaimed"),
             Query(promql.rate(names.FENCED_COMMITS, mine), "fenced"),
             Query(promql.rate(names.DUPLICATES_SUPPRESSED, mine), "repeated"),
             unit="ops",

@@ -57,7 +57,7 @@ async def test_calls_are_made_once_though_each_reply_outlasts_the_lease(
     begun = [line.split()[1] for line in ledger.read_text().splitlines() if line.startswith("once ")]
     assert len(begun) == len(set(begun))
     assert len(begun) >= answers.count("done")
-    # The first replies may come too late, since the line was short before: then nobody knows whether a call ran.
+    # The first replies may come too late, since the network was fast before: then nobody knows whether a call ran.
     assert set(answers) <= {"done", "unknown"}
     assert "done" in answers
 

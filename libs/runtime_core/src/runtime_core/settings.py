@@ -109,7 +109,7 @@ class Settings:
     address.
     """
     lease_seconds: float = 3.0
-    """How long an owner may be silent before others adopt its deliveries."""
+    """How long an owner may be silent before others reclaim its deliveries."""
     loop_block_seconds: float = 10.0
     """How long code of an agent or a tool may block the event loop before it is interrupted."""
     retention_seconds: float = 3600.0

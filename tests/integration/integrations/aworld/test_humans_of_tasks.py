@@ -91,7 +91,7 @@ async def test_a_question_that_nobody_listens_to_leaves_a_hint(caplog: pytest.Lo
 async def test_one_look_serves_all_tasks_and_its_failure_fails_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No task has a connection of its own, and a look after a failed one still finds the questions."""
+    """No task has its own connection, and a check after a failed one still finds the questions."""
     looks: list[int] = []
     read = Hints._read
 

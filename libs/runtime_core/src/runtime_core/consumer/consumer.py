@@ -25,7 +25,7 @@ PROMOTE_SECONDS = 0.1
 READ_AT_ONCE = 48
 """Larger batches run in lockstep: while one service works, the services behind it wait."""
 HEAD_START_SECONDS = 0.02
-"""How long an adopted delivery runs before the next one is adopted, unless it ends earlier."""
+"""How long a reclaimed delivery runs before the next one is reclaimed, unless it ends earlier."""
 WITHDRAWN = "withdrawn:"
 """The prefix of a task in a heartbeat's reply if nobody wants its answer, but it continues (`withdraw_request.lua`)."""
 RECALL_PAGE = 1000
@@ -36,8 +36,8 @@ _REFILLED = (GROUPS["agent"], GROUPS["tool"])
 class Consumer:
     """One service's consumer on one partition.
 
-    Deliveries come from reads, from dead owners (adoption), and from reads whose reply was lost: the group counts
-    their entries as this owner's (reconciliation). At most `in_flight` are held.
+    Deliveries come from reads, from dead owners (`adopt` reclaims them), and from reads whose reply was lost: the group
+    counts their entries as this owner's (reconciliation). At most `in_flight` are held.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Consumer:
     async def stop(self) -> None:
         """Stop taking, wait for running deliveries (`finish_seconds`), hand back the rest, leave.
 
-        The heartbeat continues until the last settle, so that nobody adopts unfinished deliveries.
+        The heartbeat continues until the last settle, so that nobody reclaims unfinished deliveries.
         """
         self._close()
         if self._reading is not None:
@@ -211,7 +211,7 @@ class Consumer:
         backoff = 0.05
         while True:
             # Reads have a separate connection. A read before the first heartbeat would use a name that counts as
-            # dead, and others would adopt its entries.
+            # dead, and others would reclaim its entries.
             while len(self._held) >= self._limit or self._alone is not None or self._rejoining:
                 if not self._held:
                     self._in_flight.became_idle.set()
@@ -322,7 +322,7 @@ class Consumer:
         self._loops = [task for task in self._loops if not task.done() and task is not asyncio.current_task()]
 
     async def _adopt_and_reconcile(self) -> None:
-        """Adopt from dead owners. Once per lease, and after each reconnect, reconcile with the group's pending list."""
+        """Reclaim from dead owners. Each lease, and after each reconnect, reconcile with the group's pending list."""
         loop = asyncio.get_running_loop()
         reconnects, reconciled_at = self._bus.transport.reconnects, 0.0
         while True:
@@ -338,9 +338,9 @@ class Consumer:
             except Fenced:
                 self._on_fenced()
             except BusError as error:
-                logger.warning("adopt: %s", error)
+                logger.warning("reclaiming deliveries: %s", error)
             except Exception:
-                logger.exception("adopt: unexpected error")
+                logger.exception("reclaiming deliveries: unexpected error")
             if self._alone is None:
                 await asyncio.sleep(self._lease / 4)
             else:
@@ -391,7 +391,7 @@ class Consumer:
                     break  # an unreconciled entry may still be this owner's
             return
         # One by one, each with a head start: an entry that kills its process immediately does so before others are
-        # adopted, so they need not wait for another lease.
+        # reclaimed, so they need not wait for another lease.
         count = 0
         while len(self._held) < self._limit and not self._stop.is_set():
             adopted = await self._bus.adopt(stream, 1, idle=False)
@@ -406,10 +406,10 @@ class Consumer:
                 break
             count += taken
         if count:
-            logger.info("adopted %d deliveries of %s from dead owners", count, stream)
+            logger.info("reclaimed %d deliveries of %s from dead owners", count, stream)
 
     async def _take_adopted(self, adopted: Adopted) -> int:
-        """Take the adopted entries and give each a head start. Return their number."""
+        """Take the reclaimed entries and give each a head start. Return their number."""
         count = len(adopted.deliveries) + len(adopted.condemned) + len(adopted.malformed)
         self._metrics.adopted_deliveries.inc(count)
         for delivery in adopted.condemned:

@@ -79,7 +79,7 @@ class Owner:
         """Send a heartbeat, and more of them while its reply is late. Return the tasks that ended early since the last
         call.
 
-        Raises Fenced if this owner was declared dead, or has itself been silent for a lease: others may have adopted
+        Raises Fenced if this owner was declared dead, or has itself been silent for a lease: others may have reclaimed
         its deliveries, so it must not write under its old name.
         """
         sent = time.monotonic()

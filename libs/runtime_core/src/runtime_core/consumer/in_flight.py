@@ -268,7 +268,7 @@ class InFlight:
             await asyncio.wait(left, timeout=seconds * DRAIN_PART)
 
     async def hand_back(self, grace_seconds: float | None) -> None:
-        """Cancel the deliveries that still run and hand them back. Meanwhile the heartbeat prevents their adoption.
+        """Cancel the deliveries that still run and hand them back. Until then the heartbeat keeps them from others.
 
         Code that ignores its cancellation is abandoned: when this owner has left, its writes do not count.
         """

@@ -263,7 +263,7 @@ class TurnHandler:
                     self._taken.setdefault((delivery.stream, delivery.entry), time.monotonic())
                     if len(self._taken) > TAKEN_MAX:
                         self._taken.popitem(last=False)
-                # The delivery stays pending: another process adopts it, or this one finds it again.
+                # The delivery stays pending: another process reclaims it, or this one finds it again.
                 raise asyncio.CancelledError(str(error)) from None
             case TurnGone():
                 return None

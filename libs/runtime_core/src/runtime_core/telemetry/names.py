@@ -81,7 +81,7 @@ BROKER_CONNECTED = _gauge(
 )  # fmt: skip
 HEARTBEAT_AGE = _gauge(
     "weft_heartbeat_age_seconds", "Time since the broker last confirmed this owner's heartbeat.", ("service",),
-    attention="it comes close to `WEFT_LEASE_SECONDS`: others will adopt its deliveries", unit="seconds",
+    attention="it comes close to `WEFT_LEASE_SECONDS`: others will reclaim its deliveries", unit="seconds",
 )  # fmt: skip
 STALLED = _gauge(
     "weft_stalled_seconds",

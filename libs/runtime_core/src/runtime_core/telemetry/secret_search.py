@@ -44,7 +44,7 @@ _QUOTE = rb"(?:\\*\"|\\+u0022)"
 _ESCAPES = (rb"\\[nrtfb]", rb"\\x[0-9a-fA-F]{2}", rb"\\u[0-9a-fA-F]{4}", rb"%[0-9a-fA-F]{2}", rb"[0-9;\[]m")
 _NO_LETTER_BEFORE = rb"(?:\b|" + b"|".join(_ESCAPES) + rb")"
 _AFTER_ESCAPE = b"|".join(rb"(?<=%b)" % escape for escape in _ESCAPES)
-# RE2 reads each match of a candidate three times, so a long gap counts as a match by itself, and `*?` ends it early.
+# RE2 reads each match of a candidate three times, so a long gap counts as a separate match, and `*?` ends it early.
 _VALUE_FOLLOWS = rb"(?:['\"\\]|\\+u00[0-9a-fA-F]{2})*?(?:" + _GAP + rb"{0,15}(?:[:=,]|\\+u00)|" + _GAP + rb"{16})"
 _COLON_FOLLOWS = rb"(?:" + _GAP + rb"{0,15}:|" + _GAP + rb"{16})"
 _KEY_WORDS = rb"api[-_]?key|access_token|client_secret|secret_access_key|password|passwd|passphrase"

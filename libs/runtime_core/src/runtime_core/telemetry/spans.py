@@ -368,7 +368,7 @@ def _attaching() -> tuple[Callable[[Otel], Otel], Callable[[Ids], Otel]]:
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
     class Distant(NonRecordingSpan):
-        """Makes its SpanContext when somebody asks: nobody does unless the code makes spans or calls others."""
+        """Creates its SpanContext on demand: most code neither creates spans nor calls others."""
 
         is_unsampled = True
 

@@ -1,4 +1,4 @@
-"""What is read from a trajectory store: tasks, steps and usage, and the first difference of two tasks."""
+"""Values read from a trajectory store: tasks, steps and usage, and the first difference of two tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskTrajectory:
     steps: list[Step]
     """Ordered by run path and step path. A run's own row comes first, and `r/2` before `r/10`.
 
-    Of the rows of one step, the last one counts: a redriven step has a further row, which ended later and may have a
+    Of the rows of one step, the last one counts: a redriven step has one more row, which ended later and may have a
     lower attempt.
     """
     fork: Fork | None = None

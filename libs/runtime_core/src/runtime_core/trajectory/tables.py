@@ -130,7 +130,7 @@ TASKS = Table(
     Index("weft_tasks_by_end", "namespace", "ended", "task"),
     Index("weft_tasks_by_session", "namespace", "session", "ended", "task"),
     Index("weft_tasks_by_agent", "namespace", "agent", "ended", "task"),
-    # Most tasks complete. Those that did not are looked for, and the others cost nothing here.
+    # Most tasks complete. People search for those that did not, so only those are in the index.
     Index(
         "weft_tasks_by_status",
         "namespace",

@@ -68,7 +68,7 @@ class Writer(Protocol):
 
 
 def next_cursor(batch: Batch, stored_epoch: int, stored_entry: str) -> str:
-    """Return the cursor after `batch`, never behind the stored one. Raises Fenced for a lower epoch."""
+    """Return the cursor after `batch`, never before the stored one. Raises Fenced for a lower epoch."""
     if stored_epoch > batch.epoch:
         raise Fenced(
             f"partition {batch.partition} of {batch.namespace!r} is recorded under epoch {stored_epoch}, "

@@ -6,7 +6,7 @@
 -- ARGV 1 owner · 2 stream · 3 maximum number · 4 '1' if the owner holds nothing else: then only one quarantined
 --      entry is given · 5 deliveries that quarantine · 6 deaths that condemn
 -- RETURNS {'FENCED'} · {'OK', '1' if this owner should settle everything else for a quarantined entry, then per entry:
---         kind (`n` adopted, `q` quarantined, `c` condemned), id, deliveries, fields}
+--         kind (`n` reclaimed, `q` quarantined, `c` condemned), id, deliveries, fields}
 
 local ADOPTED, QUARANTINED, CONDEMNED = 'n', 'q', 'c'
 
@@ -27,7 +27,7 @@ local function find_settled(base, key, group, stream, owner)
   return settled
 end
 
--- Returns how an entry may be adopted now, or nil. An owner that holds other entries requests its turn in quarantine.
+-- Returns how an entry may be reclaimed now, or nil. An owner that holds other entries requests its turn in quarantine.
 local function kind_of_entry(base, args, reply, id, deliveries)
   local quarantine, owner, stream = base .. 'quarantine', args[1], args[2]
   local deaths, kind = redis.call('HGET', quarantine, stream .. '|' .. id), ADOPTED
@@ -65,7 +65,7 @@ local function take_entry(base, args, key, group, reply, kind, id, deliveries)
   return true
 end
 
--- Adopts entries of one dead owner. Returns how many more fit, and whether one was given alone.
+-- Reclaims entries of one dead owner. Returns how many more fit, and whether one was given alone.
 local function adopt_from(base, args, key, group, reply, dead_owner, room)
   for _, item in ipairs(redis.call('XPENDING', key, group, '-', '+', room + 100, dead_owner)) do
     if room <= 0 then break end

@@ -1,4 +1,4 @@
--- A consumer leaves: its unstarted deliveries are handed back without counting, and others may adopt them immediately.
+-- A consumer leaves: its unstarted deliveries are handed back without counting, and others may reclaim them immediately.
 -- KEYS 1 base · ARGV 1 owner · then pairs: stream, entry · RETURNS how many were handed back
 local function leave(keys, args)
   local base, owner = keys[1], args[1]

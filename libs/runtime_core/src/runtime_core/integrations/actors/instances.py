@@ -157,8 +157,8 @@ class Instances:
         """Return the object with the broker's `state` for one handler, which ends with `leave`.
 
         `alone`: wait for other handlers of the object, unless they wait for answers. The broker delivers their answers
-        only after this one ends. `waits` tells whether this handler waits for an answer. `shared`: other processes may
-        have an object of this agent, too. `holders`: of a nested run, who has the instance on the broker
+        only after this one ends. `waits` returns whether this handler waits for an answer. `shared`: other processes
+        may have an object of this agent, too. `holders`: of a nested run, who has the instance on the broker
         (`task|run`).
         """
         if alone:

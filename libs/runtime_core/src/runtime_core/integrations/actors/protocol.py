@@ -1,4 +1,4 @@
-"""What agents, runtimes and programs are to each other: their protocols, and subscriptions.
+"""Protocols of agents, runtimes and programs, and subscriptions.
 
 Also the context of factories, a proxy for a remote agent, and the types that agents see.
 """

@@ -62,7 +62,7 @@ class Runtime:
     """Runs agents, and sends and publishes messages durably: a message that the broker has accepted is handled.
 
     `url` is the broker's; None: WEFT_REDIS_URL, else `memory://`, a private server that ends with this process. With
-    another server, this process is a worker for the types registered in it, beside other processes that register them,
+    another server, this process is a worker for the types registered in it, next to other processes that register them,
     and a client for all types of the namespace.
 
     `intervention_handlers` see the messages that this process sends and receives. With
@@ -71,8 +71,8 @@ class Runtime:
     to `max_instances` agent objects whose state is on the broker stay in memory. A process that is silent for
     `lease_seconds` is declared dead, and others handle its messages. A stop waits `shutdown_seconds` for running
     handlers. With `replay_unheard`, a type that subscribes also gets messages that were published before it first
-    appeared and had no subscriber. `own_namespace`: without `namespace` and WEFT_NAMESPACE the runtime gets a namespace
-    of its own, which `close` erases.
+    appeared and had no subscriber. `own_namespace`: without `namespace` and WEFT_NAMESPACE the runtime gets its own
+    namespace, which `close` erases.
 
     Any: messages, agents and states are the user's own types.
     """

@@ -34,7 +34,7 @@ local function free_child(base, task, child, inst, digest)
   end
 end
 
--- Frees everything that an ended task holds: child runs, their instances, timers. Its late commit or its adopter frees
+-- Frees everything that an ended task holds: child runs, their instances, timers. Its late commit or its next owner frees
 -- work in flight, since two turns must never run at once on one instance. `reopens`: the task may be reopened, so the
 -- journals of its child runs stay.
 local function free_children(base, task, fields, reopens)

@@ -45,7 +45,7 @@ local function check_withdrawal(base, task, flags, open)
   end
 end
 
--- The child run ends without a result. Its late commit, or its adopter, frees its instance if it is in flight.
+-- The child run ends without a result. Its late commit, or its next owner, frees its instance if it is in flight.
 local function withdraw_child(base, task, flags, child, inst)
   local key = base .. 'task:' .. task
   redis.call('HDEL', key, TASK.child .. child)
