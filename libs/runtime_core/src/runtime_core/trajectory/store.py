@@ -15,8 +15,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from runtime_core.errors import InvalidInput
 from runtime_core.trajectory import tables
-from runtime_core.trajectory.database import SqliteAddress, open_postgres, open_sqlite, parse, translated
-from runtime_core.trajectory.queries import chains, contents_of, fork_of, in_parts, inherited_by
+from runtime_core.trajectory.database import (
+    SqliteAddress,
+    chains,
+    contents_of,
+    fork_of,
+    in_parts,
+    inherited_by,
+    open_postgres,
+    open_sqlite,
+    parse,
+    translated,
+)
 from runtime_core.trajectory.reading import StoredStep, TaskTrajectory, Unreadable, UsageReport, UsageSum
 from runtime_core.trajectory.tables import RecordEntry, end_of, step_of
 from runtime_core.trajectory.writers import (
