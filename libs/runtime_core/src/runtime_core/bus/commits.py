@@ -21,7 +21,7 @@ from runtime_core.wire.contents import UNSHORTENED_BYTES, NewLists
 JOURNAL_LIMIT = 10_000
 """The most steps of one run."""
 LONGEST_NAME = 200
-"""How many characters of a step's name are stored beside its journal value."""
+"""How many characters of a step's name are stored with its journal value."""
 
 CUT_VALUE_BYTES = 4096
 """How much of an oversized value a dead letter keeps."""

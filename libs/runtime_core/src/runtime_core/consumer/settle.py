@@ -177,7 +177,7 @@ def frames_of_user(trace: str) -> str:
 def place_in_code(frame: FrameType | None) -> tuple[str, str]:
     """Return the innermost line of the user's code from a frame outwards, as `app.py:12 in report`, and its traceback.
 
-    An installed app's code lies beside other libraries, so their frames count only if there are no others.
+    An installed app's code is among other libraries, so their frames count only if there are no others.
     """
     stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
     frames = [each for each in stack if not _is_weft_or_python(each.filename)]

@@ -66,7 +66,7 @@ and of steps (429). Answers 429 and 503 say in `Retry-After` when to send the sa
 
 
 def document(resources: Json, schemas: Json, roles: Mapping[tuple[str, str], str]) -> Json:
-    """Return the whole document; `resources` are the paths of resources beside tasks, with their `schemas`.
+    """Return the whole document; `resources` are the paths of resources other than tasks, with their `schemas`.
 
     `roles` has the role of each method and path; empty: none is needed.
     """

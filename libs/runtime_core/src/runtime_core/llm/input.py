@@ -21,7 +21,7 @@ SCHEMA: Schema = {
 """The schema of the input. Its properties show in a manifest that an agent can continue a conversation."""
 _MEMBERS = {"prompt", "history", "handed"}
 FILE_KINDS = ("image-url", "audio-url", "video-url", "document-url", "binary")
-"""The kinds of parts beside text. The first four have a `url`, the last `data` (base64) and `media_type`."""
+"""The kinds of parts other than text. The first four have a `url`, the last `data` (base64) and `media_type`."""
 
 
 class AgentInput(msgspec.Struct):

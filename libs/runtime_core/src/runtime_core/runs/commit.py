@@ -143,7 +143,7 @@ class HandedBack(WeftError):
 
 
 class TurnPort:
-    """Writes on the broker in the middle of a turn. `RunPort` documents the methods."""
+    """Writes on the broker in mid-turn. `RunPort` documents the methods."""
 
     __slots__ = (
         "_app",
@@ -190,7 +190,7 @@ class TurnPort:
         process: Outflow | None = None,
         run_bytes: int = RUN_BYTES,
     ) -> None:
-        """`loaded`: the run came from the broker's journal, including requests in the middle of a turn.
+        """`loaded`: the run came from the broker's journal, including requests in mid-turn.
 
         `output_attempt`: that of the output which the run continues.
 
@@ -508,9 +508,7 @@ class TurnPort:
         self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> dict[str, asyncio.Future[Answer]]:
         if self._replies is None:
-            raise WeftError(
-                "this handler has no reply stream, so its agents cannot call others in the middle of a turn"
-            )
+            raise WeftError("this handler has no reply stream, so its agents cannot call others in mid-turn")
         self._asked = True
         delivery, replies = self.delivery, self._replies
         names = {call.step: name_of_step(delivery.task, delivery.run, call.step) for call in calls}

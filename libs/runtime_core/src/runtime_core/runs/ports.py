@@ -1,4 +1,4 @@
-"""What an execution needs from others: the broker in the middle of a turn, its definition, the app's declarations."""
+"""What an execution needs from others: the broker in mid-turn, its definition, the app's declarations."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunPort(Protocol):
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
         """Begin a model call and reserve a part of the task's limits: `reserve` is JSON, names to `[least, most]`.
 
-        Raises as `record`; Reserved if it does not fit beside other calls, LimitExceeded if it never will.
+        Raises as `record`; Reserved if it does not fit next to other calls, LimitExceeded if it never will.
         """
         ...
 
@@ -119,7 +119,7 @@ class RunPort(Protocol):
     async def ask(
         self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
     ) -> Mapping[str, asyncio.Future[Answer]]:
-        """Send calls and messages in the middle of the turn. Return a future of the answer for each call's step.
+        """Send calls and messages in mid-turn. Return a future of the answer for each call's step.
 
         A repeat sends nothing twice. `state` (JSON; empty: unchanged) is the state that a reentrant call into this
         instance sees. To give up, cancel the future. Raises as `record`, and LimitExceeded if the task would exceed its

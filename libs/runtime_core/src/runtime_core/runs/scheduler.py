@@ -47,7 +47,7 @@ class Branch:
         """What `ctx.patched` has returned here, and in the branches above before this one began. Replaced, not changed.
         """
         self.beside = False
-        """Whether the parent goes on beside this branch, so that the parent's later steps do not follow this one's."""
+        """Whether the parent continues alongside this branch, so its later steps do not follow this branch's."""
         self.count = 0
         self.pieces = 0
         """How many pieces of output its code has made."""

@@ -187,7 +187,7 @@ class Ready(Generic[T]):
 
 
 class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function returned
-    """Runs its body in the middle of the turn, journals the result, and returns what the journal holds."""
+    """Runs its body in mid-turn, journals the result, and returns what the journal holds."""
 
     __slots__ = ("body", "started")
 

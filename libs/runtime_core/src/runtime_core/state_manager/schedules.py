@@ -340,7 +340,7 @@ def checked_id(value: object) -> str:
 def _set_when(schedule: Schedule, data: Mapping[str, object], at_ms: int) -> None:
     given = [name for name in _WHEN if data.get(name) is not None]
     if len(given) != 1:
-        field, why = (given[1], f"is there beside {given[0]}") if given else ("every_seconds", "is missing")
+        field, why = (given[1], f"cannot be combined with {given[0]}") if given else ("every_seconds", "is missing")
         raise InvalidInput(f"data.{field}", f"{why}: give one of {_WHEN_LIST}")
     match given[0]:
         case "every_seconds":

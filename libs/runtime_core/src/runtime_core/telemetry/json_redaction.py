@@ -248,7 +248,7 @@ _NAMES_BYTES = 65_536
 SLICE_BYTES = 65_536
 """How many bytes of rows with too many candidates are redacted before other work of the event loop runs."""
 _ROW_BYTES = 1024
-"""What a row costs beside its bytes, as bytes."""
+"""What a row costs in addition to its bytes, as bytes."""
 
 _DECODED_COMMAS = 16_384
 """JSON with more commas is hidden as a whole before it is decoded: that many members or elements take too long."""

@@ -37,7 +37,7 @@ _URL_PASSWORD = re.compile(r"://[^\s:/@\"'<>]*:([^\s/@\"'<>]+)@")  # for variabl
 READ_CHARACTERS = 65_536
 """How much of a long text is read if only its start or its end is kept."""
 CUT_MARGIN = 4_096
-"""Characters dropped beside such a cut: no rule recognizes half of a secret."""
+"""Characters dropped next to such a cut: no rule recognizes half of a secret."""
 
 
 class Redactor:

@@ -42,7 +42,7 @@ _PLACEHOLDER = msgspec.Raw(b"null")
 SLICE_BYTES = 65_536
 """How many bytes of rows are shortened before other work of the event loop runs."""
 _ROW_BYTES = 2_048
-"""What a row costs beside its input, as bytes."""
+"""What a row costs in addition to its input, as bytes."""
 UNSHORTENED_BYTES = 2_048
 """A record under this size is left as it is."""
 REMEMBERED_LISTS = 10_000

@@ -132,9 +132,7 @@ def tokens_and_cost(usage: Mapping[str, Json]) -> tuple[float, float]:
 
 
 def waits(view: Mapping[str, Json], now: float) -> list[tuple[Json, str, int]]:
-    """Return what a task waits for beside people and missing handlers, each with its words, and how many waits have the
-    same words.
-    """
+    """Return what a task waits for, except people and missing handlers, in words, with the number of equal waits."""
     found: dict[str, tuple[Json, str, int]] = {}
     lacks = {(lack["kind"], lack["name"]) for lack in view.get("without_handler", ())}
     for wait in view.get("waits_for", ()):

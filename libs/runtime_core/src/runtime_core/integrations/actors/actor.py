@@ -1,6 +1,6 @@
 """A handler's run: one message for one agent object.
 
-The handler may use asyncio freely. Its requests to other agents are sent in the middle of its turn. Each request is
+The handler may use asyncio freely. Its requests to other agents are sent in mid-turn. Each request is
 identified by its content. After a crash the handler runs again from the top, with the state at its start, and a
 repeated request gets the recorded answer.
 """
@@ -148,7 +148,7 @@ class Actors:
 class ActorRun(Run):
     """One message for one agent object: a run whose code is the object's handler.
 
-    Its steps are requests and messages that are sent in the middle of the turn. A step's id comes from its content, not
+    Its steps are requests and messages that are sent in mid-turn. A step's id comes from its content, not
     from its place.
     """
 

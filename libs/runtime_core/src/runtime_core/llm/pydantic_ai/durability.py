@@ -61,7 +61,7 @@ from runtime_core.telemetry.spans import within
 from runtime_core.wire import codec
 
 CARRIED = "weft.run"
-"""The member beside the arguments. No Python parameter can have this name."""
+"""The member next to the arguments. No Python parameter can have this name."""
 SETTINGS = "weft"
 """The key of a tool's metadata that holds its ToolSettings; False there: the tool runs between the steps."""
 OWN_TOOLSET = "<agent>"
@@ -395,7 +395,7 @@ class RepetitionGuard(AbstractCapability[Any]):
     def __init__(self, what: str) -> None:
         self._guards = RepeatedCalls(what)
         self._notes: dict[str, list[str]] = {}
-        """Notes for the model beside a result, by the call's id."""
+        """Notes for the model that accompany a result, by the call's id."""
 
     def note(self, call: str, text: str) -> None:
         self._notes.setdefault(call, []).append(text)

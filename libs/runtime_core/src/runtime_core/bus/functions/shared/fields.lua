@@ -46,7 +46,7 @@ local RUN = {
 }
 -- A run also has `g<n>`: how many steps of a group still lack a result.
 
--- A task's own fields, beside those of its first run, `status` and `steps`.
+-- A task's own fields, in addition to those of its first run, `status` and `steps`.
 local TASK = {
   flags = 'fl',             -- FLAG letters
   child = 'k:',             -- + run: a child run; the value is its instance, or `@<partition>:<task>`, or empty

@@ -136,7 +136,7 @@ local function keep_late(base, task, run, status, ms, value)
   redis.call('HSET', rk, RUN.result .. step, digest_of(missing) .. status .. ms .. value)
 end
 
--- Returns why a write in the middle of a turn does not count, or nil: 'FENCED' if its owner was declared dead, 'DONE'
+-- Returns why a write in mid-turn does not count, or nil: 'FENCED' if its owner was declared dead, 'DONE'
 -- if the turn is no longer this entry's or its task has ended.
 local function turn_lost(base, owner, entry, current, status)
   if not redis.call('ZSCORE', base .. 'alive', owner) then return redis.status_reply('FENCED') end
@@ -145,7 +145,7 @@ local function turn_lost(base, owner, entry, current, status)
   return nil
 end
 
--- Journals a step in the middle of a turn. `unrecorded` is the run's field, `label` the step's kind, name and usage.
+-- Journals a step in mid-turn. `unrecorded` is the run's field, `label` the step's kind, name and usage.
 -- Returns false if the journal is full: nothing was written.
 local function journal_step(run_hash, unrecorded, step, value, label, most)
   if redis.call('HLEN', run_hash) >= tonumber(most) then return false end
