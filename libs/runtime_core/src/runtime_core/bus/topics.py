@@ -65,7 +65,7 @@ class TopicVerbs(TaskVerbs, FailureVerbs):
             raise Rejected("overloaded", text(reply[1]), retry_after_seconds=1.0)
         if reply[0] == b"heard":
             return None
-        await self.make_durable(connection, wrote=False)  # the reply does not tell whether it wrote anything
+        await self.make_durable(connection, wrote=False)  # the reply does not say whether it wrote anything
         return cast(int, reply[1])
 
     async def subscribe(self, wanted: TopicSubscription, *, deliver: bool = True) -> bool:

@@ -228,7 +228,7 @@ class LoopWatch:
         in_loop = main in frames and _runs_users_code(frames[main])
         if in_loop:
             frames = {main: frames[main]}
-        # Otherwise a plain function in a thread has kept the lock. Which of several cannot be told.
+        # Otherwise a plain function in a thread has kept the lock. If there are several, nothing shows which one.
         users = [frame for frame in frames.values() if _runs_users_code(frame)]
         blamed = [(handled, frame) for frame in users if (handled := _handled_in(frame)) is not None]
         ends = seconds >= self._lease_seconds and len(blamed) == 1 and self._interrupts

@@ -173,9 +173,9 @@ local function submit(keys, args)
   if refused then return find_event(base, args, seen_key, id_token) or refused end
   local line = task .. '\n' .. args[4]
   -- It needs no place in the dedupe window: only its own repeats have its random id, and they find the task, if ended
-  -- tasks are kept for ten minutes. With several partitions the window also tells where the task is.
+  -- tasks are kept for ten minutes. With several partitions the window also says where the task is.
   local by_task = args[13] == '-' and args[16] == '' and tonumber(meta[9] or '3600') >= 600
-  -- The first write also tells whether the id is known.
+  -- The first write also shows whether the id is known.
   if not by_task and redis.call('HSETNX', base .. 'seen', seen_key, line) == 0 then
     refused = find_event(base, args, seen_key, id_token)
     if refused then return refused end

@@ -41,7 +41,7 @@ class Runners:
     """Runs tasks and waits for them.
 
     With `client`, tasks run in its namespace. With `url` or WEFT_REDIS_URL, they run on the services of that broker,
-    whose app declares the agents; `app` tells the names of objects. Otherwise they run in this process, in an app made
+    whose app declares the agents; `app` gives the names of objects. Otherwise they run in this process, in an app made
     from the objects in the tasks. Only tasks on services outlive this process.
 
     With `engine="ray"` or `"spark"`, whole tasks run on a cluster: `workers` of its processes (0: as many as it has

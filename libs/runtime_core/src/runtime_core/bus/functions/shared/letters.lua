@@ -8,7 +8,7 @@
 -- its oldest ones, so a flood trims its own letters and not those of others. pcall: if another program has put
 -- something else in the place of these keys, only the counts are lost.
 
--- A parked run can continue only by its letter. The number of open tasks bounds these letters.
+-- A parked run can continue only through its letter. The number of open tasks bounds these letters.
 local PARKED = 'parked'
 
 -- Notes that a dead letter of a task is gone. Returns whether another one still pins the task.

@@ -12,7 +12,7 @@
 --   held:<task>     <path>: the entry that has its slots, the limit that it waits for, an empty line or `?` if it has not
 --                   begun after its debounce, and its limits
 -- Work waits for one limit at a time, and holds no slot meanwhile, except a call between two attempts. Whatever ends work
--- frees its slots (`SLOT.free`) and starts the next. A timer looks after limits for which work waits.
+-- frees its slots (`SLOT.free`) and starts the next. A timer serves the limits that work waits for.
 local SLOT = {LOOKS = 100, CHECK_MS = 10000, HIGHEST = 9, DEFAULT = 5, PRIORITY = 2 ^ 44}
 
 -- Whether work still counts: its task is open, and its step, if it has one, has no result.
@@ -120,7 +120,7 @@ function SLOT.give(base, limits, ref, entry, now)
   redis.call('HSET', base .. 'held:' .. task, path, entry .. '\n\n' .. table.concat(limits, '\n'))
 end
 
--- Lets a timer look after the limit: when work may start, and against slots that an older release has not freed.
+-- Sets the limit's timer: for when work may start, and to free slots that an older release has not freed.
 function SLOT.watch(base, limit, due, now)
   redis.call('ZADD', base .. 'timers', 'LT', text(math.min(due or now + SLOT.CHECK_MS, now + SLOT.CHECK_MS)), 'l|' .. limit)
 end
@@ -151,8 +151,7 @@ function SLOT.drop(base, task, path, freed)
 end
 
 -- Starts one piece of waiting work, or lets it wait for another limit. `w` is its value in `waiting`, `held` are the
--- lines of its place. Returns true
--- and when it may start if this limit does not let it.
+-- lines of its place. Returns true and when it may start if this limit does not let it.
 function SLOT.start(base, limit, ref, order, w, held, now)
   local task, path = split_ref(ref)
   local stream, _, fields, declared, quiet_until = unpack(w)

@@ -10,7 +10,7 @@ end
 local function is_agent_stream(stream) return string.sub(stream, 1, 5) == 'agent' end
 
 -- Acknowledges and deletes: a work stream holds only unfinished work. Returns 1 if the entry was not settled before, 0
--- if it was; the acknowledgement alone would not tell, since a lost group has forgotten who has the entry.
+-- if it was; the acknowledgement alone does not show this, since a lost group has forgotten who has the entry.
 local function settle(base, stream, entry)
   local key = base .. stream
   redis.call('XACK', key, group_of(stream), entry)
