@@ -21,8 +21,11 @@ from runtime_core.engines.ray.worker import Answer, Begun, Items, Job, LongLived
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
 
-INTERRUPT_SECONDS = 0.4
-"""The time between KeyboardInterrupt in a task and the kill of its worker, in seconds."""
+CANCEL_AGAIN_SECONDS = 0.4
+"""The time between two cancels of a task, in seconds."""
+FORCE_SECONDS = 3.0
+"""The time after which Ray kills the worker of a cancelled task, in seconds. By then the worker has ended itself, or
+its interpreter hangs. Sooner, Ray might kill it when it already runs another task."""
 TASK_STOP_SECONDS = 10.0
 """The longest wait for a task to stop, in seconds."""
 ACTOR_IDLE_SECONDS = 300.0
@@ -125,14 +128,13 @@ class _Task:
         return True
 
     async def stop(self) -> None:
-        """Interrupt the task, then kill its worker. Wait up to TASK_STOP_SECONDS for the end."""
-        patience, force = INTERRUPT_SECONDS, False
-        until = asyncio.get_running_loop().time() + TASK_STOP_SECONDS
-        while not self.ended.is_set() and asyncio.get_running_loop().time() < until:
+        """Interrupt the task. Its worker ends if the task goes on. Wait up to TASK_STOP_SECONDS for the end."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        while not self.ended.is_set() and now() < began + TASK_STOP_SECONDS:
             # Repeated: Ray drops a cancel that hits a task between two states.
-            await asyncio.to_thread(_cancel, self._stream, force)
-            await self.wait(self.ended, patience)
-            force = True
+            await asyncio.to_thread(_cancel, self._stream, now() >= began + FORCE_SECONDS)
+            await self.wait(self.ended, CANCEL_AGAIN_SECONDS)
         if not self.ended.is_set():
             logger.error("a task did not stop within %g s", TASK_STOP_SECONDS)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import os
 import pickle
+import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -21,6 +24,10 @@ from runtime_core.engines.results import Results
 
 CHUNK_SECONDS = 1.0
 """The time after which a worker with several items returns those that it has not started, in seconds."""
+INTERRUPT_SECONDS = 0.4
+"""How long a call may go on after KeyboardInterrupt, in seconds."""
+FIRST_MARK = 128
+"""A mark of a call is a byte from this one on: no signal has such a number."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -56,12 +63,76 @@ Answer = Value | Error | Items
 
 
 def run_job(job: bytes) -> Iterator[Begun | Answer]:
-    """Yield that the call has started, then its outcome."""
+    """Yield that the call has started, then its outcome. Ends this process if a cancelled call goes on."""
     # Load first: the imports of a new process do not count against the call's limit.
     unpacked = msgspec.msgpack.decode(job, type=Job)
-    _load(unpacked)
+    with interrupts().watched():
+        _load(unpacked)
     yield Begun(os.getpid(), socket.gethostname())
-    yield answer(unpacked)
+    # Not around a `yield`: the process must not count as running this call when Ray has ended it there.
+    with interrupts().watched():
+        outcome = answer(unpacked)
+    yield outcome
+
+
+class Interrupts:
+    """Ends this process if a call goes on after it was interrupted. Calls run one after the other in the main thread.
+
+    Ray can end a process, too. But Ray does not know what the process runs: if the call ends while Ray's request is on
+    its way, Ray may kill the next call.
+
+    Python writes each signal, and each interrupt of a cancelled task, to the wake-up file descriptor at once. The main
+    thread may notice much later: nothing interrupts a `time.sleep`, and a function may catch KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._running = 0
+        """The mark of the running call; 0: none runs."""
+        self._changing = threading.Lock()
+        self._heard, self._signals = os.pipe()
+        os.set_blocking(self._signals, False)
+        threading.Thread(target=self._listen, name="interrupts", daemon=True).start()
+        # A forked child has the same pipe, but its signals are not those of the call.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch a call: INTERRUPT_SECONDS after its interrupt the process ends, unless the call has ended."""
+        self._calls += 1
+        mark = FIRST_MARK + self._calls % FIRST_MARK
+        os.write(self._signals, bytes((mark,)))
+        before = signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
+        try:
+            with self._changing:
+                self._running = mark
+            yield
+        finally:
+            with self._changing:
+                self._running = 0
+            signal.set_wakeup_fd(before)
+
+    def _listen(self) -> None:
+        mark = 0
+        while received := os.read(self._heard, 4096):
+            for byte in received:
+                if byte >= FIRST_MARK:
+                    mark = byte  # later signals are of this call, even if they are read after its end
+                elif byte == signal.SIGINT:
+                    ending = threading.Timer(INTERRUPT_SECONDS, self._end, (mark,))
+                    ending.daemon = True
+                    ending.start()
+
+    def _end(self, mark: int) -> None:
+        with self._changing:
+            if self._running == mark:
+                os._exit(1)
+
+
+@functools.cache
+def interrupts() -> Interrupts:
+    """Return the process's own."""
+    return Interrupts()
 
 
 class LongLived:
