@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HINT_SECONDS = 2.0
-"""How long a task may run before its caller looks for open questions."""
+"""How long a task may run before its caller checks for open questions."""
 LOOK_SECONDS = 1.0
-"""How often questions are looked for."""
+"""The time between two checks for questions."""
 LOOK_ENTRIES = 1000
-"""The most entries of one task's stream that one look reads."""
+"""The most entries of one task's stream that one check reads."""
 _LOOK_SECONDS = 0.1
 _HANDLERS = f"{GROUPS['agent']}@".encode()
-"""What the owner names of agent-handlers begin with."""
+"""The beginning of agent-handlers' owner names."""
 _YES = {"y", "yes", "true", "approve", "ok"}
 _NO = {"n", "no", "false", "deny"}
 _TERMINAL = threading.Lock()
@@ -111,7 +111,7 @@ class Listeners:
 class Hints:
     """Warns about the questions of tasks that nobody listens to, and about tasks that nobody can run.
 
-    Two commands a second look at all tasks of a partition.
+    Two commands a second check all tasks of a partition.
     """
 
     def __init__(self) -> None:
@@ -119,10 +119,10 @@ class Hints:
         """The last entry of each task's stream that was read."""
         self._looking: asyncio.Task[None] | None = None
         self._unattended: set[EventBus] = set()
-        """The partitions in which no agent-handler ran at the last look."""
+        """The partitions in which no agent-handler ran at the last check."""
 
     async def follow(self, task: TaskHandle) -> None:
-        """Look at a task that has run for a while, until this is cancelled."""
+        """Check a task that has run for a while, until this is cancelled."""
         await asyncio.sleep(HINT_SECONDS)
         self._cursors[task] = "0-0"
         if self._looking is None:
@@ -271,7 +271,7 @@ def _read_line(stdin: TextIO, over: threading.Event) -> str | None:
     data = b""
     # Byte by byte: what follows the line belongs to the next reader.
     while not over.is_set():
-        # Look again: what was typed after the question was withdrawn belongs to the next one.
+        # Check again: a line typed after the question was withdrawn belongs to the next one.
         if not select.select([number], [], [], _LOOK_SECONDS)[0] or over.is_set():
             continue
         byte = os.read(number, 1)

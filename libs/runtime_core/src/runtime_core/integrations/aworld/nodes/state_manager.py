@@ -43,7 +43,7 @@ Look = Callable[[str], Awaitable[Found | None]]
 class _Wait:
     woken: asyncio.Future[None]
     status: str = ""
-    """The status from the stream, which may come after another reason to wake, before the wait goes on."""
+    """The status from the stream, which may come after another reason to wake, before the wait continues."""
 
 
 class StateWaits:
@@ -75,7 +75,7 @@ class StateWaits:
         """Wait until `look` returns a value. It gets the status from the stream, or an empty text."""
         reported = ""
         while True:
-            # Register before the look, so that a change in between wakes this wait.
+            # Register before the check, so that a change in between wakes this wait.
             wait = self._expect(name)
             try:
                 found = await look(reported)
