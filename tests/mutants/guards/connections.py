@@ -127,9 +127,28 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connector.py",
+        "drops_master_after_cancel",
+        "                # A cancel, or a Sentinel that does not let go: nobody gets the connection to the master.\n"
+        "                await connection.disconnect(nowait=True)\n",
+        "",
+        "a cancel after a Sentinel's reply leaves no connection to the master open",
+        "unit/bus:connector",
+    ),
+    python(
+        "bus/connector.py",
+        "closes_sentinels_after_cancel",
+        "                await asyncio.shield(self._closing)\n",
+        "                await self._closing\n",
+        "a cancel after a Sentinel's reply leaves no connection to the Sentinel open",
+        "unit/bus:connector",
+    ),
+    python(
+        "bus/connector.py",
         "closes_after_cancel",
-        "await asyncio.shield(self._closing)",
-        "await self._closing",
+        '            self._closing = asyncio.create_task(_close(manager), name="close connections to the Cluster")\n'
+        "            await asyncio.shield(self._closing)",
+        '            self._closing = asyncio.create_task(_close(manager), name="close connections to the Cluster")\n'
+        "            await self._closing",
         "a second cancel leaves no connection to a Cluster open",
         "unit/bus:connector",
     ),

@@ -7,7 +7,12 @@ import asyncio
 import pytest
 import redis.asyncio.cluster
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.credentials import CredentialProvider
 
 from runtime_core.bus.connector import Connector, parse_address
@@ -190,3 +195,31 @@ async def test_a_second_cancel_leaves_no_connection_to_the_cluster_open(monkeypa
     may_close.set()
     await asyncio.wait_for(all_closed.wait(), 10)
     assert closed == ["nodes_cache", "startup_nodes"]
+
+
+async def test_a_cancel_after_a_sentinel_has_replied_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, may_close, closed, disconnected = (asyncio.Event() for _ in range(4))
+
+    class Master(SentinelManagedConnection):
+        async def connect(self) -> None:
+            """Connected at once."""
+
+        async def disconnect(self, *arguments: object, **options: object) -> None:
+            disconnected.set()
+
+    class Watching(Sentinel):
+        async def aclose(self) -> None:
+            closing.set()
+            await may_close.wait()
+            closed.set()
+
+    monkeypatch.setattr("redis.asyncio.sentinel.Sentinel", Watching)
+    monkeypatch.setattr("redis.asyncio.sentinel.SentinelManagedConnection", Master)
+    opening = asyncio.ensure_future(Connector(parse_address("redis+sentinel://127.0.0.1:1/main"))._open(None))
+    await closing.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert disconnected.is_set(), "to the master"
+    may_close.set()
+    await closed.wait()

@@ -322,7 +322,14 @@ class Connector:
                 await _check_sentinels(sentinel)
             raise ConnectionRefusedError(f"the Sentinels know no reachable master named {self._address.master!r}")
         finally:
-            await sentinel.aclose()
+            # In a task, as in `_look_up`.
+            self._closing = asyncio.create_task(sentinel.aclose(), name="close connections to the Sentinels")
+            try:
+                await asyncio.shield(self._closing)
+            except BaseException:
+                # A cancel, or a Sentinel that does not let go: nobody gets the connection to the master.
+                await connection.disconnect(nowait=True)
+                raise
 
     async def _learn(self) -> None:
         """Learn a Cluster's servers while one replies: after its failure, another one knows where its slots are."""
