@@ -32,6 +32,9 @@ LEASE_SECONDS = 3.0 if FULL else 1.5
 SPREAD_SECONDS = COUNT * 0.25
 ENDED_SECONDS = 1800.0 if FULL else 60.0
 """How long the last task may take once all are submitted."""
+HARMED_SECONDS = SPREAD_SECONDS + ENDED_SECONDS / 2
+"""How long harm is done. Deliveries that were delivered too often run one at a time: on a busy machine, each may take
+as long as its process lives, and the rest of them must end undisturbed."""
 PAUSE_SECONDS = 2.0
 """Between two harms of a service. A process must often live for longer than a step takes, or no task would ever end."""
 LEAST_HARM = 3
@@ -54,7 +57,8 @@ async def harm_handlers(fleet: Fleet, chance: random.Random) -> None:
 
 
 async def harm_one_by_one(fleet: Fleet, service: str, chance: random.Random) -> None:
-    while True:
+    until = asyncio.get_running_loop().time() + HARMED_SECONDS
+    while asyncio.get_running_loop().time() < until:
         await asyncio.sleep(PAUSE_SECONDS)
         names = fleet.names(service)
         await fleet.ready(names)
