@@ -30,7 +30,9 @@ def report(data_dir: Path, engine: str, environ: dict[str, str]) -> str:
         text=True,
         timeout=LIMIT_SECONDS,
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    # On a busy machine the handlers start so late that the desk says it.
+    said = [line for line in done.stderr.splitlines() if "no agent-handler has published its agents yet" not in line]
+    assert (done.returncode, said) == (0, []), done.stdout
     assert re.search(r"(engine|ray) find_in_shard\S*  (?:step \S+  )?completed", done.stdout)
     match = re.search(r"^# .*?(?=^ *[\d.]+ s  the task is completed)", done.stdout, flags=re.MULTILINE | re.DOTALL)
     assert match is not None, done.stdout
