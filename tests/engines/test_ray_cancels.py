@@ -48,3 +48,23 @@ async def test_a_cancel_is_repeated_and_kills_the_worker_late(
     await calls._Task(Stream()).stop()
     assert len(forced) >= CANCELS
     assert set(forced) == {force}
+
+
+async def test_a_cancel_goes_on_when_nobody_waits_for_the_end_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Ray may take longer than the caller waits. The worker must become free nevertheless."""
+    stream, cancels, loop = Stream(), 0, asyncio.get_running_loop()
+
+    def cancel(stream: Stream, *, force: bool) -> None:
+        nonlocal cancels
+        cancels += 1
+        if cancels == CANCELS:
+            loop.call_soon_threadsafe(stream.ended.set)
+
+    monkeypatch.setattr("ray.cancel", cancel)
+    monkeypatch.setattr(calls, "CANCEL_LATER_SECONDS", 0.001)
+    monkeypatch.setattr(calls, "TASK_STOP_SECONDS", 0.0)
+    await calls._Task(stream).stop()
+    assert not stream.ended.is_set()
+    async with asyncio.timeout(60):
+        await stream.ended.wait()
+    assert cancels == CANCELS

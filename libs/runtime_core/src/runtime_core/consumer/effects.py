@@ -68,7 +68,7 @@ class StepRequest(Effect, Protocol):
 
 
 class JournaledStep(NamedTuple):
-    """A step that was journaled in mid-turn which has not committed yet."""
+    """A step that was journaled in mid-turn, in a turn that has not committed yet."""
 
     step: str
     value: bytes

@@ -23,6 +23,8 @@ from runtime_core.telemetry.redaction import kept
 
 CANCEL_AGAIN_SECONDS = 0.4
 """The time between two cancels of a task, in seconds."""
+CANCEL_LATER_SECONDS = 5.0
+"""The same after TASK_STOP_SECONDS, when nobody waits for the end any more."""
 FORCE_SECONDS = 3.0
 """The time after which Ray kills the worker of a cancelled task, in seconds. By then the worker has ended itself, or
 its interpreter hangs. Sooner, Ray might kill it when it already runs another task."""
@@ -117,6 +119,7 @@ class _Task:
         self.answer: Answer = Error("worker", "NoAnswer", "its worker returned no answer")
         self._stream = stream
         self._following = asyncio.create_task(self._follow())
+        self._cancelling: asyncio.Task[None] | None = None
 
     async def wait(self, event: asyncio.Event, seconds: float | None = None) -> bool:
         """Wait for the event. Return False if it does not happen within `seconds`."""
@@ -129,14 +132,18 @@ class _Task:
 
     async def stop(self) -> None:
         """Interrupt the task. Its worker ends if the task goes on. Wait up to TASK_STOP_SECONDS for the end."""
+        self._cancelling = asyncio.create_task(self._cancel_until_ended())
+        if not await self.wait(self.ended, TASK_STOP_SECONDS):
+            logger.error("a task did not stop within %g s; it is cancelled again until it ends", TASK_STOP_SECONDS)
+
+    async def _cancel_until_ended(self) -> None:
         now = asyncio.get_running_loop().time
         began = now()
-        while not self.ended.is_set() and now() < began + TASK_STOP_SECONDS:
+        while not self.ended.is_set():
             # Repeated: Ray drops a cancel that hits a task between two states.
             await asyncio.to_thread(_cancel, self._stream, now() >= began + FORCE_SECONDS)
-            await self.wait(self.ended, CANCEL_AGAIN_SECONDS)
-        if not self.ended.is_set():
-            logger.error("a task did not stop within %g s", TASK_STOP_SECONDS)
+            is_late = now() >= began + TASK_STOP_SECONDS
+            await self.wait(self.ended, CANCEL_LATER_SECONDS if is_late else CANCEL_AGAIN_SECONDS)
 
     async def _follow(self) -> None:
         begun = None
