@@ -72,7 +72,7 @@ class Proxy:
     def freeze(self) -> None:
         """Leave connections open and forward nothing, in either direction, as if a cable were pulled.
 
-        Neither side is told, not even when the other side closes. New connections are accepted and silent.
+        Neither side learns of it, even if the other one closes. New connections are accepted and get no answer.
         """
         self._flowing.clear()
 

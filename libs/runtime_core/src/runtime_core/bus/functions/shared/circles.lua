@@ -1,4 +1,4 @@
--- Finds out who waits for whom: reentrant calls into a busy instance, and circles of requests that would wait forever.
+-- Finds who waits for whom: reentrant calls into a busy instance, and circles of requests that would never end.
 
 -- Does `holder` (task|run) wait for `run`? Run ids are paths, so the call chain can be read from them.
 local function waits_for(holder, task, run)
