@@ -15,10 +15,12 @@ from runtime_core.errors import InvalidInput, Rejected
 from runtime_core.host.local import LocalApp
 from runtime_core.integrations.aworld.events.replay import replay
 from runtime_core.runs.hooks.declared import Change, Deny, HookEvent
+from runtime_core.trajectory.reading import TaskTrajectory
+from runtime_core.trajectory.store import TrajectoryStore
 from runtime_core.trajectory.tree import render
 from runtime_core.wire.commands import SUBMIT, parse_submit
 from runtime_core.wire.envelope import Envelope
-from weft import AgentContext, App, Client, SubmitOptions
+from weft import AgentContext, App, Client, SubmitOptions, TaskHandle
 
 
 def desk(calls: Counter[str]) -> App:
@@ -207,6 +209,28 @@ async def test_a_fork_of_an_ended_task_finds_its_results_on_the_record_stream_wi
         fork = await client.fork("t-1", at="2", input="short")
         assert (await fork.result(timeout=60)).value() == "written short"
     assert calls["rank"] == 1
+
+
+class _Behind(TrajectoryStore):
+    """A store that the recorder has not reached yet; the task ends while it is read."""
+
+    def __init__(self, task: TaskHandle) -> None:
+        self._task = task
+
+    async def task(self, namespace: str, task: str, /) -> TaskTrajectory | None:
+        async for event in self._task.stream():
+            if event.type == "weft.human.requested":
+                await self._task.signal(event.data["request_id"], "right")
+        return TaskTrajectory(namespace, task, None, [])
+
+
+async def test_a_fork_takes_the_last_results_from_the_broker_if_the_store_lacks_them() -> None:
+    calls: Counter[str] = Counter()
+    async with LocalApp(desk(calls)) as client:
+        task = await client.submit("asking", None, task_id="t-1", stream=True)
+        fork = await client.fork("t-1", at="3", store=_Behind(task))
+        assert (await fork.result(timeout=60)).value()[:2] == ["found x", "right"]
+    assert calls["search x"] == 1
 
 
 async def test_a_fork_of_a_waiting_task_copies_its_journal_and_metadata() -> None:

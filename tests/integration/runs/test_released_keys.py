@@ -175,6 +175,17 @@ async def test_a_fork_of_a_run_that_gave_up_its_key_loses_no_change(client: Clie
     assert (await (await client.submit("orders", "small-3", key="ann")).result()).output == [*expected, "small-3"]
 
 
+async def test_a_fork_inside_the_block_loses_no_change_if_the_record_lacks_the_release(client: Client) -> None:
+    """Then only the journal of the waiting origin says that it has given up its key."""
+    origin = await client.submit("orders", "large-1", key="ann", task_id="origin")
+    await question(origin)
+    bus = origin.bus
+    await bus.transport.call("XTRIM", bus.keys.record, "MAXLEN", 0)
+    fork = await client.fork("origin", at="2")
+    await fork.signal(await question(fork), True)
+    assert (await fork.result()).output == ["large-1", "large-1", "large-1 approved"]
+
+
 async def test_a_run_without_a_key_gives_up_nothing(client: Client) -> None:
     task = await client.submit("orders", "large-1")
     await task.signal(await question(task), True)

@@ -38,6 +38,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/runs:released_keys",
     ),
     python(
+        "client/fork.py",
+        "release_in_journal",
+        '    return "release" if same else ""\n',
+        '    return ""\n',
+        "a fork finds out from the journal that its origin has given up its key",
+        "integration/runs:released_keys",
+    ),
+    python(
+        "client/fork.py",
+        "store_behind",
+        "    if known is None or known.end is None:  # the store does not have the last rows yet\n",
+        "    if known is None:\n",
+        "a fork takes from the broker what the store lacks",
+        "integration/client:fork",
+    ),
+    python(
         "integrations/actors/watch.py",
         "bounded_looks",
         " and checks < CHECKS_MAX:",

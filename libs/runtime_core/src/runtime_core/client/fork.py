@@ -16,7 +16,7 @@ from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.runs.hooks.declared import STEP, named_before
-from runtime_core.runs.journal import MAX_JOURNAL_BYTES, canonical, pack, payload_of, status_of, time_of
+from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, canonical, pack, payload_of, status_of, time_of
 from runtime_core.runs.output import OWN_PLACES
 from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory, in_order
@@ -24,7 +24,7 @@ from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS
 from runtime_core.wire.events import StreamingMode
-from runtime_core.wire.ids import ANY_DIGEST, ROOT_RUN, any_digest, step_digest
+from runtime_core.wire.ids import ANY_DIGEST, ROOT_RUN, any_digest, attempt_in_digest, digest_in_attempt, step_digest
 from runtime_core.wire.step import ATTEMPTS, DIGEST, KEY_RETURNS, PIECES, STEPS, Step, before, place
 
 if TYPE_CHECKING:
@@ -211,18 +211,20 @@ def _step(step: str, row: Step) -> RecordedStep:
 # -- reading from the broker ----------------------------------------------------------------------------------------
 
 
-async def on_broker(
-    bus: EventBus, namespace: str, task: str, known: TaskTrajectory | None
+async def recorded(
+    bus: EventBus, namespace: str, task: str, store: TrajectoryStore | None
 ) -> tuple[dict[str, RecordedRun], dict[str, object]]:
-    """Return a task's runs by id and its context (session, metadata), from the broker and the `known` trajectory.
+    """Return a task's runs by id and its context (session, metadata), from the broker and the trajectory store.
 
     The broker has the journal of an open task, and the record of an ended one until the record is trimmed.
     Raises InvalidInput(`task_id`) if both lack the task.
     """
-    if known is None:
-        known = await from_record(bus, namespace, task)
-    flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.task(task)))
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    # The journals first: a run that ends while its rows are read takes its journal with it, but then has its rows.
+    journals = await _journals(bus, task)
+    fields = journals.pop(ROOT_RUN)
+    known = await store.task(namespace, task) if store is not None else None
+    if known is None or known.end is None:  # the store does not have the last rows yet
+        known = _joined(known, await from_record(bus, namespace, task))
     runs = runs_of(known) if known is not None else {}
     run = _run(runs, ROOT_RUN)
     header = [*fields.get(b"h", b"").decode().split("\n"), *[""] * 10]
@@ -237,13 +239,10 @@ async def on_broker(
             "(WEFT_TRAJECTORY_URL; in Python also store=…)",
         )
     _add_journal(run, fields)
-    for name, value in fields.items():
-        if name.startswith(b"k:") and not value.startswith(b"@"):
-            child = _run(runs, name[2:].decode())
-            flat = cast(list[bytes], await bus.transport.call("HGETALL", bus.keys.run(task, child.id)))
-            open_run = dict(zip(flat[::2], flat[1::2], strict=True))
-            child.agent = child.agent or [*open_run.get(b"h", b"").decode().split("\n"), ""][1]
-            _add_journal(child, open_run)
+    for name, journal in journals.items():
+        child = _run(runs, name)
+        child.agent = child.agent or [*journal.get(b"h", b"").decode().split("\n"), ""][1]
+        _add_journal(child, journal)
     context: dict[str, object] = msgspec.json.decode(fields[b"x"]) if fields.get(b"x") else {}
     if header[9]:
         context.setdefault("session_id", header[9])
@@ -252,14 +251,47 @@ async def on_broker(
     return runs, context
 
 
+async def _journals(bus: EventBus, task: str) -> dict[str, dict[bytes, bytes]]:
+    """Return the fields of the hash of each open run, by run id; those of the first run even if it has none."""
+    found = {ROOT_RUN: await _fields(bus, bus.keys.task(task))}
+    for name, value in found[ROOT_RUN].items():
+        if name.startswith(b"k:") and not value.startswith(b"@"):
+            run = name[2:].decode()
+            found[run] = await _fields(bus, bus.keys.run(task, run))
+    return found
+
+
+async def _fields(bus: EventBus, key: str) -> dict[bytes, bytes]:
+    flat = cast(list[bytes], await bus.transport.call("HGETALL", key))
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _joined(stored: TaskTrajectory | None, on_broker: TaskTrajectory | None) -> TaskTrajectory | None:
+    """Return what the store and the record have together. A row may be in both."""
+    if stored is None or on_broker is None:
+        return stored or on_broker
+    return replace(stored, end=on_broker.end, steps=in_place([*stored.steps, *on_broker.steps]))
+
+
 def _add_journal(run: RecordedRun, fields: Mapping[bytes, bytes]) -> None:
     """Add the results in the fields of a run's hash that the record does not have yet."""
     for name, value in fields.items():
         if name.startswith(b"j:"):
             step = name[2:].decode()
             run.steps.setdefault(
-                step, RecordedStep(step, "", "", "", b"", status_of(value), payload_of(value), time_of(value))
+                step,
+                RecordedStep(step, _kind_of(value), "", "", b"", status_of(value), payload_of(value), time_of(value)),
             )
+
+
+_RELEASE = step_digest("release", "key", "", b"")
+
+
+def _kind_of(value: bytes) -> str:
+    """Return the kind of a step of which only the journal value is known: `release`, or nothing."""
+    digest = value[:DIGEST_BYTES].decode()
+    same = digest == _RELEASE or digest == digest_in_attempt(_RELEASE, attempt_in_digest(digest))
+    return "release" if same else ""
 
 
 async def from_record(bus: EventBus, namespace: str, task: str) -> TaskTrajectory | None:
@@ -355,8 +387,7 @@ async def plan_fork(
             f"{quoted(at)} is not a step, such as 3.0.1, or 2/1 for step 1 of the run that step 2 started; "
             "`weft trajectory show` lists them. Output, such as 3e1, is not a step",
         )
-    known = await store.task(namespace, origin) if store is not None else None
-    runs, context = await on_broker(bus, namespace, origin, known)
+    runs, context = await recorded(bus, namespace, origin, store)
     run = runs[ROOT_RUN]
     new_input = run.input
     journal: dict[str, bytes] = {}
