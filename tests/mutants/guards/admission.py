@@ -12,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own_message",
         "if match and agent .. '/' .. message.key ~= message.sender then",
         "if match then",
-        "the sender does not hear later what it had sent before it subscribed",
+        "an agent that subscribes does not get its own earlier messages",
         "contracts:topics",
     ),
     lua(
@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unknown",
         "if not there then return 0 end",
         "",
-        "a subscription that does not exist ends as such",
+        "unsubscribing from an unknown subscription reports that it is unknown",
         "contracts:topics",
     ),
     lua(
@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "epoch_kept",
         "if tonumber(args[13]) > newest then redis.call('HSET', base .. 'leader:admit', 'epoch', args[13]) end",
         "",
-        "a partition refuses epochs below the newest that it has seen",
+        "a partition refuses epochs below the newest one",
         "contracts:fences",
     ),
     lua(
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "task_id",
         "if known[1] then",
         "if false then",
-        "a task id that exists is not started again",
+        "an existing task id is not started again",
         "contracts:dedupe",
     ),
     lua(
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "by_task_while_kept",
         " and tonumber(meta[9] or '3600') >= 600",
         "",
-        "a repeated submit with a random id is known where tasks are kept for a short time",
+        "a repeated submit with a random id is recognised even if tasks are kept only briefly",
         "contracts:dedupe",
     ),
     lua(
@@ -216,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "publish_meta",
         "check_stream(base, 'undelivered')\n  redis.call('HLEN', base .. 'meta')",
         "check_stream(base, 'undelivered')",
-        "a message is published only while the partition's settings can be counted in",
+        "a publish changes nothing if the partition's settings cannot be updated",
         "contracts:atomicity",
     ),
     lua(
@@ -241,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "same_millisecond",
         "return #found > 0 and found[#found][1] or text(now - 1)",
         "return text(now - 1)",
-        "an agent gets a message that was published in the millisecond in which it appeared, before it",
+        "an agent gets a message published in the same millisecond before it appeared",
         "contracts:topics",
     ),
     lua(
@@ -249,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "server_clock",
         "local now = server_ms()",
         "local now = now_ms(base)",
-        "a corrected step of the server's clock does not change which kept messages an agent gets",
+        "a step of the server's clock does not change which kept messages an agent gets",
         "contracts:topics",
     ),
     lua(
@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stepped_retention",
         "local stepped = math.min(0, now_ms(base) - server_ms())",
         "local stepped = 0",
-        "a corrected step of the server's clock does not end the retention of a kept message",
+        "a step of the server's clock does not end the retention of a kept message",
         "contracts:topics",
     ),
     lua(
@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "once",
         "if other == line then return 0 end",
         "",
-        "a subscription that is repeated stands once",
+        "a repeated subscription is stored once",
         "contracts:topics",
     ),
     lua(
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "moved",
         "        if due > now:\n",
         "        if False:\n",
-        "a schedule that was moved or replaced meanwhile waits for its time",
+        "a schedule that was changed meanwhile waits for its new time",
         "contracts:schedules",
     ),
     python(
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "came_once",
         "if looked_at is not None and looked_at <= now:",
         "if True:",
-        "a schedule that came once is kept for a day",
+        "a schedule with a single time is kept for a day afterwards",
         "contracts:schedules",
     ),
     python(
@@ -337,7 +337,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "overload_over",
         "if overload and overload ~= '' then",
         "if overload then",
-        "a broker that has room again takes new nodes",
+        "nodes can be created again once the broker has memory",
         "contracts:run_nodes",
     ),
     lua(
@@ -345,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no_group",
         "if not above[1] then return {'no_group', group} end",
         "",
-        "a group that has expired takes no node",
+        "an expired group accepts no node",
         "contracts:run_nodes",
     ),
     lua(
@@ -353,7 +353,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "sub_group_over",
         "if NODE_OVER[above[2] or ''] then return {'ended', group .. '/' .. root, above[2]} end",
         "",
-        "a subgroup that has ended takes no node",
+        "an ended subgroup accepts no node",
         "contracts:run_nodes",
     ),
     lua(
@@ -466,7 +466,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "older_release",
         "if place and place ~= here then return place, nil, '0' end",
         "",
-        "the place of a task that an older release has noted is honoured",
+        "a task's partition recorded by an older release is respected",
         "contracts:claims",
     ),
     lua(
@@ -515,7 +515,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own",
         "if not place or held ~= token then return 'DONE' end",
         "if not place then return 'DONE' end",
-        "a claim of another submit is not given up",
+        "a submit releases only its own claim",
         "contracts:claims",
     ),
     lua(
@@ -523,7 +523,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "place",
         "if args[1] == 'task_id' then redis.call('HDEL', base .. 'places', task) end",
         "",
-        "a task id whose claim was given up is free",
+        "a task id is free after its claim is released",
         "contracts:claims",
     ),
     lua(
@@ -531,7 +531,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "window",
         "redis.call('LREM', base .. 'seen_order', -1, string.sub(token, 1, -4) .. '\\n' .. line)",
         "",
-        "a claim that was given up does not push a newer one out of the window",
+        "a released claim does not push a newer one out of the window",
         "contracts:claims",
     ),
     python(
@@ -595,7 +595,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "shared_wait",
         "        if sent is None or sent.done():\n",
         "        if True:\n",
-        "commands that wait at once hold up the connection once",
+        "commands that wait at the same time block the connection once",
         "servers:durability",
     ),
     python(
@@ -603,7 +603,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "new_wait",
         "        if sent is None or sent.done():\n",
         "        if sent is None:\n",
-        "a wait that is over confirms no later command",
+        "a finished wait confirms no later command",
         "servers:durability",
     ),
     python(
@@ -611,7 +611,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "confirmed",
         "        if not confirmed:\n",
         "        if False:\n",
-        "what was not confirmed in time is not accepted",
+        "a submit that was not confirmed in time is not accepted",
         "servers:durability",
     ),
 )

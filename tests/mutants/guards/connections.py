@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "id_by_time",
         "task_id or new_task_id(),",
         "task_id or os.urandom(16).hex(),",
-        "tasks of one time are neighbours in the trajectory store",
+        "tasks submitted together are neighbours in the trajectory store",
         "unit/client:client",
     ),
     python(
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own_in_use",
         'await transport.call("ZADD", OWN_NAMESPACES, now_ms, namespace)',
         "pass",
-        "the namespace of a killed program is known, and erased later",
+        "the namespace of a killed program is recorded, and erased later",
         "integration/integrations/actors:own_namespace",
     ),
     python(
@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unheard",
         "subscribe(wanted, replay=self._replay_unheard)\n        except",
         "subscribe(wanted, replay=True)\n        except",
-        "a message without a subscriber reaches only later ones that want it",
+        "a kept message reaches only later subscribers that want it",
         "integration/integrations/actors:own_namespace",
     ),
     python(
@@ -74,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "hung_up",
         "        if reader.at_eof() or self.transport.is_closing():\n",
         "        if False:\n",
-        "a server that hangs up while its connection is handed over is noticed",
+        "a server that closes the connection during its handover is noticed",
         "unit/bus:connection",
     ),
     python(
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "asks_who_is_left",
         "            place = await self._look_up()\n",
         "            pass\n",
-        "a Cluster goes on without the server that the URL names",
+        "a Cluster works without the server that the URL names",
         "integration/bus:connection",
     ),
     python(
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reset_while_connecting",
         "            if _lost_with_uvloop(error):\n",
         "            if False:\n",
-        "a server that dies while a connection is made is a lost connection, not an unexpected error",
+        "a server that dies during a connect is a lost connection, not an unexpected error",
         "integration/bus:connection",
     ),
     python(
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cancelled",
         "        if task.cancelling() > cancelled_before:\n",
         "        if False:\n",
-        "a cancellation that arrives while a connection is made is kept",
+        "a cancellation during a connect is not swallowed",
         "integration/bus:connection",
     ),
     python(
@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "learns",
         "                await self._learn()\n",
         "                pass\n",
-        "a Cluster goes on without the server that the URL names",
+        "a Cluster works without the server that the URL names",
         "integration/bus:connection",
     ),
     python(
@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "database",
         '    if path and ("db" not in options or "/" in path):\n',
         "    if False:\n",
-        "a mistyped database is refused, and not taken for the first one",
+        "a mistyped database is refused instead of becoming the first one",
         "unit/bus:connector",
     ),
     python(
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "both_credentials",
         '    if options.keys() & {"username", "password"}:\n',
         "    if False:\n",
-        "a password beside a credential provider is refused",
+        "a password together with a credential provider is refused",
         "unit/bus:connector",
     ),
     python(
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "burying",
         "(*self._loops, *flight.running.values(), *flight.burying)",
         "(*self._loops, *flight.running.values())",
-        "a stop leaves no task behind that keeps a dead letter",
+        "a stop waits for the task that stores a dead letter",
         "integration/bus:connection",
     ),
     python(
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "password_options",
         'PASSWORD_IN_OPTION.sub("***", PASSWORD_IN_URL.sub(r"\\1:***@", url))',
         'PASSWORD_IN_URL.sub(r"\\1:***@", url)',
-        "a password among the options of a URL is not shown",
+        "a password in the options of a URL is not shown",
         "unit/bus:connector",
     ),
 )

@@ -15,7 +15,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                if self._bus.transport.reconnects != reconnects:\n                    reconnects, self._in",
         "                if False:\n                    reconnects, self._in",
         "a consumer looks for lost replies after each reconnect",
-        survives="it looks once per lease anyway, and finds them a little later",
+        survives="it searches once per lease anyway, and finds them a little later",
     ),
     python(
         IN_FLIGHT,
@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "held_twice",
         "if place in self.held:",
         "if False:",
-        "a delivery in hand is not handled twice",
+        "a delivery that is being handled is not handled twice",
         "contracts:consumer_fences",
     ),
     python(
@@ -38,7 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fenced_drops",
         "            if task is not current:\n                self.cancel(place)\n",
         "            pass\n",
-        "an owner that was declared dead drops what it runs",
+        "an owner that was declared dead drops its running work",
         "contracts:consumer_fences",
     ),
     python(
@@ -50,14 +50,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:heartbeats",
         "integration/host:bad_days",
         "contracts:warm_runs",
-        survives="a kept run goes on only with its next turn, and looks at the journal before its next step",
+        survives="a kept run continues only with its next turn, and reads the journal before its next step",
     ),
     python(
         CONSUMER,
         "known_before_read",
         " or self._rejoining:",
         ":",
-        "nothing is read under a name that counts as dead",
+        "an owner that was declared dead reads nothing",
         "contracts:consumer_fences",
     ),
     python(
@@ -65,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reconciles",
         "self._in_flight.unreconciled or loop.time() - reconciled_at > self._lease",
         "False",
-        "deliveries whose reply was lost are taken",
+        "deliveries whose reply was lost are handled",
         "contracts:lost_replies",
         "integration/bus:connection",
         "integration/host:bad_days",
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "held_before_look",
         "if (stream, entry) not in before and (stream, entry) not in self._held",
         "if (stream, entry) not in self._held",
-        "entries that end while their owner looks cost no second look",
+        "entries that end during a search for lost replies need no second search",
         "contracts:lost_replies",
     ),
     python(
@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "held_after_look",
         "not in before and (stream, entry) not in self._held",
         "not in before",
-        "entries that are taken while their owner looks cost no second look",
+        "entries that are taken during a search for lost replies need no second search",
         "contracts:lost_replies",
     ),
     python(
@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "in_both_looks",
         "if entry in unknown and (stream, entry)",
         "if (stream, entry)",
-        "an entry whose reply is on its way is left to its read",
+        "an entry whose reply is still arriving is left to its read",
         "contracts:lost_replies",
     ),
     python(
@@ -99,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "arrived_meanwhile",
         "if entry in unknown and (stream, entry) not in self._held",
         "if entry in unknown",
-        "an entry that arrives between two looks runs once",
+        "an entry that arrives between two searches runs once",
         "contracts:lost_replies",
     ),
     python(
@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "defect_delays",
         '            await self._bus.retry(delivery, 1000, b"")\n',
         "            pass\n",
-        "a delivery on which its handler fails is tried again",
+        "a delivery whose handler fails is retried",
         "contracts:consumer_fences",
     ),
     python(
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "defect_gives_up",
         "if delivery.attempt < DEFECT_ATTEMPTS:",
         "if True:",
-        "a delivery on which its handler fails each time becomes a dead letter",
+        "a delivery whose handler always fails becomes a dead letter",
         "contracts:consumer_fences",
     ),
     python(
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "newer_release",
         'if reason == "malformed" and await self._bus.namespace_is_newer():',
         "if False:",
-        "an entry of a newer release is no dead letter",
+        "an entry of a newer release does not become a dead letter",
         "contracts:consumer_fences",
     ),
     python(
@@ -163,7 +163,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "newer_malformed",
         'if reason == "malformed" and await',
         "if await",
-        "an entry that kills its process becomes a dead letter beside a newer release, too",
+        "an entry that kills its process becomes a dead letter even while a newer release runs",
         "contracts:consumer_fences",
     ),
     python(
@@ -171,7 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "failure",
         "        if self._failure is not None:\n            raise self._failure\n",
         "",
-        "a consumer that cannot go on ends its process",
+        "a consumer that cannot continue ends its process",
         "contracts:consumer_fences",
     ),
     python(
@@ -179,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "adopts_room",
         "while len(self._held) < self._limit and not self._stop.is_set():",
         "while not self._stop.is_set():",
-        "a consumer adopts no more than it may hold",
+        "a consumer reclaims no more than it may hold",
         "contracts:consumer_fences",
     ),
     python(
@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "adopts_in_stop",
         "while len(self._held) < self._limit and not self._stop.is_set():",
         "while len(self._held) < self._limit:",
-        "a consumer that stops adopts nothing",
+        "a stopping consumer reclaims nothing",
         "contracts:consumer_fences",
     ),
     python(
@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "alone_in_stop",
         "while not self._in_read and not self._stop.is_set() and",
         "while not self._in_read and",
-        "a consumer that stops takes no quarantined entry",
+        "a stopping consumer takes no quarantined entry",
         "contracts:consumer_fences",
     ),
     python(
@@ -220,7 +220,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "alone_reconciled",
         " or self._alone is None or self._in_flight.unreconciled:",
         " or self._alone is None:",
-        "a quarantined entry that an error left with its owner runs before the next one, not beside it",
+        "a quarantined entry left with its owner by an error runs before the next one, not at the same time",
         "contracts:consumer_fences",
     ),
     python(
@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "quarantine_of_dead",
         "        return None  # it is dead: another one takes the turn\n",
         "        pass\n",
-        "a dead handler is not said to run a delivery alone",
+        "a dead handler is not reported as running a delivery alone",
         "contracts:quarantine",
     ),
     python(
@@ -268,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "alone_until_idle",
         "if not adopted.must_be_idle and not adopted.deliveries:",
         "if not adopted.deliveries:",
-        "a consumer waits until the broker takes it for idle, too",
+        "a consumer also waits until the broker counts it as idle",
         "contracts:consumer_fences",
     ),
     python(
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fenced_is_heard",
         "        except Fenced:\n            self._heard = time.monotonic()\n            raise\n",
         "        except Fenced:\n            raise\n",
-        "an owner that was declared dead has heard the broker",
+        "a reply that declares an owner dead counts as hearing the broker",
         "contracts:heartbeats",
     ),
     python(
@@ -324,7 +324,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "leaves_quarantine",
         "                if delivery.quarantined:\n                    await self._bus.leave_quarantine(delivery)\n",
         "",
-        "an entry that ran alone leaves quarantine with its end",
+        "an entry that ran alone leaves quarantine when it ends",
         "contracts:consumer_fences",
     ),
     python(
@@ -340,7 +340,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stop_hands_back",
         "                await self._bus.leave(unknown)",
         "                await self._bus.leave([])",
-        "a graceful stop hands back its work uncounted",
+        "a graceful stop hands back work without counting an attempt",
         "contracts:finished_steps",
         "integration/consumer:stopping",
     ),
@@ -352,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "work of a cancelled task is settled",
         "contracts:queued_work",
         "integration/consumer:stopping",
-        survives="within a lease its consumer finds it among its pending entries, and settles it then",
+        survives="within a lease its consumer finds it pending, and settles it then",
     ),
     python(
         IN_FLIGHT,
@@ -383,7 +383,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unbegun",
         "        self._release(place)\n        self.unreconciled = True\n",
         "        pass\n",
-        "a delivery that was cancelled before it began is let go",
+        "a delivery that was cancelled before it began is released",
         "contracts:lost_replies",
         "contracts:queued_work",
     ),
@@ -408,7 +408,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stop_begins_nothing",
         "for delivery in () if self.closed else deliveries:",
         "for delivery in deliveries:",
-        "a process that stops begins nothing",
+        "a stopping process begins nothing",
         "contracts:consumer_fences",
     ),
     python(
@@ -424,7 +424,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drains",
         "            self._handler.drain()\n",
         "",
-        "a stop leaves the last part of its time for the steps that run",
+        "a stop reserves the end of its time for running steps",
         "contracts:finished_steps",
         "integration/consumer:stopping",
     ),
@@ -433,7 +433,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "late_malformed",
         "[each for each in malformed if each[:2] not in self._reconciled]",
         "malformed",
-        "a malformed entry whose reply comes late is buried once",
+        "a malformed entry whose reply comes late becomes one dead letter",
         "contracts:lost_replies",
     ),
     python(
@@ -441,7 +441,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "old_name",
         "            if owner == self._bus.owner:\n                if self._reconciled",
         "            if True:\n                if self._reconciled",
-        "what was read under an old name is left to its adopter",
+        "entries read under an old name are left to the owner that reclaims them",
         "contracts:lost_replies",
     ),
     python(
@@ -449,7 +449,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reconciled_per_read",
         "            self._reconciled.clear()\n",
         "",
-        "what was reconciled once may be read again later",
+        "a reconciled entry may be read again later",
         "contracts:lost_replies",
     ),
     python(
@@ -473,7 +473,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "asks_of_old",
         "may_be_over = entry_ms <= ended.since_ms or (ended.concern",
         "may_be_over = (ended.concern",
-        "of entries older than what is known the broker is asked",
+        "the broker is asked about entries older than the known ends",
         "contracts:queued_work",
     ),
     python(
@@ -481,7 +481,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "old_may_live",
         "live = delivery.task not in self.ended.ended_ms and await self._bus.is_live(delivery.task)\n",
         "live = False\n",
-        "old work of a task that goes on starts",
+        "old work of an open task starts",
         "contracts:queued_work",
     ),
     python(
@@ -497,7 +497,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "recall_bounded",
         "            self._in_flight.ended.since_ms = found[-1][1]\n",
         "            pass\n",
-        "of tasks beyond those recalled the broker is asked",
+        "the broker is asked about tasks beyond those recalled",
         "contracts:queued_work",
     ),
     python(
@@ -509,7 +509,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:cancel",
         "contracts:queued_work",
         "contracts:heartbeats",
-        survives="a heartbeat leaves out the tasks that the one before has told of",
+        survives="a heartbeat leaves out tasks that the one before reported",
     ),
     python(
         ENDED,
@@ -525,7 +525,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "falls_silent",
         "if len(self._further) < MAX_UNANSWERED:",
         "if True:",
-        "a process that hears nothing is declared dead",
+        "a process that gets no replies is declared dead",
         "unit/consumer:heartbeat",
     ),
     python(
@@ -533,7 +533,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "bounded",
         "if len(self.ended_ms) > self._most:",
         "if False:",
-        "what is known of ended tasks is bounded",
+        "the number of remembered ended tasks is bounded",
         "unit/consumer:heartbeat",
     ),
     python(
@@ -541,7 +541,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gap",
         "self.since_ms = max(self.since_ms, self.ended_ms.popitem(last=False)[1])",
         "self.ended_ms.popitem(last=False)",
-        "of forgotten tasks the broker is asked",
+        "the broker is asked about forgotten tasks",
         "unit/consumer:heartbeat",
     ),
     python(
@@ -565,7 +565,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "interrupts",
         "signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals(INTERRUPT_SIGNAL or 0))",
         "pass",
-        "code that holds the loop is ended",
+        "code that blocks the event loop is interrupted",
         "unit/consumer:progress",
     ),
     python(
@@ -581,7 +581,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stray",
         "        if held < self._limit_seconds:\n            return\n",
         "",
-        "a signal of somebody else interrupts nothing",
+        "a signal from elsewhere interrupts nothing",
         "unit/consumer:progress",
     ),
     python(
@@ -653,7 +653,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "withdrawn",
         "        if HANDLED.get() is None:\n            self.withdrawn = True\n",
         "",
-        "a delivery that Weft cancels is not taken for one that its code has cancelled",
+        "a delivery that Weft cancels does not count as cancelled by its code",
         "unit/consumer:in_flight",
     ),
     python(
@@ -661,7 +661,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "withdraws",
         "        self.withdrawn = True\n        super().cancel(why)\n",
         "        super().cancel(why)\n",
-        "a delivery that another one makes Weft cancel is not taken for one that its code has cancelled",
+        "a delivery that Weft cancels for another one does not count as cancelled by its code",
         "unit/consumer:in_flight",
     ),
     python(
@@ -709,7 +709,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "silenced",
         "delivery.silenced = silenced_by(delivery, delivery.deliveries)",
         "pass",
-        "a delivery that has silenced each process ends with BlockedEventLoop, not as poison",
+        "a delivery that blocks every process ends with BlockedEventLoop, not as poison",
         "integration/consumer:progress_loop_watch",
     ),
     python(
@@ -717,7 +717,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "silenced_before",
         "return why if deliveries > 1 else",
         "return why if True else",
-        "a later turn of a run that has once kept the lock is not refused",
+        "a run that kept the lock once may run later turns",
         "unit/consumer:progress",
     ),
     python(

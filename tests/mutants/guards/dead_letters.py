@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unfit_submit",
         "            await self._check_submit(data)\n",
         "            pass\n",
-        "so does a corrected submit whose input does not fit",
+        "a corrected submit whose input does not fit leaves the letter as it is",
         "integration/cli:dead",
     ),
     lua(
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "trace_of_missing",
         "  if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.answered_by",
         "  if true then redis.call('HSET', rk, RUN.answered_by",
-        "a step that has its result gets no other trace",
+        "a step with a result keeps its trace",
         survives="each caller has found the step missing, or ends a child run, whose step is missing",
     ),
     lua(
@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forked_below",
         "== field .. '/' then drop_kept_child(base, task, name) end",
         "== field .. '/' then break end",
-        "nor do the runs below that one",
+        "a fork that calls another agent does not get results of runs below the first one",
         "contracts:forks",
     ),
     lua(
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "trimmed_pinned",
         "if type(v[1]) ~= 'string' or unpin(key, v[2] or '') or not ENDED",
         "if type(v[1]) ~= 'string' or not ENDED",
-        "a trimmed letter leaves its task to the others",
+        "a trimmed letter leaves its task pinned by the others",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "not_parked",
         "if not ended and redis.call('HGET', rk, RUN.current) ~= 'park' then return {'gone', task} end",
         "",
-        "a run that goes on is not redriven",
+        "a running run is not redriven",
         "contracts:redrive",
     ),
     lua(
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forgets_missing",
         "    elseif missing or OF_ONE_LIFE[prefix] or",
         "    elseif OF_ONE_LIFE[prefix] or",
-        "a reopened run asks again for what it lacks",
+        "a reopened run requests missing results again",
         "contracts:redrive",
         "contracts:finished_steps",
     ),
@@ -215,7 +215,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "value",
         "if #value > FIELD_MAX and name ~= 'event:data' then shorten(#kept - 1) end",
         "",
-        "a large value of a work entry is not kept whole",
+        "a large value of a work entry is truncated",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -271,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "one_share_only",
         "if total <= most or (#members > 0 and shares[largest] < next_largest) then break end",
         "if total <= most then break end",
-        "a share does not lose more than makes it as small as the next one",
+        "a share is trimmed only to the size of the next one",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -279,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "parked_by_bytes",
         "if flat[i] ~= '' and flat[i] ~= PARKED then",
         "if flat[i] ~= '' then",
-        "a parked run keeps the letter that lets it go on",
+        "a parked run keeps its letter",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "parked_by_age",
         "if share == PARKED and waits(base, string.match(member, '^[^|]*')) then",
         "if false then",
-        "a parked run keeps the letter that lets it go on",
+        "a parked run keeps its letter",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "chosen_address",
         "    if reason == 'undeliverable' then return 'replyto' end\n",
         "",
-        "a publisher makes no shares by choosing addresses",
+        "a publisher cannot create shares by choosing addresses",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "uncounts",
         "    uncount(base, share_of(letter), member_of(id, letter))\n",
         "",
-        "a letter that was dropped or redriven takes no room",
+        "a dropped or redriven letter takes no space",
         "contracts:dead_letter_bounds",
     ),
     python(
@@ -335,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cut",
         "        if letter.cut:\n",
         "        if False:\n",
-        "a refused command that was cut is not sent again",
+        "a truncated command is not sent again",
         "contracts:dead_letter_bounds",
     ),
     lua(
@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "attempts",
         "head[7] = '1'",
         "",
-        "attempts begin at one again",
+        "a redrive starts the attempts at one",
         "contracts:redrive",
     ),
     lua(
@@ -351,7 +351,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "mailbox",
         "agent, instance_key, first_run.input, context, false",
         "agent, '', first_run.input, context, false",
-        "a redriven run joins its mailbox",
+        "a redriven run enters its mailbox",
         "contracts:redrive",
     ),
     lua(
@@ -417,7 +417,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forgets_ask",
         "{TASK.final, 'ended', TASK.own_row, RUN.asks_in_turn, ",
         "{TASK.final, 'ended', TASK.own_row, ",
-        "a reopened run that asked in mid-turn is not taken for waiting",
+        "a reopened run that asked in mid-turn does not count as waiting",
         "contracts:redrive",
     ),
     lua(
@@ -457,7 +457,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept_child_asks_again",
         "{RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.asks_in_turn, RUN.open_asks, RUN.override}",
         "{RUN.current, RUN.unrecorded, RUN.turn_owner, RUN.open_asks, RUN.override}",
-        "a child run that asked in mid-turn is not taken for waiting when its task is reopened",
+        "a child run that asked in mid-turn does not count as waiting when its task is reopened",
         "contracts:reopened_children",
     ),
     lua(
@@ -498,7 +498,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "runs_below_go_on",
         "goes_on and kind_of(missing) == KIND.agent\n",
         "false\n",
-        "child runs of a failed child run go on from their journals when their task is reopened",
+        "child runs of a failed child run continue from their journals when their task is reopened",
         "contracts:reopened_children",
     ),
     lua(
@@ -522,7 +522,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "caller_is_kept",
         "    if parent ~= FIRST_RUN and redis.call('HEXISTS', key, TASK.kept_child .. parent) == 0 then return nil end\n",
         "",
-        "a run whose caller has no journal any more is not requested again",
+        "a run whose caller has lost its journal is not requested again",
         "contracts:reopened_children",
     ),
     lua(
@@ -546,7 +546,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "answered",
         "  if ended and string.sub(header_of(v[6]).to or '', 1, 1) == '@' then return {'answered', task} end\n",
         "",
-        "a task that has answered another partition does not run for nobody",
+        "a task that has answered another partition is not reopened",
         "contracts:reopened_children",
     ),
     lua(
@@ -554,7 +554,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "child_of_same_request",
         "  if kept == digest or kept",
         "  if true or kept",
-        "a child run does not go on from the journal of another request",
+        "a child run does not continue from the journal of another request",
         "contracts:reopened_children",
     ),
     lua(
@@ -562,7 +562,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drops_children",
         "    drop_children(base, task)\n",
         "",
-        "journals of child runs go with the last letter",
+        "journals of child runs are deleted with the last letter",
         "contracts:reopened_children",
     ),
     lua(
@@ -570,7 +570,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drops_children",
         "    drop_children(base, task)\n",
         "",
-        "journals of child runs go with the last letter, even where it is trimmed",
+        "journals of child runs are deleted with the last letter, even if it is trimmed",
         "contracts:reopened_children",
     ),
     lua(
@@ -581,7 +581,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a redriven turn replays its journal",
         "contracts:kept_turns",
         "contracts:redrive",
-        survives="a first turn looks at the journal before its first step, and nobody keeps a parked run in memory",
+        survives="a first turn reads the journal before its first step, and parked runs are not kept in memory",
     ),
     lua(
         "redrive",
@@ -614,14 +614,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "a reopened task does not expire",
         "contracts:redrive",
-        survives="a task that can be reopened has a dead letter, and its end has taken the expiry away",
+        survives="a task that can be reopened has a dead letter, so its end set no expiry",
     ),
     lua(
         "redrive",
         "replay_asks",
         "(ended and WAKES.never or WAKES.alone))",
         "WAKES.alone)",
-        "a redriven call does not wake a reopened run that is on its way",
+        "a redriven call does not wake a reopened run that is already queued",
         "contracts:redrive",
     ),
     lua(
@@ -645,7 +645,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "new_data",
         "redis.call('HSET', rk, RUN.input, args[3])",
         "",
-        "a run that is redriven with other data keeps it",
+        "a run redriven with new data keeps that data",
         "contracts:redrive",
         "contracts:kept_turns",
     ),
@@ -662,7 +662,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "letters",
         "redis.call('ZREM', base .. 'letters', task .. '|' .. args[1])",
         "",
-        "a letter that was redriven is listed no more",
+        "a redriven letter is no longer listed",
         "contracts:redrive",
         "contracts:dead_letters",
     ),
@@ -703,7 +703,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cut_entry",
         "if not found then\n    settle(base, stream, entry)",
         "if not found then",
-        "an entry that was cut out does not stay pending",
+        "a deleted entry does not stay pending",
         "contracts:dead_letters",
     ),
     lua(
@@ -711,7 +711,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "taken_once",
         "redis.call('HDEL', key, field)\n  if kept == digest",
         "if kept == digest",
-        "a child run that goes on is kept no longer",
+        "a child run that continues is no longer kept",
         "contracts:reopened_children",
     ),
 )

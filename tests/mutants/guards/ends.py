@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "frees_live",
         "if not status or ENDED[status] then",
         "if true then",
-        "an instance is not freed of a live task",
+        "the instance of a live task is not freed",
         "contracts:dropped_agents",
     ),
     lua(
@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "withdrawn_timers",
         "    redis.call('ZREM', base .. 'timers', member)\n",
         "",
-        "the timers of a withdrawn run go",
+        "the timers of a withdrawn run are removed",
         "contracts:withdrawals",
     ),
     lua(
@@ -99,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fields_sent",
         "if len(name) > MAX_FIELD_NAME_BYTES or len(kept) >= MAX_LETTER_FIELDS:",
         "if False:",
-        "fields without number are not sent to the broker",
+        "the number of fields sent to the broker is bounded",
         "contracts:dead_letter_bounds",
     ),
     python(
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "all_sent",
         "while sum(len(name) + len(value) for name, value in kept) > MAX_LETTER_BYTES:",
         "while False:",
-        "what is cut keeps a SHA-256",
+        "a truncated value keeps a SHA-256",
         "contracts:dead_letter_bounds",
     ),
     python(
@@ -163,7 +163,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tombstones_apart",
         "'tombs:' .. QUEUE.tenant_of(task)",
         "'tombs'",
-        "a tenant's cancels of unknown tasks push out none of another",
+        "a tenant's cancels of unknown tasks do not push out those of another",
         "contracts:cancel",
     ),
     lua(
@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tell_stopped",
         "if status ~= 'completed' then stop_running(base, task) end",
         "",
-        "work of an ended task learns of the end",
+        "running work learns of the end of its task",
         "contracts:cancel",
         "contracts:heartbeats",
     ),
@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cancel_elsewhere",
         "cancel_elsewhere(base, inst, task)",
         "",
-        "a cancel reaches what was asked in other partitions",
+        "a cancel reaches requests in other partitions",
         "contracts:asked_elsewhere",
         "contracts:cancel",
     ),
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "seen_outlives",
         "if head.digest ~= '' and head.source ~= '' then note_end(base, task, head, status) end",
         "",
-        "a repeated submit of an ended task is told its end",
+        "a repeated submit of an ended task gets its end",
         "contracts:dedupe",
     ),
     lua(
@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ended",
         "if not status or ENDED[status] then return 'DONE' end",
         "if not status then return 'DONE' end",
-        "nothing is told of a task that has ended",
+        "nothing is reported for an ended task",
         "contracts:fences",
         "contracts:late_writes",
     ),
@@ -304,7 +304,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "missing_group",
         "if made > 0 then return {0, made} end",
         "",
-        "nothing is trimmed that a lost group has yet to read",
+        "entries that a lost group must still read are not trimmed",
         "contracts:record_trimming",
     ),
     lua(
@@ -312,7 +312,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "slowest",
         "low, low_ms, low_seq = other, other_ms, other_seq\n",
         "\n",
-        "nothing is trimmed that the recorder has not stored",
+        "entries that the recorder has not stored are not trimmed",
         "contracts:record_trimming",
     ),
     lua(
@@ -336,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "keeps_failed_child",
         "    kept = digest ~= '' and keep_child(base, task, run, digest, true)\n",
         "    kept = false\n",
-        "a letter below a child run reopens its task, and the child run goes on from its journal",
+        "a letter below a child run reopens its task, and the child run continues from its journal",
         "contracts:reopened_children",
     ),
     lua(
@@ -360,7 +360,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "end_drops_children",
         " else drop_kept_child(base, task, fields[i]) end\n",
         " end\n",
-        "journals of child runs go with the end of the reopened task",
+        "journals of child runs are deleted when the reopened task ends",
         "contracts:reopened_children",
     ),
     lua(
@@ -376,7 +376,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refused_child",
         "      if kept then redis.call('DEL', run_key(base, task, child)) end\n",
         "",
-        "the journal of a child run goes where its mailbox is full",
+        "the journal of a child run is deleted if its mailbox is full",
         "contracts:reopened_children",
     ),
     lua(
@@ -392,7 +392,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drops_children",
         "if v[1] then drop_children(base, task) end",
         "",
-        "nothing of an erased task is left",
+        "an erased task leaves nothing",
         "contracts:reopened_children",
     ),
     lua(
@@ -458,7 +458,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "keeps_late",
         "if not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 1 then",
         "if not is_turn and redis.pcall('HDEL', base .. 'started', task .. '/' .. run) == 2 then",
-        "a call that may not be repeated, and whose delivery ended after its task, is not begun again",
+        "a non-repeatable call whose delivery ended after its task does not start again",
         "contracts:redrive",
     ),
     python(
@@ -466,7 +466,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ended_between_reads",
         "elif found[1] is not None and (newest is None or newest <= cursor):",
         "elif found[1] is not None:",
-        "a reader sees what a task said before its end",
+        "a reader sees all output from before a task's end",
         "integration/client:task",
     ),
     lua(
@@ -498,7 +498,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cut_entry",
         "settle(base, stream, entry)\n    return 'DONE'\n  end\n  local fields",
         "return 'DONE'\n  end\n  local fields",
-        "an entry that was cut out does not stay pending",
+        "a deleted entry does not stay pending",
         "contracts:dead_letters",
     ),
     lua(
@@ -506,7 +506,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reopened_told",
         "    ended[#ended + 1] = RECORD.reopened\n    ended[#ended + 1] = '1'\n",
         "",
-        "the record tells a second end from the first",
+        "the record distinguishes a second end from the first",
         "contracts:redrive",
     ),
 )

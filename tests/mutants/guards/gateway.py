@@ -31,7 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "internal_agents",
         "            if not entry.internal and caller.sees_agent(name)\n",
         "            if caller.sees_agent(name)\n",
-        "nobody is offered an agent that only agents may call",
+        "internal agents are listed for nobody",
         KEYS,
     ),
     python(
@@ -64,7 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "open_the_longest",
         'if view is not None and view["status"] not in ENDED]\n        return sorted',
         "if False]\n        return sorted",
-        "the overview has what is stuck, however many tasks came after it",
+        "the overview shows stuck tasks, however many came after them",
         CONSOLE,
     ),
     python(
@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "usage_of_older_once",
         "        if end is None or not end[3]:\n",
         "        if end is None:\n",
-        "a late row of a task that is still to be summed up counts once",
+        "a late row of a task whose usage was not summed yet counts once",
         USAGE,
     ),
     python(
@@ -120,7 +120,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "usage_names",
         "without_nul(of)[:_NAME_MAX]",
         "of",
-        "the name of an amount that no index can hold does not stop the recorder",
+        "a name too long for an index does not stop the recorder",
         USAGE,
     ),
     python(
@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "usage_day",
         '    except (ValueError, OverflowError, OSError):\n        return "0001-01-01"  # nobody\'s clock\n',
         "    except ZeroDivisionError:\n        raise\n",
-        "a task that ended in no year does not stop the recorder",
+        "a task with an impossible end time does not stop the recorder",
         USAGE,
     ),
     python(
@@ -144,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "open_index",
         "if self.wanted.status and self.wanted.status not in ENDED:",
         "if False:",
-        "a list of open tasks passes no ended ones",
+        "a list of open tasks does not read ended ones",
         "contracts:tenant_index",
     ),
     python(
@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "usage_incomplete",
         "complete &= (await connection.execute(not_summed)).first() is None",
         "pass",
-        "sums are not complete while tasks of an older release are missing",
+        "sums count as incomplete while tasks of an older release are missing",
         USAGE,
     ),
     python(
@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "headers_once",
         '        if len(request.headers.getlist(name)) > 1:\n            raise Problem(PARAMETER, "is there more than once", name)',
         "        pass",
-        "two keys, hosts or media types are refused",
+        "a request with two keys, hosts or media types is refused",
         "integration/gateway:requests",
     ),
     python(
@@ -216,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no_encoding",
         "    _check_encoding(request)\n",
         "",
-        "a compressed body is refused as one",
+        "a compressed body is refused",
         "integration/gateway:requests",
     ),
     python(
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tool_agents",
         "if agent.startswith(TOOL_AGENTS) and OPERATE not in self.roles:",
         "if False:",
-        "a key that may only submit calls no tool by itself",
+        "a key that may only submit cannot call a tool directly",
         CONSOLE,
     ),
     python(
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "digest",
         "return key if hmac.compare_digest(key.digest, _digest(text)) else None",
         "return key",
-        "the id of a key is not enough",
+        "the id of a key without its secret is refused",
         KEYS,
     ),
     python(
@@ -328,7 +328,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "letters_of_publishers",
         "            return letter.publisher in self.publishers\n",
         "            pass\n",
-        "the id in a rejected command does not say whose it is",
+        "the id in a rejected command does not decide its tenant",
         KEYS,
     ),
     python(
@@ -384,7 +384,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "page_horizon",
         "(each for each in found if horizon is None or each[0] >= horizon)",
         "found",
-        "a page of dead letters leaves out none of a partition that was not read to its end",
+        "a page of dead letters skips none of a partition that it did not read to the end",
         "contracts:dead_letters",
     ),
     python(
@@ -400,7 +400,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "address_of_keys",
         "    if not SAFE_URL.fullmatch(url):\n",
         "    if False:\n",
-        "a provider's document cannot name a file as its keys",
+        "a provider's discovery document cannot point to a file",
         TOKENS,
     ),
     python(
@@ -424,7 +424,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "edited",
         'return ... if not shown or digest(shown[0]) == form.get("before", [""])[0] else',
         "return ... if True else",
-        "an edited value is what is approved or redriven",
+        "the edited value is approved or redriven",
         FORMS,
     ),
     python(
@@ -472,7 +472,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "autoescape",
         "            autoescape=True,\n",
         "            autoescape=False,\n",
-        "texts of users stay texts",
+        "user text is escaped",
         CONSOLE,
     ),
     python(
@@ -480,7 +480,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "local_path",
         "if parts is None or parts.scheme or parts.netloc or not parts.path.startswith(HOME):",
         "if parts is None:",
-        "a login leads to no other site",
+        "a login redirects to no other site",
         CONSOLE,
     ),
     python(
@@ -528,7 +528,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unread_body",
         "            self._silence = self.loop.call_later(LINGER_SECONDS, self.transport.close)\n",
         "            pass\n",
-        "a body that nobody reads ends the connection",
+        "an unread body ends the connection",
         CONNECTIONS,
     ),
     python(
@@ -552,7 +552,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "event_replyto",
         "        if envelope.replyto:\n",
         "        if False:\n",
-        "an event over HTTP makes Weft write to no stream",
+        "an event over HTTP cannot name a reply stream",
         "integration/gateway:requests",
     ),
     python(
@@ -560,7 +560,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "event_id",
         "        if name not in attributes:\n",
         "        if False:\n",
-        "an event without an id is refused, since no repeat of it could be known",
+        "an event without an id is refused",
         "integration/gateway:requests",
     ),
     python(
@@ -584,7 +584,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "login_state",
         "        if not hmac.compare_digest(attempt.state.encode(), state.encode()):\n",
         "        if False:\n",
-        "a code of another browser's login logs nobody in",
+        "a code from another browser's login is refused",
         LOGIN,
     ),
     python(
@@ -608,7 +608,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "login_back",
         "        back = local_path(unquote(back))\n",
         "        back = unquote(back)\n",
-        "a login never ends on another site",
+        "a login never redirects to another site",
         LOGIN,
     ),
     python(
@@ -616,7 +616,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "login_cookie_size",
         "            if len(token) > COOKIE_MAX_CHARACTERS:\n",
         "            if False:\n",
-        "a token that no browser keeps is refused with a reason",
+        "a token too large for a cookie is refused with a reason",
         LOGIN,
     ),
     python(
@@ -672,7 +672,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay_environment",
         ", env=environ, start_new_session",
         ", start_new_session",
-        "code that is replayed does not reach the broker as the gateway does",
+        "replayed code does not get the gateway's access to the broker",
         REPLAYS,
     ),
     python(
@@ -688,7 +688,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay_output",
         "        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the app's own output is not part of the result\n",
         "",
-        "an app that prints can be replayed",
+        "an app that prints output can be replayed",
         REPLAYS,
     ),
     python(
@@ -696,7 +696,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "committed",
         "                committed,\n",
         "                None,\n",
-        "the record says when the broker had a step",
+        "the record has the time at which the broker stored a step",
         "integration/trajectory:store",
     ),
 )

@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "result_trust",
         "        if not self._trusts or not self._is_of_the_type(value):",
         "        if True:",
-        "a model that writes other JSON than it reads is a result of its type",
+        "a model that serializes differently than it parses is a valid result",
         "unit/declare:tool",
     ),
     python(
@@ -53,7 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "dataclass_checked",
         "        if not self._trusts or not self._is_of_the_type(value):",
         "        if not self._is_of_the_type(value):",
-        "a dataclass with a field of another type is no result of its type",
+        "a dataclass with a field of the wrong type is not a valid result",
         "unit/declare:tool",
     ),
     python(
@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "further",
         "        if run.unrecorded is None or any(_is_left(step, run) for step in recorded.steps.values()):\n",
         "        if run.unrecorded is None:\n",
-        "a step before the last recorded one is a difference, even where a branch had ended",
+        "a step before the last recorded one counts as a difference, even in a branch that had ended",
         "integration/client:replay",
     ),
     python(
@@ -77,7 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "not_json",
         '        if field and stripped[0] in "{[":\n',
         "        if False:\n",
-        "text on the command line that begins like JSON has to be JSON",
+        "an argument that begins like JSON must be JSON",
         "unit/wire:codec",
     ),
     python(
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested",
         '        if delivery.run.count("/") >= NESTED_LIMIT:\n',
         "        if False:\n",
-        "agents that ask one another without an end end their task",
+        "agents that call one another endlessly end their task",
         "integration/runs:branches",
     ),
     python(
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "where_it_is",
         '        if response.status == "failed" and response.error is not None:\n',
         "        if False:\n",
-        "a caller that does not know the store hears where the traceback is",
+        "a caller without access to the store learns where the traceback is",
         "integration/integrations/aworld:responses",
     ),
     python(
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "client",
         "    if client is not None and not isinstance(client, Client):\n",
         "    if False:\n",
-        "a client that is none is refused by its field",
+        "an invalid client is refused by its field",
         "integration/integrations/aworld:runners",
     ),
     python(
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "neither",
         "        if task.agent is None and task.swarm is None and agent_of_runner(task.runner_cls) == TASK_AGENT:\n",
         "        if False:\n",
-        "a task with nobody to work for it is refused at the call",
+        "a task without an agent or a swarm is refused at the call",
         "integration/integrations/aworld:runners",
     ),
     python(
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "handlers",
         "            HandlerTable(self._app.handlers)  # refuses anything that is not a Handler\n",
         "            pass\n",
-        "an app whose handler is none is refused at the call",
+        "an app with an invalid handler is refused at the call",
         "integration/integrations/aworld:runners",
     ),
     python(
@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "warm_connection",
         " and delivery.attempt == 1 and same_server:",
         " and delivery.attempt == 1:",
-        "a run in memory from before a reconnect is replayed: the server may have lost the turns that it knows",
+        "a run in memory from before a reconnect is replayed, since the server may have lost its turns",
         "contracts:kept_turns",
     ),
     python(
@@ -253,7 +253,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "first_event",
         'if delivery.kind == "start" and delivery',
         "if delivery",
-        "the event that wakes a parked first turn is not taken for its input",
+        "the event that wakes a parked first turn does not become its input",
         "contracts:kept_turns",
     ),
     python(
@@ -261,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "first_attempt",
         "delivery.turn == 0 and delivery.attempt == 1 and not",
         "delivery.turn == 0 and not",
-        "a later attempt knows that nobody wants its answer any more",
+        "a later attempt knows that its answer is no longer wanted",
         "contracts:kept_turns",
     ),
     python(
@@ -277,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "withdrawn",
         "        if fields.withdrawn:\n",
         "        if False:\n",
-        "a run whose answer nobody wants does not begin",
+        "a run whose answer is no longer wanted does not start",
         "contracts:kept_turns",
     ),
     python(
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stored_current",
         "if fields is None or fields.cur != delivery.entry.decode() or fields.status not in _LIVE:",
         "if fields is None:",
-        "a delivery that is over does not run",
+        "an ended delivery does not run",
         "contracts:kept_turns",
         "contracts:warm_runs",
     ),
@@ -307,7 +307,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a run whose commit did not count is not kept",
         "contracts:warm_runs",
         "contracts:finished_steps",
-        survives="a kept run looks at the journal before its next step, and asks for the same as the one that counted",
+        survives="a kept run reads the journal before its next step, and requests the same as the run that counted",
     ),
     python(
         TURNS,
@@ -316,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "other.run.drop()",
         "the newer of two runs in memory is kept",
         "contracts:warm_runs",
-        survives="a kept run goes on only with its next turn",
+        survives="a kept run continues only with its next turn",
     ),
     python(
         TURNS,
@@ -326,7 +326,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "an owner that was declared dead keeps no runs",
         "contracts:warm_runs",
         "contracts:finished_steps",
-        survives="a kept run goes on only with its next turn, and looks at the journal before its next step",
+        survives="a kept run continues only with its next turn, and reads the journal before its next step",
     ),
     python(
         TURNS,
@@ -342,11 +342,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "other_results",
         "if warm.run.flow.waiting:",
         "if False:",
-        "a run that wakes gets all results that are there",
+        "a resumed run gets all results that have arrived",
         "contracts:warm_runs",
         "contracts:wake_rules",
         "integration/host:local",
-        survives="the commit that begins to wait finds the result and wakes the run at once",
+        survives="the commit that starts the wait finds the result, and wakes the run at once",
     ),
     python(
         CALLS,
@@ -361,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nobody_needs_it",
         "if marked is None:",
         "if False:",
-        "a call that nobody needs any more does not run",
+        "a call that is no longer needed does not run",
         "contracts:calls_once",
     ),
     python(
@@ -377,7 +377,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "record_over",
         '        if stored is None:\n            raise TurnGone(f"{self.delivery!r} is handled by another owner")\n        if stored != value:\n            self',
         "        if stored != value:\n            self",
-        "a step of a turn that is over ends it",
+        "a step ends its turn if the turn is over",
         "contracts:kept_turns",
     ),
     python(
@@ -385,7 +385,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "begin_call_over",
         "        if begun is None:\n            raise",
         "        if False:\n            raise",
-        "no model call begins in a turn that is over",
+        "no model call begins in an ended turn",
         "contracts:kept_turns",
     ),
     python(
@@ -393,7 +393,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "settle_call_over",
         "        if settled is None:\n            raise",
         "        if False:\n            raise",
-        "a model call of a turn that is over ends it",
+        "a model call ends its turn if the turn is over",
         "contracts:kept_turns",
     ),
     python(
@@ -489,7 +489,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "handled",
         "            self.handling = False\n            self._stop_flushing()\n            self.actors.end(self)\n",
         "            self._stop_flushing()\n            self.actors.end(self)\n",
-        "what a task sends after its handler has ended is no part of the run",
+        "messages sent after a handler has ended are not part of the run",
         "unit/integrations/actors:actor",
     ),
     python(
@@ -505,7 +505,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stopping",
         "                if self.actors.stopping:\n",
         "                if False:\n",
-        "a handler of a process that stops asks nobody",
+        "a handler in a stopping process sends no request",
         "unit/integrations/actors:actor",
     ),
     python(
@@ -513,7 +513,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "flushes_once",
         "        if self.sends:\n            self._writing = asyncio.current_task()",
         "        if True:\n            self._writing = asyncio.current_task()",
-        "messages that left with a request cost no second write",
+        "messages sent with a request are not written again",
         "unit/integrations/actors:actor",
     ),
     python(
@@ -531,14 +531,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "    except LookupError as error:\n        raise _no",
         "a call of a tool that raises GeneratorExit in a thread ends",
         "unit/declare:tool",
-        survives="the error passes the thread and meets the same guard of the call",
+        survives="the error leaves the thread and reaches the same guard",
     ),
     python(
         "declare/tool.py",
         "closed",
         "        if isinstance(error, GeneratorExit) and not limit.runs_here():\n            raise",
         "        if False:\n            raise",
-        "a coroutine that is closed raises no other error",
+        "closing a coroutine raises no other error",
         "unit/declare:tool",
     ),
     python(
@@ -626,7 +626,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drains",
         "        self._draining.set()",
         "        pass",
-        "a process that stops begins no further step",
+        "a stopping process begins no further step",
         "contracts:finished_steps",
     ),
     python(
@@ -634,7 +634,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forgets_mark",
         "                await self._bus.forget_started(delivery)\n",
         "                pass\n",
-        "a call that was not ready may be made later",
+        "a call that was not ready may run later",
         "contracts:calls_once",
     ),
     python(
@@ -658,7 +658,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "comes_back",
         "sys.setprofile(_Returns(frame))",
         "pass",
-        "a forked child does not come back",
+        "a forked child ends where it would return",
         "unit/base:lifeline",
     ),
     python(
@@ -682,7 +682,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "group",
         "            _kill_group(process.pid)  # processes that it has started and left behind\n",
         "",
-        "what a dead service has started is killed",
+        "processes started by a dead service are killed",
         "unit/host:supervisor",
     ),
     python(

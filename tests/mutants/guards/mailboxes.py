@@ -10,7 +10,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "acquire_interleaves",
         "  if interleaves(base, agent) then\n    return KEY.give",
         "  if false then\n    return KEY.give",
-        "a run of an interleaving agent gets its key back beside others",
+        "a run of an interleaving agent gets its key back while others run",
         "contracts:released_keys",
     ),
     lua(
@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unwanted_key",
         "  if answer(base, task, run, step, status, now, value) then\n    pcall(record_answer",
         "  answer(base, task, run, step, status, now, value)\n  if true then\n    pcall(record_answer",
-        "a key that nobody waits for any more has no row",
+        "the return of a key has no row if the run no longer waits for it",
         "contracts:released_keys",
     ),
     lua(
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "key_of_a_fork",
         "            inherited.pop(name, None)\n",
         "            pass\n",
-        "a fork takes its key back by itself, with the state of now",
+        "a fork takes its key back by itself, with the current state",
         "integration/runs:released_keys",
     ),
     python(
@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "release_in_journal",
         '    return "release" if same else ""\n',
         '    return ""\n',
-        "a fork finds out from the journal that its origin has given up its key",
+        "a fork sees in the journal that its origin released its key",
         "integration/runs:released_keys",
     ),
     python(
@@ -50,7 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "store_behind",
         "    if known is None or known.end is None:  # the store does not have the last rows yet\n",
         "    if known is None:\n",
-        "a fork takes from the broker what the store lacks",
+        "a fork reads from the broker the steps that the store does not have yet",
         "integration/client:fork",
     ),
     python(
@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "bounded_looks",
         " and checks < CHECKS_MAX:",
         ":",
-        "thousands of long handlers do not fill the connection with questions",
+        "thousands of long handlers do not flood the connection with queries",
         "unit/integrations/actors:watch",
     ),
     lua(
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "late_copy",
         "    if not held then return end\n",
         "",
-        "a late copy of a run that waits does not take it out of the line",
+        "a late copy of a waiting run does not remove it from the mailbox",
         "contracts:deadlocks",
     ),
     lua(
@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "release_late_only_over",
         "if not status or ENDED[status] or not cur or cur == entry or waits then release(base, inst, task, run) end",
         "release(base, inst, task, run)",
-        "a late commit does not free an instance whose run goes on",
+        "a late commit does not free an instance whose run continues",
         "contracts:commit_fence",
         "contracts:groups_lost",
     ),
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "long_queue",
         "redis.call('HSET', key, INSTANCE.holders, '|')",
         "redis.call('HDEL', key, INSTANCE.holders)",
-        "no event overtakes those behind a long line of ended tasks",
+        "no event overtakes those that wait behind many ended tasks",
         "contracts:mailbox",
     ),
     lua(
@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "long_queue_timer",
         "    redis.call('ZADD', base .. 'timers', 0, 'i|' .. inst)\n",
         "",
-        "the line behind many ended tasks goes on",
+        "events behind many ended tasks are delivered",
         "contracts:mailbox",
     ),
     lua(
@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pend",
         "if is_below(base, agent, key, task .. '|' .. run) then return 'pend' end",
         "",
-        "a run does not go on while a nested run has its instance",
+        "a run does not continue while a nested run holds its instance",
         "contracts:nested_calls",
     ),
     lua(
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pend_wakes",
         "if v[1] ~= 'pend' then return end",
         "if true then return end",
-        "a run that waited for a nested run goes on",
+        "a run that waited for a nested run continues",
         "contracts:nested_calls",
     ),
     lua(
@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "override",
         "redis.call('HSET', rk, RUN.override_from .. step, number .. ' ' .. v[1], RUN.last_change, number)",
         "",
-        "a run sees what a nested run did to the state",
+        "a run sees the state that a nested run wrote",
         "contracts:nested_calls",
     ),
     lua(
@@ -264,7 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forget_ws",
         "redis.call('HDEL', key, INSTANCE.holders, INSTANCE.working_state)",
         "redis.call('HDEL', key, INSTANCE.holders)",
-        "state in mid-run goes with its run",
+        "the state of an unfinished run is deleted with it",
         "contracts:commit_fence",
         "contracts:nested_calls",
     ),
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forget_ws_before_next",
         "  redis.call('HDEL', key, INSTANCE.working_state)\n",
         "",
-        "state in mid-run goes with its run",
+        "the state of an unfinished run is deleted with it",
         "contracts:nested_calls",
         "contracts:mailbox",
     ),
@@ -346,7 +346,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ended",
         "if not v[1] or ENDED[v[1]] then return 'NO' end",
         "",
-        "nothing of an ended task is repaired",
+        "ended tasks are not repaired",
         "contracts:repair",
     ),
     lua(
@@ -403,7 +403,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "circle_waits",
         "if not parent or redis.pcall('HEXISTS', run_key(base, task, parent), RUN.missing .. step) ~= 1 then return nil end",
         "if not parent then return nil end",
-        "a request that nobody waits for closes no circle",
+        "a request that nobody waits for is not part of a circle",
         "contracts:deadlocks",
     ),
     lua(
@@ -437,7 +437,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own_entry",
         "local is_mine = begun == entry and other == owner",
         "local is_mine = other == owner",
-        "an owner's next turn is its own to the others, too",
+        "other turns see the new entry of an owner's next turn",
         "contracts:finished_steps",
     ),
     lua(
@@ -445,7 +445,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "asks_below",
         "if busy and top_of(busy) == task .. '|' .. run then start_nested(base, inst, busy) end",
         "if busy then start_nested(base, inst, busy) end",
-        "a turn that asks starts no second reentrant call beside one that runs",
+        "a turn that asks does not start a second reentrant call while one runs",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -541,7 +541,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state_to_caller",
         "      if waits_for(all[i], task, run) then return end\n",
         "      do return end\n",
-        "a reentrant call outlives the one that it was nested on, which did not ask for it",
+        "a reentrant call continues after the run below it ends, if that run did not request it",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -557,7 +557,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "over",
         "                self._forget(instance)\n                continue\n",
         "                pass\n",
-        "a handler shares no object with one that is over for the broker",
+        "a handler does not share an object with a handler that the broker has ended",
         "unit/integrations/actors:actor",
     ),
     python(
@@ -573,7 +573,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "closed_last",
         "        if not instance.holders:\n            self._close(instance)\n",
         "        self._close(instance)\n",
-        "an object is not closed under a handler",
+        "an object is not closed while a handler uses it",
         "unit/integrations/actors:actor",
     ),
     lua(
@@ -629,7 +629,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "key_returns_numbered",
         "  if redis.call('HEXISTS', rk, RUN.missing .. step) == 1 then redis.call('HSET', rk, RUN.override, state) end\n",
         "",
-        "a replay knows whether a nested run changed the state before or after the key came back",
+        "a replay knows whether a nested run wrote the state before or after the key was taken back",
         "contracts:released_keys",
     ),
     python(
@@ -641,7 +641,7 @@ MUTANTS: tuple[Mutant, ...] = (
         value = self.value()
 """,
         "        value = self.value()\n",
-        "a change by a nested run is no use of the state inside the block",
+        "a nested run's change does not count as use of the state inside the block",
         "unit/runs:journal",
     ),
     python(
@@ -649,7 +649,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state_after_return",
         "            self.replace(self._meanwhile)\n",
         "            pass\n",
-        "an attempt that has the key back keeps what its nested run changed",
+        "an attempt that took its key back keeps the change of its nested run",
         "unit/runs:journal",
     ),
     lua(
@@ -657,7 +657,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "circle_at_return",
         "  if closed then return KEY.answer(base, task, run, step, now, RESULT.error, deadlock(closed)) end\n",
         "",
-        "a run that waits for its key closes no circle",
+        "a run that waits for its key is not part of a circle",
         "contracts:released_keys",
     ),
     lua(
@@ -665,7 +665,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "waits_for_key",
         "  if waits[1] == 'mail' or KEY.waits(waits[2]) then return holders end\n",
         "  if waits[1] == 'mail' then return holders end\n",
-        "a request that waits for a run without its key closes no circle",
+        "a request to a run that has released its key is not part of a circle",
         "contracts:released_keys",
     ),
     lua(
@@ -673,7 +673,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reopened_without_key",
         "  if key == '' or (turn and KEY.is_released(base, task, run)) then\n",
         "  if key == '' then\n",
-        "a reopened run that has given up its key waits for nobody",
+        "a reopened run that has released its key waits for no holder",
         "contracts:released_keys",
     ),
     lua(
@@ -681,7 +681,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "key_again",
         "  if string.sub(released, 1, 1) == 'a' then gone[#gone + 1] = RUN.result .. string.sub(released, 2) end\n",
         "",
-        "a reopened run continues with the state that others have left",
+        "a reopened run continues with the current state of its instance",
         "contracts:released_keys",
     ),
     lua(

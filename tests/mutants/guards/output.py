@@ -10,7 +10,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's shows nothing",
+        "a process emits nothing for a turn that it has lost",
         "contracts:mid_turn_record",
         "contracts:late_writes",
     ),
@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's streams nothing",
+        "a process streams nothing for a turn that it has lost",
         "contracts:model_calls",
         "contracts:late_writes",
     ),
@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's starts no output over",
+        "a process does not restart the output of a turn that it has lost",
         "contracts:run_output",
     ),
     lua(
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "attempt",
         "if args[6] ~= (attempt or '1') then return 'DONE' end",
         "",
-        "an earlier attempt of the output shows nothing",
+        "an earlier attempt of the output emits nothing",
         "contracts:run_output",
     ),
     lua(
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "mark",
         "{'restart', '\"\"'}, 1)",
         "{}, 1)",
-        "readers see at once that output starts over",
+        "readers see immediately that output starts over",
         "contracts:run_output",
     ),
     lua(
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "started_over",
         "        if found.output_attempt != self._output_attempt:\n",
         "        if False:\n",
-        "a run in memory does not continue beside output that started over",
+        "a run in memory does not continue after its output started over",
         "contracts:run_output",
     ),
     lua(
@@ -166,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if own.count <= was.count:\n            return None\n",
         "",
         "a replay sends no piece that the broker has",
-        survives="the broker skips the pieces that it has; this saves their way",
+        survives="the broker skips pieces that it already has; this only saves sending them",
     ),
     python(
         "runs/output.py",
@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "sent_last",
         "        elif writer.waiting:",
         "        elif False:",
-        "a piece that was added as the last write ended is sent",
+        "a piece added at the end of the last write is sent",
         "unit/runs:commit_writes",
     ),
     python(
@@ -205,7 +205,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "flush",
         "        if self._failed is not None:\n            failed, self._failed",
         "        if False:\n            failed, self._failed",
-        "a delta that was refused ends the turn",
+        "a refused delta ends the turn",
         "unit/runs:commit_writes",
         "contracts:kept_turns",
     ),
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "room",
         "and (flow is None or not flow.full):",
         "and True:",
-        "an emit waits while much is on its way",
+        "an emit waits while much output is unsent",
         "unit/runs:commit_writes",
     ),
     python(
@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stream_bound",
         "if waiting > most:",
         "if False:",
-        "pieces of an answer on their way are bounded",
+        "unsent pieces of an answer are bounded",
         "unit/runs:commit_writes",
     ),
     python(
@@ -246,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "progress_bound",
         "if not self._writing().own.full:  # otherwise drop it: a later report supersedes it",
         "if True:",
-        "progress on its way is bounded",
+        "unsent progress is bounded",
         "unit/runs:commit_writes",
     ),
     python(
@@ -302,7 +302,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "piece_order",
         "    if piece := _PIECE.match(part):\n",
         "    if piece := None:\n",
-        "output is between the steps before and after it",
+        "output is listed between the steps before and after it",
         "unit/client:recorded_output",
     ),
     python(
@@ -310,7 +310,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unawaited_output",
         "if len(self.unawaited) >= JOURNAL_LIMIT:",
         "if False:",
-        "emits that nobody awaits are bounded",
+        "emits that are not awaited are bounded",
         "unit/runs:run_output",
     ),
     python(
@@ -358,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "repeated",
         "        if number in self._pieces:\n            return False\n",
         "",
-        "a reader that begins again counts no piece twice",
+        "a reader that starts over counts no piece twice",
         "unit/wire:output",
     ),
     python(
@@ -366,7 +366,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gone",
         "cursor = max(cursor, self._before)  # these entries are gone",
         "await self._change()",
-        "a reader whose entries are gone goes on with the rest",
+        "a reader whose entries are gone continues with the rest",
         "integration/client:tail",
     ),
     python(
@@ -374,7 +374,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost_writes",
         "cursor = (0, 0)  # the broker has lost its last writes",
         "await self._change()",
-        "a reader begins again if the broker has lost its last writes",
+        "a reader starts over if the broker lost its last writes",
         "integration/client:tail",
     ),
     python(
@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "window",
         "while len(self._ids) - dropped > WINDOW_EVENTS or",
         "while False or",
-        "what is kept of a stream is bounded",
+        "a reader keeps a bounded part of a stream",
         "integration/client:tail",
     ),
     python(
@@ -390,7 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "paging",
         "        async with self._paging:\n            page",
         "        if True:\n            page",
-        "readers that are behind make the broker hold few replies",
+        "slow readers make the broker hold few replies",
         "integration/client:tail",
     ),
     python(
@@ -406,7 +406,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "page_cut",
         "            if sum(sizes) > PAGE_BYTES:\n",
         "            if False:\n",
-        "a reader that never reads on keeps no more than a page",
+        "a reader that stops reading keeps no more than a page",
         "integration/client:tail",
     ),
     python(
@@ -415,6 +415,6 @@ MUTANTS: tuple[Mutant, ...] = (
         '_text(self._before), "COUNT", size',
         '"+", "COUNT", size',
         "a reader that reads pages is never ahead of the tail",
-        survives="it is then ahead for the time of one read, and only a look in that time would take it for a loss",
+        survives="it is ahead for one read only, and just a check in that time would mistake it for a loss",
     ),
 )

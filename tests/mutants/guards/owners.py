@@ -13,7 +13,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own_entry",
         "if held.err or not held[1] then return end",
         "if held.err then return end",
-        "progress takes an entry from nobody",
+        "reporting progress does not take an entry from its owner",
         "contracts:quarantine",
     ),
     lua(
@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "only_again",
         "if args[9] == '' or not turn.waits then return end",
         "if not turn.waits then return end",
-        "a turn that was delivered once counts nothing",
+        "a turn that was delivered once has no count to clear",
         "contracts:quarantine",
     ),
     lua(
@@ -77,7 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "most_waits",
         "cleared > MOST_WAITS)",
         "false)",
-        "waits clear deaths only so often",
+        "waits clear the count of deaths a limited number of times",
         "contracts:quarantine",
     ),
     lua(
@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "idle_only",
         "  if args[4] == '1' and kind ~= QUARANTINED then return nil end\n",
         "",
-        "an idle owner adopts only what must run alone",
+        "an idle owner adopts only entries that must run alone",
         "contracts:quarantine",
     ),
     lua(
@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gives_up_turn",
         "if reply[2] == '0' and not given and redis.call('HGET', quarantine, '~' .. stream) == owner then",
         "if false then",
-        "an owner gives up its turn in quarantine if nothing is left there",
+        "an owner gives up its turn in quarantine if it is empty",
         "contracts:quarantine",
     ),
     lua(
@@ -209,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "math.max(epoch + 1, floor + 1, now_ms(base))",
         "math.max(epoch + 1, floor + 1)",
-        "a lead that the broker has lost is not above the next one",
+        "a leader whose epoch the broker lost has a lower epoch than the next one",
         "contracts:admission",
     ),
     lua(
@@ -234,7 +234,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "only_the_dead",
         "if not redis.call('ZSCORE', base .. 'alive', named.name) then",
         "if named.name ~= owner then",
-        "nobody adopts from a living owner",
+        "deliveries of a live owner are not reclaimed",
         "contracts:adoption",
     ),
     lua(
@@ -276,7 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "an entry that was deleted does not stay pending",
         "contracts:adoption",
-        survives="XCLAIM itself takes a deleted entry out of the pending list",
+        survives="XCLAIM itself removes a deleted entry from the pending list",
     ),
     lua(
         "leave",
@@ -316,7 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "same_attempt",
         "return redis.call('HGET', base .. 'started', field) == mark and 1 or 0",
         "return 0",
-        "the reply of a mark may be lost",
+        "a mark may be repeated after a lost reply",
         "contracts:fences",
     ),
     lua(

@@ -12,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost_calls",
         "                    _fail(self._unsent, self._lost)\n",
         "",
-        "a call does not wait for a server that has ended",
+        "a call does not wait for a dead server",
         "unit/bus:private_server",
     ),
     python(
@@ -20,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost_answers",
         "                    _fail(future, lost)\n                return\n",
         "                    pass\n                return\n",
-        "nobody waits for an answer of a server that has ended",
+        "no request waits for an answer of a dead server",
         "unit/bus:private_server",
     ),
     python(
@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost_stream",
         "            except BusLost:\n                raise\n",
         "",
-        "a stream of a server that has ended fails",
+        "a stream of a dead server fails",
         "unit/bus:private_server",
     ),
     python(
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ended",
         "@atexit.register\n",
         "",
-        "the socket is gone with a process that ends",
+        "the socket is removed when its process ends",
         "unit/bus:private_server",
     ),
     python(
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "memory_is_fast",
         'if url.startswith(MEMORY) and durability != "fast":',
         "if False:",
-        "a durability that memory:// cannot keep is refused",
+        "a durability that memory:// cannot provide is refused",
         "unit/bus:private_server",
     ),
     python(

@@ -15,7 +15,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tenant_schedules",
         "        if not before and self._counts[tenant] >= most:\n",
         "        if False:\n",
-        "a tenant cannot take the schedules of others",
+        "a tenant cannot use up the schedules of others",
         TESTS,
     ),
     python(
@@ -191,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reserved",
         "        if publisher.name in (*RESERVED, self._bus.keys.namespace):\n",
         "        if False:\n",
-        "no publisher has a source of the runtime's own",
+        "no publisher may use a source reserved for the runtime",
         TESTS,
     ),
     python(
@@ -207,7 +207,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "built_in",
         "        allowed = not agent.startswith(BUILT_IN) if",
         "        allowed = True if",
-        "nobody gets to internal agents by way of a runner",
+        "internal agents are not reachable through a runner",
         TESTS,
     ),
     python(
@@ -263,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "again",
         '                elif not waiting:\n                    # Read from the start again: settled entries are gone, and a recreated stream may have smaller ids.\n                    last = b""\n',
         "                elif entries:\n                    last = entries[-1].id\n",
-        "a stream that was made again is read",
+        "a recreated stream is read",
         TESTS,
     ),
     python(
@@ -271,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "future",
         '    if int(entry.id.partition(b"-")[0]) > time.time() * 1000 + MAX_ID_AHEAD_MS:\n',
         "    if False:\n",
-        "no command has its time from an id in the future",
+        "an entry id in the future does not set a command's time",
         TESTS,
     ),
     python(
@@ -279,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "too_large",
         "    if entry.too_large:\n",
         "    if False:\n",
-        "an entry that was not read whole is refused",
+        "an entry that was not read in full is refused",
         TESTS,
     ),
     lua(
@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "bytes",
         "  while #found < count and room > 0 and start",
         "  while #found < count and start",
-        "many large entries do not come into memory at once",
+        "many large entries are not in memory at once",
         TESTS,
     ),
     lua(
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "whole",
         "    if size > whole then",
         "    if false then",
-        "an entry larger than any command does not come into memory",
+        "an entry larger than any command is not read",
         TESTS,
     ),
     lua(
@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "spent",
         "  if start == '-' and is_spent(key, tonumber(args[5])) then redis.call('DEL', key) end\n",
         "",
-        "a stream that was ended is made again",
+        "a stream that accepts no more entries is recreated",
         TESTS,
     ),
     lua(
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "request_id",
         "  if not is_id_of(v[2], args[2], run .. ':' .. step) then return not_open(base, args, 'no_request') end\n",
         "",
-        "a question is answered under the id that was shown alone",
+        "a question is answered only under the id that was shown",
         "contracts:questions",
     ),
     lua(
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "check_record",
         "check_record(base, task, v[4] or '')",
         "",
-        "a request that nobody takes changes nothing if its row cannot be written",
+        "a request that no agent accepts changes nothing if its row cannot be written",
         "contracts:atomicity",
     ),
     lua(
@@ -335,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "send_elsewhere",
         "if string.sub(agent, 1, 1) == '@' then return check_stream(base, 'asks') end",
         "",
-        "a message that cannot leave its partition changes nothing",
+        "a message that cannot be sent to its partition changes nothing",
         "contracts:atomicity",
     ),
     lua(
@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "publish_elsewhere",
         "if string.sub(topic, 1, 1) == '@' then return check_stream(base, 'asks') end",
         "",
-        "a message that cannot leave its partition changes nothing",
+        "a message that cannot be sent to its partition changes nothing",
         "contracts:atomicity",
     ),
     lua(
@@ -368,7 +368,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "spent_start",
         "if start == '-' and is_spent",
         "if is_spent",
-        "a reader with entries in hand does not take the stream for empty",
+        "a reader that holds entries does not treat the stream as empty",
         "contracts:publishers",
     ),
 )

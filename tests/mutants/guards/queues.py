@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ready_max",
         "local waits = tenant and meta[8] and QUEUE",
         "local waits = tenant and QUEUE",
-        "no task is queued before a release is there that moves it on",
+        "no task is queued until a process that refills queues is there",
         FAIRNESS,
     ),
     lua(
@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "queued_elsewhere",
         "most and length + tonumber(redis.call('HGET', base .. 'queues', stream) or '0') >= most then",
         "most then",
-        "what waits for one stream refuses no submits for another",
+        "tasks waiting for one stream do not make submits for another overloaded",
         FAIRNESS,
     ),
     lua(
@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "long_without_tasks",
         "(v[1] == v[4] and most or want)",
         "most",
-        "calls keep no tasks out that wait for the same stream",
+        "waiting calls do not keep out tasks that wait for the same stream",
         FAIRNESS,
     ),
     lua(
@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ready_max",
         "if type(most) == 'string' then room = tonumber(most) - QUEUE.unread(base, stream) end",
         "room = tonumber(type(most) == 'string' and most or '3') - QUEUE.unread(base, stream)",
-        "no call waits before a release is there that moves it on",
+        "no call waits until a process that refills queues is there",
         FAIRNESS,
     ),
     lua(
@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "timer",
         "    QUEUE.add(base .. 'timers', all.timers)\n",
         "",
-        "a call that no refill comes to is moved by its timer",
+        "a call that no refill reaches is moved by its timer",
         FAIRNESS,
     ),
     lua(
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "listed",
         "    if all.listed[1] then set_fields(caller.key, all.listed) end\n",
         "",
-        "the end of a task removes its calls that wait",
+        "the end of a task removes its waiting calls",
         FAIRNESS,
     ),
     lua(
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "present_turn",
         "'NX', all.now, all.name)",
         "'NX', '0', all.name)",
-        "a tenant whose calls come again makes up for no turns",
+        "a tenant whose calls come again does not catch up on missed turns",
         FAIRNESS,
     ),
     lua(
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ended_take_no_place",
         "room - (left > 0 and moved or 1)",
         "room - math.max(1, moved)",
-        "calls of an ended task keep others waiting no longer than their turn",
+        "calls of an ended task delay others by one turn at most",
         FAIRNESS,
     ),
     lua(
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "waits_flagged",
         "  if waits then turn.flags = flag(turn.flags, FLAG.timers) end\n",
         "",
-        "the end of a task removes its calls that wait",
+        "the end of a task removes its waiting calls",
         FAIRNESS,
     ),
     lua(
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "waits_flagged",
         "  if waits then turn.flags = flag(turn.flags, FLAG.timers) end\n",
         "",
-        "the end of a task removes its requests in mid-turn that wait",
+        "the end of a task removes its waiting mid-turn requests",
         FAIRNESS,
     ),
     lua(
@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "wide_commits",
         "self._bus.commit_turn if count <= WIDE_PARTS else self._bus.commit_wide_turn",
         "self._bus.commit_turn",
-        "between two wide commits the broker serves others",
+        "the broker serves others between two wide commits",
         "integration/runs:turn_wide",
     ),
     lua(
@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "present_turn",
         "redis.call('HGET', queues, stream .. '|now') or '0'",
         "'0'",
-        "a tenant that comes again makes up for no turns",
+        "a tenant that comes again does not catch up on missed turns",
         FAIRNESS,
     ),
     lua(
@@ -357,7 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "past_a_long_stream",
         "if #past < QUEUE.PAST then room = 1 end",
         "",
-        "continuations of running tasks keep no new task waiting for ever",
+        "running tasks do not keep new ones waiting forever",
         FAIRNESS,
     ),
     lua(
@@ -373,7 +373,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "past_read",
         "if later > 0 or (later == 0 and tonumber(entry_seq) > tonumber(seq)) then",
         "if true then",
-        "tasks go on moving past a long stream once others that did are read",
+        "more tasks move onto a long stream once earlier ones are read",
         FAIRNESS,
     ),
     lua(
@@ -397,16 +397,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "start_checked",
         "  if key ~= '' then check_instance(base, agent .. '/' .. key) end\n",
         "",
-        "a task that cannot start holds up none",
+        "a task that cannot start does not delay others",
         FAIRNESS,
-        survives="`deliver` reads the instance before it writes, too",
+        survives="`deliver` also reads the instance before it writes",
     ),
     lua(
         "queues",
         "fork_journal",
         "if key == '' and v[6] then",
         "if false then",
-        "a fork that waited is taken for a run with a journal",
+        "a fork that waited starts with its journal",
         FAIRNESS,
     ),
     lua(
@@ -430,7 +430,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "one_stream_broken",
         "      pcall(QUEUE.refill, base, stream, want, most, now)",
         "      QUEUE.refill(base, stream, want, most, now)",
-        "a stream whose queues are damaged keeps no others waiting",
+        "damaged queues of one stream do not delay other streams",
         FAIRNESS,
     ),
     lua(
@@ -462,7 +462,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tenant_open",
         "if head.tenant ~= '' then redis.pcall('ZREM', base .. 'open:' .. head.tenant, task) end",
         "",
-        "a task that has ended is open no more",
+        "an ended task is no longer counted as open",
         FAIRNESS,
     ),
     lua(
@@ -494,7 +494,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refill",
         "            partial(bus.refill, REFILL_EVENTS),\n",
         "",
-        "tasks move on while all handlers are of an older release",
+        "tasks leave the queues even if all handlers are of an older release",
         FAIRNESS,
     ),
     lua(

@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "white_space",
         r'r"\n[^\S\n]+at (?:',
         r'r"\n\s+at (?:',
-        "a message of empty lines takes no quadratic time",
+        "a message of empty lines is handled in linear time",
         "unit/engines/spark:calls",
     ),
     python(
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "answer_bytes",
         "if size > MAX_ANSWER_BYTES:",
         "if False:",
-        "an answer of a model without an end is not read on",
+        "an endless answer of a model is cut off",
         "integration/llm:endless_answers",
     ),
     python(
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "line_bytes",
         "if line > MAX_LINE_BYTES:",
         "if False:",
-        "a line of a model's answer without an end is not read on",
+        "an endless line of a model's answer is cut off",
         "integration/llm:endless_answers",
     ),
     python(
@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "compressed",
         'if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":',
         'if (encoding := "") != "":',
-        "an answer that is a few compressed bytes is not unpacked",
+        "a compressed answer of a model is not unpacked",
         "integration/llm:endless_answers",
     ),
     python(
@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "uncompressed",
         'request.headers["Accept-Encoding"] = "identity"',
         "pass",
-        "no library of a provider asks for a compressed answer",
+        "no provider's library asks for a compressed answer",
         "integration/llm:endless_answers",
     ),
     python(
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "every_provider",
         "if takes_client and kind not in _IGNORES_CLIENT:",
         'if kind.startswith("openai"):',
-        "the answers of every provider that takes a client are bounded",
+        "answers are bounded for every provider that accepts an HTTP client",
         "integration/llm:endless_answers",
     ),
     python(
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "endless_line",
         "            if self._searched > MAX_MESSAGE_BYTES:\n",
         "            if False:\n",
-        "a line of an MCP server's process without an end is not read on",
+        "an endless line of an MCP server's process is cut off",
         "integration/calls/mcp:hostile_servers",
     ),
     python(
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "wrong_lines",
         "            elif self._wrong >= MAX_WRONG_LINES:\n",
         "            elif False:\n",
-        "a process that writes no messages is not read on",
+        "an MCP process that writes no messages is cut off",
         "integration/calls/mcp:hostile_servers",
     ),
     python(
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "list_bytes",
         "            if size > MAX_LIST_BYTES:\n",
         "            if False:\n",
-        "a list of tools without an end is not kept",
+        "an endless list of tools is refused",
         "unit/calls/mcp:transport_large_answers",
     ),
     python(
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "large_answer",
         "            if len(body) > MAX_MESSAGE_BYTES:\n",
         "            if False:\n",
-        "an MCP server's answer without an end is not read on",
+        "an endless answer of an MCP server is cut off",
         "unit/calls/mcp:transport_large_answers",
     ),
     python(
@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "values",
         "            if allowance.values < 0:\n",
         "            if False:\n",
-        "of JSON with too many places a bounded number of values is looked at",
+        "a bounded number of values is examined in JSON with too many places",
         COST,
     ),
     python(
@@ -245,7 +245,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "slice_end",
         "            self._left = self._size\n",
         "",
-        "work that is small pauses rarely",
+        "small slices of work pause rarely",
         "unit/base:periodic",
     ),
     python(
@@ -277,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cut_start",
         "        return shown[:-CUT_MARGIN] if cut else shown\n",
         "        return shown\n",
-        "half of a secret where a long text is cut is left out",
+        "half a secret at the cut of a long text is left out",
         RESULTS,
     ),
     python(
@@ -285,7 +285,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cut_end",
         "        return shown[CUT_MARGIN:] if",
         "        return shown if",
-        "half of a secret where the end of a long text begins is left out",
+        "half a secret at the start of a kept end is left out",
         RESULTS,
     ),
     python(
@@ -293,7 +293,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redact_first",
         'shortened(" ".join(redactor().start(text).split()), _LONGEST_DETAIL)',
         'redactor().text(shortened(" ".join(text.split()), _LONGEST_DETAIL))',
-        "a provider's words lose their secrets before they are shortened",
+        "a provider's message is redacted before it is shortened",
         "unit/llm:failures",
     ),
     python(
@@ -301,7 +301,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redact_start_first",
         "redactor().start(text)[:longest]",
         "text[:longest]",
-        "an error of a call or an engine loses its secrets before it is shortened",
+        "an error of a call or an engine is redacted before it is shortened",
         RESULTS,
     ),
     python(
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redact_end_first",
         "redactor().end(text)[-longest:]",
         "text[-longest:]",
-        "a traceback of a call or an engine loses its secrets before it is shortened",
+        "a traceback of a call or an engine is redacted before it is shortened",
         RESULTS,
     ),
     python(
@@ -317,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "places_of_text",
         "            if allowance.candidates <= 0:\n                spans.append((here, len(text)))\n                break\n",
         "",
-        "a text with many places is looked at closely in a bounded number of them, and the rest is hidden",
+        "a bounded number of places in a text is examined, and the rest is hidden",
         COST,
     ),
     python(
@@ -325,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "places_of_pattern",
         "                if allowance.candidates <= 0:\n                    spans.append((found.start(), len(text)))\n                    break\n",
         "",
-        "a text in which a pattern matches often is hidden from some match on",
+        "a text is hidden after a bounded number of matches of a pattern",
         COST,
     ),
     python(
@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "places_of_json",
         "            if allowance.candidates < 0:\n                raise _TooManyCandidates\n",
         "",
-        "JSON with many places is looked at closely in a bounded number of them",
+        "a bounded number of places in JSON is examined",
         COST,
     ),
     python(
@@ -381,7 +381,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "far_cost",
         "                    self._allowance.candidates -= FAR_COST\n",
         "                    pass\n",
-        "few secrets behind much white space are looked for",
+        "a bounded number of secrets behind much white space is searched for",
         COST,
     ),
     python(
@@ -453,7 +453,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "far_separator",
         """if text[at : at + 1] in (b":", b"=", b",") else NO_SECRET""",
         "",
-        "what follows much white space without a separator is no secret",
+        "text after much white space without a separator is not a secret",
         RESULTS,
     ),
     python(
@@ -461,7 +461,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no_secret",
         "            if end == NO_SECRET:\n                return None\n",
         "",
-        "a candidate whose end shows that it is no secret hides nothing",
+        "a candidate whose end rules it out hides nothing",
         RESULTS,
     ),
     python(
@@ -533,7 +533,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coarse_names",
         """if value[:1] == b'"' and _is_secret_name(name):""",
         "if False:",
-        "of JSON with too many places, too, members lose their text by their name",
+        "members named like secrets are hidden even in JSON with too many places",
         COST,
     ),
     python(
@@ -541,7 +541,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coarse_unreadable",
         "return data if level else _HIDDEN_VALUE",
         "return data",
-        "data with too many places that is no JSON is hidden",
+        "data with too many places that is not JSON is hidden",
         COST,
     ),
     python(
@@ -557,7 +557,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "outer_anchor",
         "if not anyone or _OUTER_ANCHOR.search(anyone):",
         "if not anyone:",
-        "a pattern that asks for the start of the text is matched with each text",
+        "a pattern anchored to the start matches each text",
         COST,
     ),
     python(
@@ -565,7 +565,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "escapes_in_lines",
         'if self._lines is None or b"\\\\" in data:',
         "if self._lines is None:",
-        "a pattern is matched with what a string says, not with how JSON writes it",
+        "a pattern is matched with the decoded string, not with its JSON",
         COST,
     ),
     python(
@@ -573,7 +573,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cut_string",
         """text = written[1:-1] if written.endswith(b'"', 1) else written[1:]""",
         "text = written[1:-1]",
-        "a string that is cut off is looked at to its last character",
+        "a truncated string is searched to its last character",
         RESULTS,
     ),
     python(

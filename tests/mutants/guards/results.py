@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "after_change",
         "if v[2] and current ~= 'held' then",
         "if false then",
-        "a result that comes before the resumed turn has loaded is seen after the change of the state",
+        "a result that arrives before the resumed turn loads is seen after the state change",
         "contracts:nested_calls",
     ),
     lua(
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "again_after_change",
         "  if known[3] then put(turn, RUN.after_change .. step, known[3]) end\n",
         "",
-        "a branch that waits on is resumed after the change of the state, even in a replay",
+        "a waiting branch resumes after the state change, even in a replay",
         "contracts:nested_calls",
     ),
     lua(
@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "through",
         "      if waits_through(base, all[i], context) then return end\n",
         "",
-        "the state of a reentrant call through another partition goes to the run that waits for it, and no further",
+        "the state of a reentrant call through another partition reaches only the run that waits for it",
         "contracts:call_chains",
     ),
     python(
@@ -196,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "turns_counted",
         "put(turn, RUN.turn, next_turn)",
         "put(turn, RUN.turn, number or '0')",
-        "a run in memory knows whether it is of this turn",
+        "a run in memory knows whether it belongs to this turn",
         "contracts:wake_rules",
         "contracts:finished_steps",
     ),
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "settled_before",
         "  redis.call('XACK', key, group_of(stream), entry)\n  return redis.call('XDEL', key, entry)\n",
         "  redis.call('XDEL', key, entry)\n  return redis.call('XACK', key, group_of(stream), entry)\n",
-        "the mark of a call that may not be repeated goes with its entry, even after the group was lost",
+        "the mark of a non-repeatable call is removed with its entry, even after a lost group",
         "contracts:calls_once",
     ),
     lua(
@@ -445,7 +445,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "verdict",
         "if wrong then return {'invalid', wrong} end",
         "",
-        "an approval takes no other answer",
+        "an approval accepts only a verdict",
         "contracts:questions",
         "integration/runs:humans",
     ),
@@ -454,7 +454,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "schema",
         "  elseif string.sub(v[2], 14, 13 + #HAS_SCHEMA) == HAS_SCHEMA and args[6] ~= 'fits' then\n    return {'schema', data_of(v[2])}\n",
         "",
-        "a question with a type takes no answer that nobody has checked",
+        "a typed question accepts only a checked answer",
         "contracts:questions",
     ),
     python(
@@ -462,7 +462,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "misfit",
         '        return ["invalid", error.message, error.field]\n',
         "        pass\n",
-        "a question with a type takes no other answer",
+        "a typed question accepts only an answer of its type",
         "contracts:questions",
     ),
     python(
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "formats",
         '["schema"], formats=True)',
         '["schema"])',
-        "a date is a date",
+        "the format of a date is checked",
         "contracts:questions",
     ),
     python(
@@ -502,7 +502,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "timer_removed",
         "if redis.call('ZREM', base .. 'timers', member) == 1 then",
         "if false then",
-        "a question that was answered has no time limit any more",
+        "an answered question has no time limit",
         "contracts:questions",
     ),
     lua(
@@ -510,7 +510,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "served",
         "if taken and redis.call('ZSCORE', base .. 'alive', taken[2]) then return 'SERVED' end",
         "",
-        "a step that a living gateway has is not ended",
+        "a step that a live gateway runs is not ended",
         "contracts:engine_steps",
     ),
     lua(
@@ -535,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "time_limit",
         "if now >= asked + limit then return expire_request(base, task, run, step, request, text(now)) end",
         "",
-        "a question to another partition has a time limit",
+        "a request to another partition has a time limit",
         "contracts:open_requests",
     ),
     lua(
@@ -543,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "request_missing",
         "return v[1] and v[2] and cmsgpack.unpack(v[2]) or nil",
         "return v[2] and cmsgpack.unpack(v[2]) or nil",
-        "a question that was answered is not repeated",
+        "an answered request is not repeated",
         "contracts:open_requests",
     ),
     lua(
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "request_ended",
         "if not status or ENDED[status] then return nil end\n  local v",
         "local v",
-        "a question of an ended task is not repeated",
+        "a request of an ended task is not repeated",
         "contracts:open_requests",
     ),
     lua(
@@ -559,7 +559,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "queued",
         "if redis.call('XRANGE', base .. 'asks', request[8], request[8])[1] then return 'QUEUED' end",
         "",
-        "a question that has yet to be carried is not repeated",
+        "a request that is waiting to be relayed is not repeated",
         "contracts:open_requests",
     ),
     lua(
@@ -567,7 +567,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "closes",
         "close_request(base, task, run, step)",
         "",
-        "a question that was answered is closed",
+        "an answered request is closed",
         "contracts:open_requests",
     ),
     lua(
@@ -615,7 +615,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "remembered",
         "if args[5] and args[5] ~= '' then\n    remember(",
         "if false then\n    remember(",
-        "an answer that is delivered again counts as before",
+        "a repeated answer gets the same reply",
         "contracts:questions",
         "contracts:ingress",
     ),
@@ -673,7 +673,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "elsewhere",
         "    ask_elsewhere(base, place .. ':' .. task, name, key, data, context, '')\n",
         "",
-        "a message to another partition leaves",
+        "a message to another partition is sent",
         "contracts:asked_elsewhere",
     ),
 )

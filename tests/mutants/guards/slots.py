@@ -21,15 +21,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "wanted_after_replacing",
         "    if not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then return 'DONE' end\n  end\n",
         "  end\n",
-        "a run that ends with those it replaces takes no slot",
-        survives="a run below one that holds the slot shares it, and replaces nobody",
+        "a run that ends together with those it replaces takes no slot",
+        survives="a run called by the slot's holder shares the slot, and replaces no run",
     ),
     lua(
         "mailbox",
         "put_back",
         "RUN.current) ~= 'slot' then return nil end",
         "RUN.current) then return nil end",
-        "a run gets its key back from one that waits for its slot",
+        "a run with a slot gets its key back from a run that waits for that slot",
         SLOTS,
     ),
     lua(
@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "let_first",
         "    if task and not SLOT.goes_first(base, agent, task, run) then return end\n",
         "    if task then return end\n",
-        "a run that begins to wait for a slot lets those with one go first",
+        "runs with a slot go before a run that starts to wait for one",
         SLOTS,
     ),
     lua(
@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "called_first",
         "  if SLOT.goes_first(base, agent, task, run) then\n    local freed",
         "  if false then\n    local freed",
-        "a run that another one calls under its slot does not wait for those that wait for the slot",
+        "a run called under its caller's slot does not wait behind runs that need the slot",
         APP,
     ),
     lua(
@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "running",
         "redis.call('ZCARD', base .. 'slots:' .. limit) >= running and",
         "false and",
-        "no more are open than a limit says",
+        "no more runs are open than a limit allows",
         SLOTS,
     ),
     lua(
@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rate",
         "return oldest and oldest + ms > now, oldest and oldest + ms",
         "return false, oldest and oldest + ms",
-        "no more start in a window than the rate says",
+        "no more runs start in a window than the rate allows",
         SLOTS,
     ),
     lua(
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "behind",
         "local behind = arrives and",
         "local behind = false and",
-        "nobody overtakes those that wait",
+        "no run overtakes waiting ones",
         SLOTS,
     ),
     lua(
@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "one_wait",
         "  if full == limit then return true, due end",
         "  if full then return true, due end",
-        "work that waits for one limit is not in the way of others behind another limit",
+        "work waiting for one limit does not delay work behind another",
         SLOTS,
     ),
     lua(
@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "declared_again",
         "  for i = 1, #declared, 2 do redis.call('HSETNX', base .. 'limits', declared[i], declared[i + 1]) end\n",
         "",
-        "work that waits keeps its other limits, although nothing uses them meanwhile",
+        "waiting work keeps its other limits, even if nothing else uses them",
         SLOTS,
     ),
     lua(
@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "many_ended",
         "  SLOT.watch(base, limit, now, now)\nend",
         "end",
-        "many ended tasks at the head keep nobody waiting",
+        "many ended tasks at the head of a queue do not delay the rest",
         SLOTS,
     ),
     lua(
@@ -205,7 +205,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lower_timer",
         "'timers', 'LT', text",
         "'timers', text",
-        "the timer of a limit does not move away while others come to wait",
+        "the timer of a limit is not postponed when more work starts to wait",
         SLOTS,
     ),
     lua(
@@ -221,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "limit_kept",
         "if redis.call('ZCARD', base .. 'slots:' .. limit) == 0 then redis.call('HDEL'",
         "if false then redis.call('HDEL'",
-        "a limit that nobody uses leaves nothing behind",
+        "an unused limit leaves nothing on the broker",
         SLOTS,
     ),
     lua(
@@ -277,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "raised",
         "  changed[#changed + 1] = full\n",
         "  changed = {}\n",
-        "a raised limit lets those start that wait",
+        "raising a limit starts waiting work",
         SLOTS,
     ),
     lua(

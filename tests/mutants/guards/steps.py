@@ -10,7 +10,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "calls_shown",
         "        await _name_calls(bus, task, waits)\n",
         "        pass\n",
-        "a task that waits for a tool says which one, and who has it",
+        "a task that waits for a tool shows which one, and which handler runs it",
         "contracts:calls_shown",
     ),
     python(
@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "marks_gone",
         "            if await self._bus.record(self.delivery, step, value, kind, name) is None:\n",
         "            if await self._bus.record(self.delivery, step, value, kind, name) is ...:\n",
-        "a turn that is over begins no step after its mark",
+        "an ended turn begins no step after its mark",
         "contracts:kept_turns",
     ),
     python(
@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "again_gone",
         "            if stored is None:\n                raise TurnGone",
         "            if False:\n                raise TurnGone",
-        "a turn that ends while its steps are stored again is gone",
+        "a turn that ends while its steps are stored again stops",
         "contracts:kept_turns",
     ),
     python(
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "slow_numbers",
         '    if _slow_numbers(b" ".join(data.split(b\'"\')[::2])) > MAX_SLOW_NUMBERS:\n',
         "    if False:\n",
-        "JSON that a decoder takes seconds for is refused",
+        "JSON that takes a decoder seconds is refused",
         "unit/wire:codec",
     ),
     python(
@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "long_digits",
         "    found = zeros.count(_LONG_DIGITS)\n",
         "    found = 0\n",
-        "numbers with hundreds of digits are refused where they are many",
+        "many numbers with hundreds of digits are refused",
         "unit/wire:codec",
     ),
     lua(
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "taken_over",
         "        port.anyway = taken_at is not None and time.monotonic() >= taken_at + limit\n",
         "",
-        "a turn is taken over from a process that cannot be in it any more",
+        "a turn is taken over once its process cannot be running it",
         "contracts:kept_turns",
     ),
     python(
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "other_result",
         "            if stored != value:\n",
         "            if False:\n",
-        "a turn whose step has another result by now is replayed",
+        "a turn is replayed if another process stored a different result",
         "contracts:kept_turns",
     ),
     python(
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "confirmed_connection",
         "if self._confirmed_at != self._bus.transport.reconnects or time",
         "if not self.begun or time",
-        "after a reconnect a turn asks who is in it before its next step",
+        "after a reconnect, a turn checks who runs it before its next step",
         "contracts:kept_turns",
     ),
     python(
@@ -179,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "output_again",
         "                await self._send(batch)\n",
         "                pass\n",
-        "deltas that the broker has lost are sent again",
+        "deltas that the broker lost are sent again",
         "contracts:kept_turns",
     ),
     lua(
@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "usage_beside",
         "usage and (args[9] .. '\\t' .. args[8]) or args[9]",
         "args[9]",
-        "a process that replays a model call knows its usage",
+        "a replayed model call has its usage",
         "contracts:kept_turns",
         "contracts:model_calls",
     ),
@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "current",
         "if current ~= entry then return redis.status_reply('DONE') end",
         "",
-        "a turn that is another's writes nothing",
+        "a process writes nothing to a turn that it has lost",
         "contracts:mid_turn_record",
         "contracts:model_calls",
         "contracts:finished_steps",
@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a process does no step of a turn that is no longer its own",
+        "a process runs no step of a turn that it has lost",
         "contracts:finished_steps",
     ),
     lua(
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's records nothing",
+        "a process records nothing for a turn that it has lost",
         "contracts:mid_turn_record",
     ),
     lua(
@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's begins no model call",
+        "a process begins no model call in a turn that it has lost",
         "contracts:model_calls",
     ),
     lua(
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost",
         "  if lost then return lost end\n",
         "",
-        "a turn that is another's journals no model call",
+        "a process journals no model call in a turn that it has lost",
         "contracts:model_calls",
     ),
     lua(
@@ -272,7 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "this_entry",
         "if begun == entry and not is_mine",
         "if other and other ~= owner",
-        "a turn that was put back is another process's to begin",
+        "another process may begin a turn that was handed back",
         "contracts:finished_steps",
     ),
     lua(
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reserved",
         "if least > free - others + tolerance then",
         "if false then",
-        "model calls at once stay within the task's limits",
+        "concurrent model calls stay within the task's limits",
         "contracts:model_calls",
     ),
     lua(
@@ -305,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "limit",
         "if least > free + tolerance then",
         "if false then",
-        "no model call begins that is over the task's limits",
+        "no model call begins beyond the task's limits",
         "contracts:model_calls",
     ),
     lua(
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "current",
         "if redis.call('HGET', rk, RUN.current) ~= args[2] or not v[1] or ENDED[v[1]] then",
         "if not v[1] or ENDED[v[1]] then",
-        "a turn that is another's asks nothing",
+        "a process sends no request for a turn that it has lost",
         "contracts:fences",
     ),
     lua(
@@ -346,7 +346,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "known_result",
         "elseif known[1] then",
         "elseif false then",
-        "a repeated question gets the stored answer",
+        "a repeated request gets the stored answer",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -386,7 +386,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "known_state",
         "add_answer(turn, step, known[1], known[3])",
         "add_answer(turn, step, known[1])",
-        "a repeated question gets the state that a reentrant call has written",
+        "a repeated request gets the state that a reentrant call wrote",
         "contracts:mid_turn_asks",
     ),
     python(
@@ -402,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "shared_state",
         '                return b""  # it would replace what a reentrant call has changed since\n',
         "                return state\n",
-        "a request takes no state along that the broker has, which a reentrant call may have changed since",
+        "a request does not carry a state that a reentrant call may have changed on the broker",
         "unit/integrations/actors:actor",
     ),
     python(
@@ -418,7 +418,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "held_back",
         "if to_process and is_below(base, agent, key, task .. '|' .. run) then",
         "if false then",
-        "a reentrant call goes on when the one on top of it is over",
+        "a reentrant call continues when the one on top of it ends",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -434,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "hand_out",
         "  hand_out(base, below_task, below_run)\n",
         "",
-        "an answer that was held back is given",
+        "an answer that was held back is delivered",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -466,7 +466,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "below",
         "is_below(base, agent, key, task .. '|' .. run)",
         "false",
-        "a turn below another one is not repeated before that one is over",
+        "a turn below another one is not repeated until that one ends",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -514,7 +514,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "on_its_way",
         "                    elif name in asked and stored[2] is None:\n",
         "                    elif len(stored) > 2 and stored[2] is None:\n",
-        "a request that is on its way to the broker is not taken for lost",
+        "a request that is still being sent does not count as lost",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -522,7 +522,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "asked_before",
         "elseif known[2] then",
         "elseif false then",
-        "a repeated question asks nobody twice",
+        "a repeated request asks no agent twice",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -563,7 +563,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "turn_gone",
         'if found is None:\n            raise TurnGone(f"{self.delivery!r} is handled by another owner")\n        if (found',
         "if found is None:\n            return\n        if (found",
-        "a turn that is another's does no step",
+        "a process runs no step of a turn that it has lost",
         "contracts:kept_turns",
     ),
     python(
@@ -571,7 +571,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "warm_confirmed",
         "        self.delivery = delivery\n        self._confirmed_at = -1\n",
         "        self.delivery = delivery\n",
-        "a run in memory looks at the journal before its next step",
+        "a run in memory reads the journal before its next step",
         "contracts:kept_turns",
     ),
     python(
@@ -579,7 +579,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "confirmed_while_alive",
         " or time.monotonic() >= self._bus.alive_until:",
         ":",
-        "an owner that may be dead looks at the journal again",
+        "an owner that may have been declared dead reads the journal again",
         "contracts:finished_steps",
     ),
     python(
@@ -587,7 +587,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reports",
         "if reports.bytes > MAX_REPORTS_BYTES:",
         "if False:",
-        "progress of a call on its way is bounded",
+        "unsent progress of a call is bounded",
         "unit/runs:commit_writes",
     ),
     python(
@@ -595,7 +595,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "drains",
         "if self._draining is not None and self._draining.is_set():",
         "if False:",
-        "a process that stops begins no further step",
+        "a stopping process begins no further step",
         "contracts:finished_steps",
     ),
     python(
@@ -613,7 +613,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "two_at_once",
         "            self._confirmed_at = -1  # another process is in this turn\n",
         "            pass\n",
-        "a turn that another process is in looks at the journal again",
+        "a turn that another process also runs reads the journal again",
         "contracts:finished_steps",
         "contracts:kept_turns",
     ),
@@ -630,7 +630,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "confirms",
         "await run.of_port(run.port.confirm(run.journal.values))",
         "pass",
-        "a step looks at the journal before it begins",
+        "a step reads the journal before it begins",
         "contracts:finished_steps",
     ),
     python(
@@ -646,7 +646,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_in_vain",
         "if left <= 0 or not (is_temporary(error) or await self.repair(error)):",
         "if left <= 0:",
-        "an error that stays is raised at once",
+        "a permanent error is raised at once",
         "contracts:finished_steps",
     ),
     python(
@@ -702,7 +702,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "bounded",
         "for each in found[:MAX_REPORTED_ERRORS]:",
         "for each in found:",
-        "what a model has written comes back to it within bounds",
+        "the model's own words are sent back to it within bounds",
         "unit/llm:conversation",
     ),
     python(
@@ -710,7 +710,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "decided_once",
         '        self._decided = result.get("decided")\n',
         "        self._decided = None\n",
-        "what a call means stays as it was decided, whatever tools a later deploy offers",
+        "the decision about a call stays, whatever tools a later deploy offers",
         "unit/llm:conversation",
     ),
     python(
@@ -734,7 +734,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "compaction_announced",
         "        await self._announce()\n        self.left_out = left_out",
         "        self.left_out = left_out",
-        "a hook may refuse that messages are left out",
+        "a hook may refuse to leave out messages",
         "integration/llm:conversation",
     ),
     python(
@@ -774,7 +774,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "hint_breaks",
         "                except WeftError as error:\n                    log.debug(",
         "                except NotImplementedError as error:\n                    log.debug(",
-        "a look for questions that fails ends no later one",
+        "a failed search for questions does not end the later ones",
         "integration/integrations/aworld:humans_of_tasks",
     ),
     python(
@@ -782,7 +782,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "consumed_until_done",
         "            if not ended:\n                raise Retry(0.0)\n",
         "",
-        "a consumed message without done goes to another process",
+        "a message that was consumed but not marked done goes to another process",
         "integration/integrations/aworld/events:bus",
     ),
     lua(
@@ -790,7 +790,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "override_once",
         "redis.call('HDEL', rk, RUN.override)",
         "",
-        "a change of the state by a nested run belongs to one step",
+        "a nested run's state change belongs to one step",
         "contracts:nested_calls",
     ),
     lua(
@@ -798,7 +798,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refused_kept",
         "redis.call('HSET', rk, RUN.result .. step, value)",
         "",
-        "a request in mid-turn that nobody takes has its error in the journal",
+        "a mid-turn request that no agent accepts has its error in the journal",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -806,7 +806,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refused_row",
         "record_refused(base, task, turn.flags, run .. '/' .. step, target, name, call_key, data, now, failed)",
         "",
-        "a request in mid-turn that nobody takes has a row",
+        "a mid-turn request that no agent accepts has a row",
         "contracts:mid_turn_asks",
     ),
     lua(
@@ -830,7 +830,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "receivers_last",
         "  for name, steps in pairs(turn.receivers or {}) do add_receivers(base, args[4], args[5], name, steps) end\n",
         "",
-        "a step that waits for a message is found by it",
+        "a message finds the step that waits for it",
         "contracts:messages",
     ),
     lua(
@@ -862,7 +862,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "version_of_start",
         "if app.version != NO_VERSION and delivery.turn == 0 and delivery.run == ROOT_RUN:",
         "if app.version != NO_VERSION and delivery.run == ROOT_RUN:",
-        "a task keeps the version that began it",
+        "a task keeps the app version that began it",
         "contracts:patches",
     ),
     python(
@@ -878,7 +878,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "moved_places",
         "            if later := self.journal.same_later(place.prefix, place.count, step.digest):",
         '            if later := "":',
-        "finished work is not done again because something before it that takes a place was removed",
+        "finished work does not run again when a place before it is removed",
         "unit/runs:run_replay",
     ),
     python(
@@ -888,7 +888,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            place = None if place.beside else place.parent\n",
         '                raise self._diverged(later, f"{call} at place {step.id}, after fewer calls than before")\n'
         "            place = None\n",
-        "finished work of a coroutine of a gather is not done again because a place before it was removed",
+        "finished work of a gather's coroutine does not run again when a place before it is removed",
         "unit/runs:run_replay",
     ),
     python(

@@ -37,7 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "leader_admit",
         '            writes.discard("leader:admit")\n',
         "            pass\n",
-        "only state-managers write who leads",
+        "only state-managers may write the leader",
         "unit/bus/acl:rules",
     ),
     python(
@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unnamed_keys",
         "for helper in reached.keys() & _UNNAMED.keys():",
         "for helper in ():",
-        "a function has the rights to keys that it makes from variables, and does not stop halfway",
+        "a function has the rights to keys with computed names, and does not stop halfway",
         "unit/bus/acl:rules",
         "contracts:idle",
     ),
@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reset",
         'words = ["reset", "on", *passwords]',
         'words = ["on", *passwords]',
-        "a user that was there keeps no right from before",
+        "an existing user keeps no earlier right",
         "unit/bus/acl:rules",
     ),
     python(
@@ -62,7 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "literal",
         "return _GLOB.sub(",
         "return (lambda *given: given[1])(",
-        "a namespace is a name and no pattern",
+        "a namespace is not a pattern",
         "unit/bus/acl:rules",
     ),
     python(
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "waits_for_library",
         '            if str(error).startswith("NOPERM"):\n',
         "            if False:\n",
-        "a handler waits for those who may load functions",
+        "a handler waits for a service that may load functions",
         "integration/bus/acl:function_rights",
     ),
 )

@@ -1,4 +1,4 @@
-"""Guards of steps that a run withdraws, and of work that goes with them."""
+"""Steps that a run withdraws, and the work that ends with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "  if string.find(flags, FLAG.watched, 1, true) then tell_state(base, 'run/' .. task .. '/' .. child, "
         "'cancelled') end\n",
         "",
-        "watchers learn of a withdrawn run",
+        "watchers are told of a withdrawn run",
         "contracts:withdrawals",
     ),
     lua(
@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept_journal",
         "      open.kept[#open.kept + 1] = field\n",
         "",
-        "the journal of a failed run goes when the run above it is withdrawn",
+        "the journal of a failed run is deleted when the run above it is withdrawn",
         "contracts:withdrawals",
     ),
     lua(
@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "silence",
         "  if not beat_at or server_ms() - tonumber(beat_at) > silent_ms then return 0 end\n",
         "  if not beat_at then return 0 end\n",
-        "readers that have been silent for long keep no agent",
+        "readers that have long been silent do not keep an agent",
         "contracts:dropped_agents",
     ),
     lua(
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kind",
         "  if kind then\n    row = answer_row(run, step, kind,",
         "  if kind and false then\n    row = answer_row(run, step, kind,",
-        "the return of a key is on the record as what it is",
+        "the return of a key is recorded under its own kind",
         "contracts:released_keys",
     ),
     lua(
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "  local ending = check_end_of_run(base, args, turn, mode)\n"
         "  if turn.withdrawn then rows = withdraw_steps(base, task, turn, rows) end\n",
         "  local ending = check_end_of_run(base, args, turn, mode)\n",
-        "a run that ends withdraws what it no longer wants",
+        "a run withdraws its open steps when it ends",
         "contracts:withdrawals",
     ),
 )

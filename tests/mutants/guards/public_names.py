@@ -18,7 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ours",
         '    if missing.partition(".")[0] in _OURS:\n',
         "    if False:\n",
-        "a broken module of ours is not taken for a missing extra",
+        "a broken module of Weft is not reported as a missing extra",
         "unit/base:lazy",
     ),
     python(
@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unknown",
         "    if len(arguments) > 1 or name not in _BUILDERS:\n",
         "    if False:\n",
-        "a name of no service is told in one line",
+        "an unknown service name is reported in one line",
         "unit/host:service",
     ),
     python(
@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own_modules",
         'argv = [sys.executable, "-P", "-m", ENTRY',
         'argv = [sys.executable, "-m", ENTRY',
-        "a folder of the user's does not shadow Weft's modules",
+        "a user's folder does not shadow Weft's modules",
         "unit/host:supervisor",
     ),
     python(
@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "undeclared_agent",
         "    names = _AGENT_NAMES.get(agent, ())\n    if not names:\n",
         '    names = _AGENT_NAMES.get(agent, ("?",))\n    if not names:\n',
-        "a function that is no agent is refused with the remedy",
+        "a function that is not an agent is refused, with a remedy",
         "unit/client:client",
     ),
     python(
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own_ids",
         "        if options.event_id or options.traceparent:\n",
         "        if False:\n",
-        "a schedule has no event id and no trace of its own",
+        "a schedule has no event id and no trace",
         "unit/client:client",
     ),
 )
