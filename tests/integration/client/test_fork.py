@@ -216,11 +216,14 @@ class _Behind(TrajectoryStore):
 
     def __init__(self, task: TaskHandle) -> None:
         self._task = task
+        self._answered = False
 
     async def task(self, namespace: str, task: str, /) -> TaskTrajectory | None:
-        async for event in self._task.stream():
-            if event.type == "weft.human.requested":
-                await self._task.signal(event.data["request_id"], "right")
+        if not self._answered:
+            self._answered = True
+            async for event in self._task.stream():
+                if event.type == "weft.human.requested":
+                    await self._task.signal(event.data["request_id"], "right")
         return TaskTrajectory(namespace, task, None, [])
 
 
@@ -229,6 +232,33 @@ async def test_a_fork_takes_the_last_results_from_the_broker_if_the_store_lacks_
     async with LocalApp(desk(calls)) as client:
         task = await client.submit("asking", None, task_id="t-1", stream=True)
         fork = await client.fork("t-1", at="3", store=_Behind(task))
+        assert (await fork.result(timeout=60)).value()[:2] == ["found x", "right"]
+    assert calls["search x"] == 1
+
+
+class _CatchesUp(_Behind):
+    """A store that the recorder reaches while the fork is planned."""
+
+    def __init__(self, task: TaskHandle, local: LocalApp) -> None:
+        super().__init__(task)
+        self._local = local
+
+    async def task(self, namespace: str, task: str, /) -> TaskTrajectory | None:
+        if self._answered:
+            return await self._local.trajectories.task(namespace, task)
+        found = await super().task(namespace, task)
+        await self._local.recorded(task)
+        bus = self._task.bus
+        await bus.transport.call("XTRIM", bus.keys.record, "MAXLEN", 0)
+        return found
+
+
+async def test_a_fork_finds_rows_that_move_to_the_store_meanwhile() -> None:
+    calls: Counter[str] = Counter()
+    local = LocalApp(desk(calls), trajectory=True)
+    async with local as client:
+        task = await client.submit("asking", None, task_id="t-1", stream=True)
+        fork = await client.fork("t-1", at="3", store=_CatchesUp(task, local))
         assert (await fork.result(timeout=60)).value()[:2] == ["found x", "right"]
     assert calls["search x"] == 1
 

@@ -54,6 +54,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/client:fork",
     ),
     python(
+        "client/fork.py",
+        "store_catches_up",
+        "        known = _joined(await store.task(namespace, task) if store is not None else None, rows)\n",
+        "        known = _joined(known, rows)\n",
+        "a fork finds rows that move from the broker to the store meanwhile",
+        "integration/client:fork",
+    ),
+    python(
         "integrations/actors/watch.py",
         "bounded_looks",
         " and checks < CHECKS_MAX:",

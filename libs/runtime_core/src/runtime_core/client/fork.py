@@ -224,7 +224,9 @@ async def recorded(
     fields = journals.pop(ROOT_RUN)
     known = await store.task(namespace, task) if store is not None else None
     if known is None or known.end is None:  # the store does not have the last rows yet
-        known = _joined(known, await from_record(bus, namespace, task))
+        rows = await from_record(bus, namespace, task)
+        # The store once more: rows that it has written since then may have been trimmed before the record was read.
+        known = _joined(await store.task(namespace, task) if store is not None else None, rows)
     runs = runs_of(known) if known is not None else {}
     run = _run(runs, ROOT_RUN)
     header = [*fields.get(b"h", b"").decode().split("\n"), *[""] * 10]
