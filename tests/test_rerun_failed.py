@@ -19,7 +19,7 @@ import pathlib
 def test_good():
     pass
 
-def test_bad_at_first():
+def test_fails_at_first():
     seen = pathlib.Path(__file__).with_name("seen")
     first = not seen.exists()
     seen.touch()
@@ -45,7 +45,7 @@ from tests.rerun_failed import main
 sys.exit(main(sys.argv[1:], pathlib.Path("flaky.txt"), datetime.date(2026, 1, 31)))
 """
 TODAY = date(2026, 1, 31)
-NAME = "test_these.py::test_bad_at_first"
+NAME = "test_these.py::test_fails_at_first"
 
 
 def rerun(folder: Path, choice: str, listed: str = "") -> subprocess.CompletedProcess[str]:

@@ -34,7 +34,7 @@ def test_a_fork_finds_the_modules_of_its_own_folders(tmp_path: Path) -> None:
         assert f"found {bool(more)}\n" in log.read_text()
 
 
-async def test_a_killed_one_is_started_again(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_killed_service_is_restarted(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with Fleet(valkey.url, namespace, tmp_path, replicas={"tool-handler": 1}) as fleet:
         [member] = fleet.members.values()
         process = member.process

@@ -79,7 +79,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_says_what_it_takes_and_returns(name: str) -> None:
+def test_every_function_documents_its_arguments_and_results(name: str) -> None:
     header = "\n".join(generate_events.header_of(name))
     assert "KEYS 1 base" in header
     assert "RETURNS" in header

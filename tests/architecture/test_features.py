@@ -58,7 +58,7 @@ def test_every_feature_names_a_test_that_exists() -> None:
     assert {row[0]: vague for row in rows if (vague := vague_in(row[-1], tests))} == {}, "name the tests in it"
 
 
-def test_a_file_with_many_tests_is_no_answer() -> None:
+def test_a_file_with_too_many_tests_is_vague() -> None:
     tests = {"unit/test_a.py": {f"test_{number}" for number in range(MOST_TESTS + 1)}, "unit/test_b.py": {"test_0"}}
     assert vague_in("`unit/test_a.py`, `unit/test_b.py`, `unit/test_a.py::test_0`", tests) == ["unit/test_a.py"]
 

@@ -104,12 +104,12 @@ def test_only_engines_pickle() -> None:
     assert [each for each in picklers if not any(within(each, f"runtime_core.{place}") for place in engines)] == []
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_there_are_imports_to_check() -> None:
     assert any(within(found.imported, "runtime_core") for found in production_imports())
 
 
 @pytest.mark.parametrize("package", PLACES)
-def test_a_third_party_package_is_imported_in_its_place_only(package: str) -> None:
+def test_a_third_party_package_is_imported_only_in_its_own_module(package: str) -> None:
     assert offenders(package) == [], f"{package} may be imported by {', '.join(places_of(package))} only"
 
 
@@ -126,7 +126,7 @@ def test_some_packages_are_never_imported_by_production_code(package: str, reaso
 
 
 @pytest.mark.parametrize(("module", "allowed"), FOUNDATIONS.items())
-def test_the_modules_at_the_bottom_stand_on_nothing_of_ours(module: str, allowed: tuple[str, ...]) -> None:
+def test_the_lowest_modules_import_nothing_of_ours(module: str, allowed: tuple[str, ...]) -> None:
     found = [
         str(one)
         for one in production_imports()
@@ -225,7 +225,7 @@ def test_relative_and_nested_imports_are_seen(tmp_path: Path) -> None:
     assert {found.importer for found in imports_of(path, tmp_path)} == {"package.inner.module"}
 
 
-def test_a_found_import_says_where_it_is() -> None:
+def test_a_found_import_has_its_location() -> None:
     path = CORE / "runtime_core" / "errors.py"
     assert str(Import("a", "b", path, 3)) == "libs/runtime_core/src/runtime_core/errors.py:3 imports b"
 

@@ -86,7 +86,7 @@ def test_run_passes_topic_and_docs_unchanged(door: Path, value: str) -> None:
     assert told == ["-m", "examples.research_desk", "--docs", value, "--topic", value]
 
 
-def test_run_passes_nothing_when_nothing_is_given(door: Path) -> None:
+def test_run_passes_no_arguments_by_default(door: Path) -> None:
     assert json.loads(make(door, "run")) == ["-m", "examples.research_desk"]
 
 
@@ -115,7 +115,7 @@ def test_the_tests_run_on_one_server_and_in_the_matrix_on_all() -> None:
     assert "WEFT_TEST_SERVERS" not in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_every_night_the_matrix_is_tested_and_what_takes_long(tmp_path: Path) -> None:
+def test_the_nightly_run_tests_the_matrix_and_slow_tests(tmp_path: Path) -> None:
     """A failed step fails the nightly run but does not stop the other steps."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "nightly", tmp_path / ".ci" / "nightly")

@@ -171,7 +171,7 @@ async def test_an_unknown_recipient_is_autogens_own_error_at_once(runtime: WeftA
         await runtime.send_message(Ask(), AgentId("nobody", "default"))
 
 
-async def test_an_error_that_is_no_exception_reaches_the_caller(runtime: WeftAgentRuntime) -> None:
+async def test_a_base_exception_reaches_the_caller(runtime: WeftAgentRuntime) -> None:
     await Agent.register(runtime, "agent", Agent)
     with pytest.raises(Refusal, match="no"):
         await runtime.send_message(Ask("refuse"), HERE)
@@ -307,7 +307,7 @@ class Upper:
         return Said(payload.decode().strip('"'))
 
 
-async def test_a_serializer_of_the_users_own_is_used(runtime: WeftAgentRuntime) -> None:
+async def test_a_users_serializer_is_used(runtime: WeftAgentRuntime) -> None:
     await Agent.register(runtime, "agent", Agent)
     own = Upper()
     runtime.add_message_serializer(own)

@@ -135,7 +135,7 @@ class Hearing(Noting):
 
 @pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
 @pytest.mark.parametrize("when", ["before it is sent", "before it is handled"])
-async def test_a_request_is_handled_though_its_token_was_cancelled(runtime_class: type[Any], when: str) -> None:
+async def test_a_request_is_handled_even_if_its_token_was_cancelled(runtime_class: type[Any], when: str) -> None:
     """A team that is cancelled at once has still received its task, and continues it when it runs again."""
     runtime = runtime_class()
     await Remembering.register(runtime, "remembering", Remembering)

@@ -98,7 +98,7 @@ async def test_a_dead_name_leaves_the_group_when_nothing_is_pending(
     assert other.owner.encode() not in await names()
 
 
-async def test_an_entry_that_is_no_more_is_not_adopted_for_ever(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_a_deleted_entry_is_not_reclaimed_forever(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """Somebody trimmed the stream by hand: pending entries that are gone end, the others are adopted."""
     gone, left = await held_by(broker, other, "gone", "left")
     await broker.call("XDEL", broker.keys.stream("agent"), gone.entry)
@@ -134,7 +134,7 @@ async def test_a_call_that_may_not_be_repeated_and_never_began_runs(
     assert await bus.mark_started(adopted)
 
 
-async def test_a_call_that_had_begun_does_not_run_again(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_a_started_call_does_not_run_again(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """Nobody knows whether it took effect. Its owner, whose reply was lost, may ask again."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))

@@ -12,7 +12,7 @@ async def asked(broker: Broker, bus: EventBus) -> None:
     assert await suspend(bus, await broker.take(bus), part)
 
 
-async def test_it_leaves_by_the_stream_of_asks(broker: Broker, bus: EventBus) -> None:
+async def test_a_request_is_written_to_the_stream_of_asks(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus)
     [entry] = await broker.entries("asks")
     assert (entry["place"], entry["agent"], entry["key"], entry["back"]) == ("@1:there", "writer", "k", "t|r|1")

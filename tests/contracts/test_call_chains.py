@@ -14,7 +14,7 @@ async def held(broker: Broker, bus: EventBus) -> None:
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
 
 
-async def test_a_call_back_is_nested(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_is_nested(broker: Broker, bus: EventBus) -> None:
     await held(broker, bus)
     await broker.submit(bus, "back", key="k", context=b'{"~chain":"1:x|r 0:t|r"}')
     nested = await broker.take(bus)
@@ -31,7 +31,7 @@ async def test_a_child_of_the_holder_counts_as_the_holder(broker: Broker, bus: E
     assert (await broker.take(bus)).task == "back"
 
 
-async def test_the_state_goes_no_further_than_to_the_run_that_waits_for_it(broker: Broker, bus: EventBus) -> None:
+async def test_the_state_reaches_only_the_run_that_waits_for_it(broker: Broker, bus: EventBus) -> None:
     """That run may fail: its own caller keeps the state that it called it with."""
     await broker.submit(bus, "t", key="k")
     assert await suspend(bus, await broker.take(bus), ask("1", "writer", stream="agent", key="k"), state=b'{"n":1}')

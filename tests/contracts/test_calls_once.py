@@ -117,7 +117,7 @@ Event = Callable[[Broker, EventBus, Delivery], Awaitable[None]]
 
 
 @pytest.mark.parametrize("event", [the_task_ends, it_has_its_result, it_was_given_up, it_goes_on_under_another_entry])
-async def test_a_call_that_nobody_needs_any_more_does_not_run(
+async def test_a_call_that_is_no_longer_needed_does_not_run(
     broker: Broker, bus: EventBus, threads: ThreadPoolExecutor, event: Event
 ) -> None:
     """It waited in a queue, or a read's reply was late. Its outcome is known: it never began here."""
@@ -167,7 +167,7 @@ async def test_a_call_of_a_task_that_ended_and_is_kept_does_not_run(
     assert await broker.entries("tool") == []
 
 
-async def test_the_mark_of_a_stopped_call_goes(broker: Broker, bus: EventBus) -> None:
+async def test_the_mark_of_a_stopped_call_is_removed(broker: Broker, bus: EventBus) -> None:
     """It was running when its task was cancelled, and its consumer settles it."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
@@ -178,7 +178,7 @@ async def test_the_mark_of_a_stopped_call_goes(broker: Broker, bus: EventBus) ->
     await broker.idle()
 
 
-async def test_a_task_that_ends_takes_the_mark_of_its_call_along(broker: Broker, bus: EventBus) -> None:
+async def test_the_end_of_a_task_removes_the_mark_of_its_call(broker: Broker, bus: EventBus) -> None:
     """The process may stop right after its commit: nothing else would ever remove the mark."""
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
@@ -188,7 +188,7 @@ async def test_a_task_that_ends_takes_the_mark_of_its_call_along(broker: Broker,
     assert await broker.hash("started") == {}
 
 
-async def test_the_mark_of_a_stopped_call_goes_after_its_group_was_lost(broker: Broker, bus: EventBus) -> None:
+async def test_the_mark_of_a_stopped_call_is_removed_after_a_lost_group(broker: Broker, bus: EventBus) -> None:
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
     assert await bus.mark_started(call)
@@ -207,7 +207,7 @@ async def test_the_commit_of_a_call_removes_its_mark(broker: Broker, bus: EventB
     assert await broker.hash("started") == {}
 
 
-async def test_a_buried_call_removes_its_mark(broker: Broker, bus: EventBus) -> None:
+async def test_a_dead_call_removes_its_mark(broker: Broker, bus: EventBus) -> None:
     await ask_to_charge(broker, bus, b'{"fails":false}')
     call = await broker.take(bus, "tool")
     assert await bus.mark_started(call)
@@ -241,7 +241,7 @@ async def test_a_call_that_ends_its_task_by_a_limit_removes_its_mark(broker: Bro
     assert await broker.hash("started") == {}
 
 
-async def test_a_call_that_was_not_ready_may_be_made_later(
+async def test_a_call_that_was_not_ready_may_run_later(
     broker: Broker, bus: EventBus, threads: ThreadPoolExecutor
 ) -> None:
     await broker.submit(bus, "t")

@@ -27,7 +27,7 @@ async def late_complete(bus: EventBus, turn: Delivery) -> bool:
 
 
 @pytest.mark.parametrize("late", [late_complete, late_suspend, late_retry, fail, bury])
-async def test_work_in_flight_is_settled_when_it_comes_in(
+async def test_work_in_flight_is_settled_when_it_arrives(
     broker: Broker, bus: EventBus, late: Callable[[EventBus, Delivery], Awaitable[bool]]
 ) -> None:
     """A refused commit would keep its delivery and a shared instance forever."""
@@ -79,7 +79,7 @@ async def test_a_child_run_that_ends_as_cancelled_only_fails_its_step(broker: Br
     await broker.idle()
 
 
-async def test_a_cancelled_call_is_settled_when_it_comes_in(broker: Broker, bus: EventBus) -> None:
+async def test_a_cancelled_call_is_settled_when_it_arrives(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     call = await broker.take(bus, "tool")
@@ -105,7 +105,7 @@ async def test_a_suspended_run_is_freed_at_once(broker: Broker, bus: EventBus) -
     await broker.idle()
 
 
-async def test_a_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Broker, bus: EventBus) -> None:
+async def test_a_child_in_flight_keeps_its_instance_until_it_arrives(broker: Broker, bus: EventBus) -> None:
     """An instance never has two turns at once, not even after a cancel."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="e"))
@@ -144,7 +144,7 @@ async def test_a_heartbeat_reports_a_cancelled_task(broker: Broker, bus: EventBu
     assert stopped == ["t"]
 
 
-async def test_an_end_is_heard_of_whatever_the_clock_of_who_ended_it_says(broker: Broker, bus: EventBus) -> None:
+async def test_an_end_is_reported_whatever_the_clock_of_its_process_says(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     since, _, _ = await bus.beat(LEASE_MS, False, "0")
@@ -225,7 +225,7 @@ async def test_a_child_that_ends_itself_as_cancelled_is_a_failed_step_of_its_par
     await broker.idle()
 
 
-async def test_a_task_whose_answer_nobody_wants_continues_and_is_reported(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_whose_answer_is_no_longer_wanted_continues_and_is_reported(broker: Broker, bus: EventBus) -> None:
     since, _, _ = await bus.beat(LEASE_MS, False, "")
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)

@@ -263,7 +263,7 @@ async def test_a_refusal_that_comes_late_does_not_lift_a_newer_one(pair: Pair) -
     assert (await pair.here.bus.submit(new)).started
 
 
-async def test_a_submit_gives_up_only_its_own_claim(pair: Pair) -> None:
+async def test_a_submit_releases_only_its_own_claim(pair: Pair) -> None:
     """It was paused, and the ids have been claimed again since."""
     new, bus = Submit(task_at(0), 1).make(), pair.here.bus
     for field in ("task_id", "id"):

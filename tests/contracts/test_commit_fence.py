@@ -149,7 +149,7 @@ async def test_only_one_of_two_owners_of_an_entry_takes_effect(broker: Broker, b
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_an_owner_that_only_the_server_remembers_takes_no_effect_twice(
+async def test_an_owner_that_only_the_server_remembers_commits_nothing_twice(
     broker: Broker, bus: EventBus, other: EventBus, late: bool
 ) -> None:
     """A server that was a replica for a while, or another release's functions, did not see who was declared dead.

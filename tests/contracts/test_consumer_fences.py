@@ -143,7 +143,7 @@ async def next_of(queue: asyncio.Queue[str]) -> str:
     return await asyncio.wait_for(queue.get(), SECONDS)
 
 
-async def test_an_owner_that_was_declared_dead_drops_what_it_runs(broker: Broker) -> None:
+async def test_an_owner_that_was_declared_dead_drops_its_work(broker: Broker) -> None:
     """Others have them by now. Whatever this process still does is done twice."""
     async with consuming(broker) as (bus, handler):
         await broker.submit(bus, "t")
@@ -154,7 +154,7 @@ async def test_an_owner_that_was_declared_dead_drops_what_it_runs(broker: Broker
         assert await next_of(handler.began) == "t", "it comes back under a new name"
 
 
-async def test_nothing_is_read_under_a_name_that_counts_as_dead(broker: Broker) -> None:
+async def test_an_owner_declared_dead_reads_nothing(broker: Broker) -> None:
     """Its entries would be pending under a dead name, and count as deliveries that ended their process."""
     async with consuming(broker) as (bus, handler):
         bus.may_enter.clear()
@@ -267,7 +267,7 @@ async def test_a_defect_of_a_handler_delays_its_delivery(broker: Broker) -> None
     await broker.idle()
 
 
-async def test_a_handler_that_fails_each_time_gives_up_its_delivery(broker: Broker) -> None:
+async def test_a_delivery_whose_handler_always_fails_becomes_a_dead_letter(broker: Broker) -> None:
     async with consumer_of(broker) as (consumer, bus, handler):
         handler.error = RuntimeError("a defect")
         await broker.submit(bus, "t")
@@ -385,7 +385,7 @@ async def test_a_consumer_that_stops_adopts_nothing(broker: Broker) -> None:
         assert await bus.own_pending("agent") == {}
 
 
-async def test_a_consumer_that_waits_to_be_idle_looks_at_no_other_stream(broker: Broker) -> None:
+async def test_a_consumer_that_waits_to_be_idle_ignores_other_streams(broker: Broker) -> None:
     """There is nothing in quarantine there, and it would stop waiting."""
     async with consumer_of(broker) as (consumer, _, _):
         consumer._alone = "agent"

@@ -382,7 +382,7 @@ async def test_letters_written_past_weft_are_counted_by_the_keeper(broker: Broke
     assert (await counts_agree(broker, bus))[""] <= 2000
 
 
-async def test_an_entry_deleted_by_hand_counts_as_nothing_trimmed(broker: Broker, bus: EventBus) -> None:
+async def test_an_entry_deleted_by_hand_does_not_count_as_trimmed(broker: Broker, bus: EventBus) -> None:
     gone = await bus.keep_letter(event("a", b"x" * 500))
     kept = await bus.keep_letter(event("a", b"x" * 500))
     await broker.call("XDEL", broker.keys.dead, gone)
@@ -392,7 +392,7 @@ async def test_an_entry_deleted_by_hand_counts_as_nothing_trimmed(broker: Broker
     await counts_agree(broker, bus)
 
 
-async def test_an_uncounted_letter_that_leaves_frees_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_removing_an_uncounted_letter_frees_no_space(broker: Broker, bus: EventBus) -> None:
     await bus.keep_letter(event())
     before = await letter_bytes(bus)
     past = cast(bytes, await broker.call("XADD", broker.keys.dead, "*", *event()))

@@ -117,7 +117,7 @@ async def finish(broker: Broker, bus: EventBus, *runs: str) -> None:
     await broker.idle()
 
 
-async def test_a_second_call_back_starts_when_the_first_one_waits(broker: Broker, bus: EventBus) -> None:
+async def test_a_second_reentrant_call_starts_when_the_first_one_waits(broker: Broker, bus: EventBus) -> None:
     """The first reentrant call waits for an instance whose holder makes the second one: no circle."""
     back, editor = await two_call_backs(broker, bus)
     await suspend(bus, editor, ask_agent("1", "writer", "k"))
@@ -127,7 +127,9 @@ async def test_a_second_call_back_starts_when_the_first_one_waits(broker: Broker
     await finish(broker, bus, "r/1/1", "r/1", "r/2/1/1", "r/2/1", "r/2", "r")
 
 
-async def test_a_second_call_back_starts_when_the_first_one_asks_in_mid_turn(broker: Broker, bus: EventBus) -> None:
+async def test_a_second_reentrant_call_starts_when_the_first_one_asks_in_mid_turn(
+    broker: Broker, bus: EventBus
+) -> None:
     """The first reentrant call keeps its turn while it waits."""
     back, editor = await two_call_backs(broker, bus)
     await suspend(bus, editor, ask_agent("1", "writer", "k"))
@@ -140,7 +142,7 @@ async def test_a_second_call_back_starts_when_the_first_one_asks_in_mid_turn(bro
     await finish(broker, bus, "r/2", "r")
 
 
-async def test_call_backs_into_an_instance_close_no_circle(broker: Broker, bus: EventBus) -> None:
+async def test_reentrant_calls_are_not_part_of_a_circle(broker: Broker, bus: EventBus) -> None:
     """The first reentrant call waits in the mailbox of an instance whose holder calls back, too."""
     one = await start(broker, bus, "one", "writer", "k")
     await suspend(bus, one, ask_agent("1", "editor", "b", "g0"), ask_agent("2", "desk", "c", "g0"))
@@ -152,7 +154,7 @@ async def test_call_backs_into_an_instance_close_no_circle(broker: Broker, bus: 
     await finish(broker, bus, "r/2/1", "r/2/2", "r/2", "r/1/1/1", "r/1/1", "r/1", "r")
 
 
-async def test_nobody_is_refused_without_a_circle(broker: Broker, bus: EventBus) -> None:
+async def test_no_request_is_refused_without_a_circle(broker: Broker, bus: EventBus) -> None:
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")
     three = await start(broker, bus, "three", "writer", "other")
@@ -168,7 +170,7 @@ async def test_nobody_is_refused_without_a_circle(broker: Broker, bus: EventBus)
     await broker.idle()
 
 
-async def test_a_request_that_nobody_waits_for_any_more_closes_no_circle(broker: Broker, bus: EventBus) -> None:
+async def test_an_abandoned_request_is_not_part_of_a_circle(broker: Broker, bus: EventBus) -> None:
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")
     await suspend(bus, one, ask_agent("1", "editor", "k"))

@@ -27,7 +27,7 @@ async def drop(bus: EventBus) -> list[object]:
     return cast(list[object], await bus.call("drop_agent", "writer", "actor.writer", "agent", SILENT_MS))
 
 
-async def test_an_agent_goes_with_its_subscriptions_and_its_stream(broker: Broker, bus: EventBus) -> None:
+async def test_an_agent_is_dropped_with_its_subscriptions_and_its_stream(broker: Broker, bus: EventBus) -> None:
     await known(broker, bus)
     await broker.submit(bus, "t")
     assert (await drop(bus))[0] == b"dropped"
@@ -51,7 +51,7 @@ async def test_an_agent_that_a_process_runs_stays(broker: Broker, bus: EventBus)
     assert (await drop(other))[0] == b"dropped"
 
 
-async def test_an_agent_goes_if_no_process_has_beaten_for_long(broker: Broker, bus: EventBus) -> None:
+async def test_an_agent_is_dropped_after_a_long_silence_of_its_processes(broker: Broker, bus: EventBus) -> None:
     """Nobody is left to remove the dead readers of its stream."""
     await known(broker, bus)
     await broker.nothing(bus)  # reads the stream

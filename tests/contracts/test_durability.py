@@ -127,7 +127,7 @@ async def test_redis_waits_whatever_the_setting_is(own_server: OwnServer, namesp
         assert time.monotonic() - began > 1.0, "one fsync a second"
 
 
-async def test_a_client_refuses_what_the_server_cannot_promise(
+async def test_a_client_refuses_a_durability_that_the_server_cannot_provide(
     own_server: OwnServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_server(append="everysec")
@@ -247,7 +247,7 @@ async def test_every_accepted_answer_waited_for_durability(replicated: tuple[Ser
         assert await bus.cancel("runs", "no more") == ["ended", "cancelled"]
 
 
-async def test_a_client_repeats_what_a_broken_connection_left_open(
+async def test_a_client_repeats_calls_left_open_by_a_broken_connection(
     own_server: OwnServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_server(append="always")

@@ -188,7 +188,7 @@ async def test_steps_that_wait_for_an_engine_are_logged_repeatedly(
     assert warnings_of(caplog) == [f"steps wait on ray (1): {NOBODY}"]
 
 
-async def test_a_step_waits_again_when_its_gateway_goes(broker: Broker, bus: EventBus) -> None:
+async def test_a_step_waits_again_when_its_gateway_leaves(broker: Broker, bus: EventBus) -> None:
     """A step that has run for an hour is not given up because its gateway restarts."""
     there = await gateway(broker)
     await asked(broker, bus)
@@ -205,7 +205,7 @@ async def test_a_step_waits_again_when_its_gateway_goes(broker: Broker, bus: Eve
     assert (await outcome(broker, bus))[0] == "E"
 
 
-async def test_an_entry_in_the_hands_of_one_who_lives_is_left_to_it(broker: Broker, bus: EventBus) -> None:
+async def test_an_entry_of_a_live_owner_is_not_reclaimed(broker: Broker, bus: EventBus) -> None:
     """It runs and has reported that; or the broker has lost the report."""
     there = await gateway(broker)
     await asked(broker, bus, context=b'{"engine_wait_seconds":1}')
@@ -230,7 +230,7 @@ async def overdue(broker: Broker, bus: EventBus) -> Delivery:
 ERROR = b'{"type":"EngineUnavailable","message":"late"}'
 
 
-async def test_a_gateway_that_comes_between_the_look_and_the_end_has_the_step(broker: Broker, bus: EventBus) -> None:
+async def test_a_gateway_that_starts_between_the_check_and_the_end_gets_the_step(broker: Broker, bus: EventBus) -> None:
     seen = await overdue(broker, bus)
     there = await gateway(broker)
     assert not await bus.expire_call(seen, 1_700_000_000_000, ERROR, b"[]")
@@ -255,7 +255,7 @@ async def test_a_gateway_that_reads_without_a_word_does_not_end_the_step_twice(b
     assert await broker.entries("ray") == []
 
 
-async def test_a_step_that_was_put_back_is_not_ended_by_its_old_entry(broker: Broker, bus: EventBus) -> None:
+async def test_a_step_that_was_handed_back_is_not_ended_by_its_old_entry(broker: Broker, bus: EventBus) -> None:
     seen = await overdue(broker, bus)
     there = await gateway(broker)
     assert await there.retry(await broker.take(there, "ray"), 5_000, b"", counts=False)

@@ -123,7 +123,7 @@ async def no_queues(broker: Broker) -> None:
         assert await broker.call("KEYS", broker.keys.base + pattern) == [], pattern
 
 
-async def test_a_short_stream_keeps_nobody_waiting(broker: Broker, bus: EventBus) -> None:
+async def test_a_short_stream_makes_no_task_wait(broker: Broker, bus: EventBus) -> None:
     for number in range(READY):
         await submit(broker, bus, f"t{number}")
     assert await on_stream(broker) == ["t0", "t1", "t2"]
@@ -195,7 +195,7 @@ async def test_an_idle_tenant_saves_up_no_turns(broker: Broker, bus: EventBus) -
     assert Counter(order) == {"busy": 3, "rare": 3}, order
 
 
-async def test_a_tenant_gains_nothing_by_waiting_one_at_a_time(broker: Broker, bus: EventBus) -> None:
+async def test_a_tenant_gains_nothing_by_queueing_one_task_at_a_time(broker: Broker, bus: EventBus) -> None:
     """Its turn is remembered after its queue is empty. Otherwise weights would not apply to short queues."""
     await set_tenant(broker, "heavy", weight=4)
     await flood(broker, bus, "heavy", 30)
@@ -219,7 +219,7 @@ async def test_priorities_are_within_a_tenant(broker: Broker, bus: EventBus) -> 
     assert order.index("b") <= 1
 
 
-async def test_resumed_runs_do_not_wait_and_keep_nobody_out(broker: Broker, bus: EventBus) -> None:
+async def test_resumed_runs_do_not_wait_and_delay_no_one(broker: Broker, bus: EventBus) -> None:
     """Results go straight to the stream; new tasks still move past them."""
     await flood(broker, bus, "a", READY + 1)
     await straight(broker, bus, 10)
@@ -250,7 +250,7 @@ async def test_onto_a_long_stream_one_task_moves_at_a_time(broker: Broker, bus: 
         assert bus.queued == left
 
 
-async def test_a_stream_that_nobody_reads_stays_short(broker: Broker, bus: EventBus) -> None:
+async def test_an_unread_stream_stays_short(broker: Broker, bus: EventBus) -> None:
     """Otherwise a flood would wait at its handlers when they start, with all others behind it."""
     for number in range(40):  # also where they come so slowly that none waits for long
         await submit(broker, bus, f"a-{number}", "a")
@@ -311,7 +311,7 @@ async def test_an_end_by_an_older_release_leaves_no_trace(broker: Broker, bus: E
     await no_queues(broker)
 
 
-async def test_a_task_that_cannot_start_holds_up_none(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_that_cannot_start_delays_no_other(broker: Broker, bus: EventBus) -> None:
     await flood(broker, bus, "a", READY)
     await submit(broker, bus, "damaged", "b", key="k")
     await submit(broker, bus, "fine", "b")
@@ -415,7 +415,7 @@ async def test_a_rate_is_kept(broker: Broker, bus: EventBus) -> None:
     assert (await submit(broker, bus, "other", "b")).started
 
 
-async def test_a_clock_that_goes_back_refuses_nobody_for_long(broker: Broker, bus: EventBus) -> None:
+async def test_a_clock_that_goes_back_refuses_no_tenant_for_long(broker: Broker, bus: EventBus) -> None:
     await set_tenant(broker, "a", rate=2)
     await broker.pass_time(3_600_000)
     await submit(broker, bus, "t0", "a")
@@ -446,7 +446,7 @@ async def test_work_for_running_tasks_never_waits(broker: Broker, bus: EventBus)
     assert "asked" in await on_stream(broker)
 
 
-async def test_repair_starts_a_task_that_no_refill_comes_to(broker: Broker, bus: EventBus) -> None:
+async def test_repair_starts_a_task_that_no_refill_reaches(broker: Broker, bus: EventBus) -> None:
     await flood(broker, bus, "a", READY + 1)
     task = f"a-{READY}"
     repair = ("run", task, "r", "queue", 1_700_000_000_000, b'{"type":"LostEntry","message":"x"}')
@@ -634,7 +634,7 @@ async def test_the_end_of_a_task_removes_its_calls_that_wait(broker: Broker, bus
 
 
 @pytest.mark.parametrize("lost", ["turns", "queue"])
-async def test_a_timer_moves_a_call_that_no_refill_comes_to(broker: Broker, bus: EventBus, lost: str) -> None:
+async def test_a_timer_moves_a_call_that_no_refill_reaches(broker: Broker, bus: EventBus, lost: str) -> None:
     """A release without such queues removes what it does not know from them."""
     await wide_turn(broker, bus, "tool")
     found = await find_stuck(bus)
@@ -662,7 +662,7 @@ async def test_calls_do_not_wait_in_damaged_queues(broker: Broker, bus: EventBus
     assert len(await broker.entries("tool")) == WIDE
 
 
-async def test_a_call_that_cannot_move_holds_up_none(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_that_cannot_move_delays_no_other(broker: Broker, bus: EventBus) -> None:
     await wide_turn(broker, bus, "agents")
     await broker.call("SET", broker.keys.base + f"run:wide/r/{READY}", "something else")
     order = await work_off_once(broker, bus, WIDE + 5)

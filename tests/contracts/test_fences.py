@@ -115,7 +115,9 @@ async def ask_in_mid_turn(bus: EventBus, turn: Delivery) -> dict[str, tuple[byte
     return await bus.ask(turn, now(), "asker", b"", ask("9"), 1)
 
 
-async def test_a_turn_that_is_anothers_asks_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_a_process_sends_no_request_for_a_turn_that_it_has_lost(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
     await broker.submit(bus, "t")
     first = await broker.take(bus)
     await broker.lose_group()

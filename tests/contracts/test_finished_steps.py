@@ -95,7 +95,7 @@ async def lost_group(broker: Broker, bus: EventBus, other: EventBus, turn: Deliv
 
 @pytest.mark.parametrize("before", ["nothing", "emit", "tool"])
 @pytest.mark.parametrize("handed_on", [graceful_stop, uncounted_retry, lost_group])
-async def test_a_finished_step_is_not_done_again_by_the_next_process(
+async def test_the_next_process_does_not_repeat_a_finished_step(
     broker: Broker,
     bus: EventBus,
     other: EventBus,
@@ -366,7 +366,7 @@ async def test_two_living_processes_are_never_in_one_turn(broker: Broker, bus: E
     assert shop.charged == ["card"]
 
 
-async def test_another_process_may_continue_with_a_turn_that_its_owner_put_back(
+async def test_another_process_may_continue_a_turn_that_was_handed_back(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """The entry is a new one: that its first owner lives blocks nobody."""
@@ -380,7 +380,7 @@ async def test_another_process_may_continue_with_a_turn_that_its_owner_put_back(
     assert (await broker.final("t"))["output"] == 1
 
 
-async def test_a_turn_that_its_owner_takes_again_is_its_own_to_others(
+async def test_a_turn_that_its_owner_begins_again_is_seen_by_others(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """It is a new entry: the mark of the earlier one keeps nobody out."""

@@ -6,7 +6,7 @@ from runtime_core.bus.event_bus import EventBus
 from tests.contracts.broker import Broker, answer, ask, bury, complete, emit_pieces, fail, group, suspend
 
 
-async def test_handled_entries_are_gone(broker: Broker, bus: EventBus) -> None:
+async def test_handled_entries_are_deleted(broker: Broker, bus: EventBus) -> None:
     """A work stream holds only work that is not done."""
     for task in ("a", "b", "c"):
         await broker.submit(bus, task)

@@ -73,7 +73,7 @@ async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, 
     assert await broker.alive(bus)
 
 
-async def test_owners_that_are_killed_all_the_time_convict_together(broker: Broker, other: EventBus) -> None:
+async def test_constantly_killed_owners_still_declare_others_dead(broker: Broker, other: EventBus) -> None:
     """No process lives for a whole lease, and yet the first one's silence counts."""
     for _ in range(20):
         await last_beat_was(broker, LEASE_MS // 10)
@@ -120,7 +120,7 @@ async def test_a_heartbeat_reports_tasks_cancelled_since_the_last_one(broker: Br
     assert stopped == ["t"]
 
 
-async def test_an_owner_hears_of_a_task_that_ended_before_its_second_beat(broker: Broker, bus: EventBus) -> None:
+async def test_an_owner_learns_of_a_task_that_ended_before_its_second_heartbeat(broker: Broker, bus: EventBus) -> None:
     owner = Owner(bus, "handler", LEASE_MS / 1000)
     await broker.submit(bus, "t")
     await owner.enter()
@@ -129,9 +129,7 @@ async def test_an_owner_hears_of_a_task_that_ended_before_its_second_beat(broker
     assert await owner.beat() == [], "once"
 
 
-async def test_an_owner_that_comes_back_hears_of_tasks_that_ended_while_it_was_away(
-    broker: Broker, bus: EventBus
-) -> None:
+async def test_a_returning_owner_learns_of_tasks_that_ended_meanwhile(broker: Broker, bus: EventBus) -> None:
     owner = Owner(bus, "handler", LEASE_MS / 1000)
     await broker.submit(bus, "t")
     await owner.enter()
@@ -146,7 +144,7 @@ async def test_an_owner_that_comes_back_hears_of_tasks_that_ended_while_it_was_a
     assert await owner.beat() == ["t"]
 
 
-async def test_an_owner_that_was_declared_dead_has_heard_the_broker(broker: Broker, bus: EventBus) -> None:
+async def test_being_declared_dead_counts_as_a_reply_of_the_broker(broker: Broker, bus: EventBus) -> None:
     """Its probes must not take a late heartbeat for a broker that is away."""
     owner = Owner(bus, "handler", LEASE_MS / 1000)
     await owner.enter()

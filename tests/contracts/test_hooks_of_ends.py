@@ -151,7 +151,7 @@ async def test_tasks_without_such_hooks_start_nothing(broker: Broker, bus: Event
 @pytest.mark.parametrize(
     "context", [b"", b"no json at all: task_failed", b'{"hooks":"task_failed"}', b'["task_failed"]']
 )
-async def test_a_context_that_names_none_is_no_obstacle(broker: Broker, bus: EventBus, context: bytes) -> None:
+async def test_a_context_without_hooks_starts_none(broker: Broker, bus: EventBus, context: bytes) -> None:
     await declare(broker)
     await begin(broker, bus, context)
     assert await bus.cancel("t", "no more") == ["cancelled"]

@@ -356,7 +356,7 @@ async def read(broker: Broker, count: int) -> bool:
     return pending[0] == count
 
 
-async def test_a_command_that_always_fails_is_given_up(
+async def test_a_command_that_always_fails_is_abandoned(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another key has the name of its task: the commands after it continue."""
@@ -491,7 +491,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("said", ["OOM command not allowed", "CLUSTERDOWN Hash slot not served", ""])
-async def test_an_answer_that_must_wait_holds_up_its_own_stream_only(
+async def test_a_waiting_answer_delays_only_its_own_stream(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """This holds whatever the server answers, and also if it does not answer."""
@@ -514,7 +514,7 @@ async def more_than(tried: list[str], stream: str, count: int) -> bool:
     return tried.count(stream) > count
 
 
-async def test_a_stream_that_takes_nothing_is_left_alone_for_a_while(
+async def test_a_stream_that_refuses_writes_is_retried_with_backoff(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entry is checked repeatedly, but not retried."""
@@ -553,7 +553,7 @@ async def test_answers_that_wait_are_bounded(broker: Broker, bus: EventBus, monk
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_step_elsewhere_is_answered_however_long_the_broker_is_full(
+async def test_a_step_in_another_partition_is_answered_however_long_the_broker_is_full(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its task waits for the answer, so the answer is never given up."""
@@ -600,7 +600,7 @@ async def empty(broker: Broker) -> bool:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_an_entry_that_nobody_understands_stops_no_answer(
+async def test_an_unreadable_entry_stops_no_answer(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user once used `@…` as an address."""
@@ -712,7 +712,7 @@ async def test_a_stream_without_rights_costs_its_answer_only(own_valkey: Server,
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_slot_that_nobody_serves_costs_its_answer_only(
+async def test_an_unserved_slot_costs_only_its_own_answer(
     own_server: OwnServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Cluster answers CLUSTERDOWN, and the connection would send the call again forever."""

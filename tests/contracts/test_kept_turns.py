@@ -54,7 +54,7 @@ async def reclaim(bus: EventBus, left_by: EventBus, turn: Delivery) -> Delivery:
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-async def test_a_turn_that_another_process_finished_does_no_step(
+async def test_a_turn_finished_by_another_process_runs_no_step(
     broker: Broker, bus: EventBus, other: EventBus, key: str
 ) -> None:
     """A lost group delivers the entry to a second living owner, which begins only after the first has committed."""
@@ -73,7 +73,7 @@ async def test_a_turn_that_another_process_finished_does_no_step(
     assert done == ["paid"]
 
 
-async def test_a_kept_run_that_had_done_a_step_sees_the_steps_of_another_process(
+async def test_a_run_in_memory_sees_the_steps_of_another_process(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """It checked the journal in its last turn; another process has been in this turn since."""
@@ -129,7 +129,7 @@ async def test_a_turn_whose_delta_could_not_be_written_is_not_committed(
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-async def test_a_step_that_the_broker_has_lost_meanwhile_is_stored_again(
+async def test_a_step_that_the_broker_lost_is_stored_again(
     broker: Broker, bus: EventBus, other: EventBus, replayed: bool
 ) -> None:
     """The server came back without its last writes, and the turn continued: a later replay must do the same."""
@@ -237,7 +237,7 @@ async def test_a_turn_checks_who_is_in_it_after_a_reconnect(broker: Broker, bus:
     assert done == []
 
 
-async def test_a_turn_that_another_process_left_by_a_lost_commit_is_taken_over(
+async def test_a_turn_left_by_a_lost_commit_is_taken_over(
     broker: Broker, bus: EventBus, other: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker still names that process, which lives, and would keep all others out forever."""
@@ -505,7 +505,7 @@ async def test_a_turn_in_which_another_process_has_asked_is_replayed(
     await TurnPort(bus, turn, App("asked"), loaded=True).confirm(())
 
 
-async def test_a_turn_that_two_processes_are_in_looks_at_the_journal_again(
+async def test_a_turn_that_two_processes_run_reads_the_journal_again(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """A step that another process stored first is a sign that the next one may be done already."""
@@ -544,7 +544,7 @@ async def test_a_first_turn_that_a_result_wakes_keeps_its_input(broker: Broker, 
     assert begun == ["hi"]
 
 
-async def test_a_run_whose_answer_nobody_wants_does_not_begin(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_whose_answer_is_no_longer_wanted_does_not_start(broker: Broker, bus: EventBus) -> None:
     app, begun = App("withdrawn"), list[str]()
 
     @app.agent("writer")
@@ -585,7 +585,7 @@ async def test_a_kept_run_knows_the_attempt_of_its_turn(broker: Broker, bus: Eve
     assert await broker.status("t") == "completed"
 
 
-async def test_a_failed_run_whose_answer_nobody_wants_is_not_retried(broker: Broker, bus: EventBus) -> None:
+async def test_a_failed_run_whose_answer_is_no_longer_wanted_is_not_retried(broker: Broker, bus: EventBus) -> None:
     """The heartbeat has told only those who ran it at that time: the next attempt reads it from the broker."""
     app, attempts = App("withdrawn"), list[int]()
 
@@ -612,7 +612,7 @@ WRITES: dict[str, Callable[[TurnPort], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_a_write_of_a_turn_that_is_over_ends_it(broker: Broker, bus: EventBus, write: str) -> None:
+async def test_a_write_ends_a_turn_that_is_over(broker: Broker, bus: EventBus, write: str) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     port = TurnPort(bus, turn, App("over"))
@@ -698,7 +698,7 @@ async def test_the_end_of_a_task_cancels_no_run_of_another(broker: Broker, bus: 
 MARK = f"{DIGEST}K1700000000000null".encode()
 
 
-async def test_a_turn_that_is_over_begins_no_step_after_its_mark(broker: Broker, bus: EventBus) -> None:
+async def test_an_ended_turn_begins_no_step_after_its_mark(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     port = TurnPort(bus, await broker.take(bus), App("marks"))
     await port.begin(())
@@ -708,7 +708,7 @@ async def test_a_turn_that_is_over_begins_no_step_after_its_mark(broker: Broker,
         await port.confirm(())
 
 
-async def test_a_turn_that_ends_while_its_steps_are_stored_again_is_gone(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_that_ends_while_its_steps_are_stored_again_stops(broker: Broker, bus: EventBus) -> None:
     class Ending(EventBus):
         async def begin_turn(self, delivery: Delivery, *, anyway: bool = False) -> Journaled | None:
             begun = await super().begin_turn(delivery, anyway=anyway)

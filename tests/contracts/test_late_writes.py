@@ -84,7 +84,7 @@ def of_the_task(snapshot: Snapshot) -> Snapshot:
 
 @pytest.mark.parametrize("what", WRITES)
 @pytest.mark.parametrize("expired", [False, True])
-async def test_a_task_that_is_over_stays_unchanged(broker: Broker, bus: EventBus, what: str, expired: bool) -> None:
+async def test_an_ended_task_stays_unchanged(broker: Broker, bus: EventBus, what: str, expired: bool) -> None:
     """While its fields still exist, and after they have expired."""
     late = await a_task_in_many_hands(broker, bus)
     timers = await broker.call("ZRANGE", broker.keys.timers, 0, -1)
@@ -112,7 +112,7 @@ KEPT = [name for name in WRITES if "child" not in name]
 
 
 @pytest.mark.parametrize("what", KEPT)
-async def test_a_task_that_is_kept_for_its_letter_stays_unchanged(broker: Broker, bus: EventBus, what: str) -> None:
+async def test_a_task_kept_for_its_letter_stays_unchanged(broker: Broker, bus: EventBus, what: str) -> None:
     """An ended task still has its journal, with everything that the run waited for."""
     await broker.submit(bus, "t")
     parts = (ask("1"), ask("2"), ask("3"), question("4", timeout_ms=60_000), nap("5", 60_000))

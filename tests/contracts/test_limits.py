@@ -93,7 +93,7 @@ async def test_a_full_record_refuses_submits(broker: Broker, bus: EventBus) -> N
     assert await complete(bus, await broker.take(bus))
 
 
-async def test_a_task_over_its_steps_asks_for_nothing_more(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_over_its_limit_of_steps_requests_nothing_more(broker: Broker, bus: EventBus) -> None:
     """The commit is refused before anything is written. The turn may still end its run."""
     await broker.submit(bus, "t", max_steps=4)
     assert await suspend(bus, await broker.take(bus), ask("1"), record=b'["a", "b"]', steps=2)

@@ -96,7 +96,7 @@ async def running(bus: EventBus, worker: Worker, metrics: Metrics | None = None)
         await task
 
 
-async def test_a_consumer_looks_once_per_lease(broker: Broker) -> None:
+async def test_a_consumer_checks_its_pending_entries_once_per_lease(broker: Broker) -> None:
     """The consumer finds it by itself: nothing reports a lost reply."""
     transport = await broker.connect()
     broker.transports.append(transport)
@@ -229,7 +229,7 @@ class LateBus(EventBus):
         return taken, malformed
 
 
-async def test_a_reply_that_is_only_late_hands_out_nothing_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_late_reply_hands_out_nothing_twice(broker: Broker, bus: EventBus) -> None:
     """Its entries were found and handled by then; one that is no work is kept as one dead letter."""
     for task in ("a", "b"):
         await broker.submit(bus, task)
@@ -314,7 +314,7 @@ async def racing(broker: Broker) -> AsyncIterator[Racing]:
     await racing.consumer.stop()
 
 
-async def test_an_entry_that_ends_while_the_owner_looks_needs_no_second_look(
+async def test_an_entry_that_ends_during_a_search_needs_no_second_search(
     broker: Broker, bus: EventBus, racing: Racing
 ) -> None:
     """Each second look waits for replies, and a busy owner would wait at each of its looks."""
@@ -327,7 +327,7 @@ async def test_an_entry_that_ends_while_the_owner_looks_needs_no_second_look(
     await broker.idle()
 
 
-async def test_an_entry_that_is_taken_while_the_owner_looks_needs_no_second_look(
+async def test_an_entry_taken_during_a_search_needs_no_second_search(
     broker: Broker, bus: EventBus, racing: Racing
 ) -> None:
     await broker.submit(bus, "t")
@@ -342,7 +342,7 @@ async def test_an_entry_that_is_taken_while_the_owner_looks_needs_no_second_look
     assert racing.consumer.held == 1
 
 
-async def test_an_entry_that_is_read_between_two_looks_is_left_to_its_read(
+async def test_an_entry_read_between_two_searches_is_left_to_its_read(
     broker: Broker, bus: EventBus, racing: Racing
 ) -> None:
     """The reply is on its way. An entry of an earlier read, which both looks have found, is taken."""
@@ -359,7 +359,9 @@ async def test_an_entry_that_is_read_between_two_looks_is_left_to_its_read(
     assert [delivery.task for delivery in racing.consumer._in_flight.held.values()] == ["lost"]
 
 
-async def test_an_entry_that_arrives_between_two_looks_runs_once(broker: Broker, bus: EventBus, racing: Racing) -> None:
+async def test_an_entry_that_arrives_between_two_searches_runs_once(
+    broker: Broker, bus: EventBus, racing: Racing
+) -> None:
     """It may even end before the owner could take it a second time."""
     await broker.submit(bus, "t")
     taken = await racing.read()
@@ -466,7 +468,7 @@ async def test_leaving_twice_counts_once(broker: Broker, bus: EventBus, other: E
     assert await complete(other, adopted.deliveries[0])
 
 
-async def test_a_signal_repeated_says_that_it_was_answered(broker: Broker, bus: EventBus) -> None:
+async def test_a_repeated_signal_reports_that_it_was_answered(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ["q", "1", DIGEST, "!", b"{}", "", b""])
     assert await bus.signal("t", "r:1", b"1") == ["ok"]

@@ -81,7 +81,7 @@ async def test_the_lag_of_work_is_right_where_the_server_knows_none(broker: Brok
     assert (await look(bus)).group("agent", "agent-handler") == (1, 1)
 
 
-async def test_all_waits_where_there_is_no_group_or_it_does_not_come_by(broker: Broker, bus: EventBus) -> None:
+async def test_work_without_a_group_counts_as_waiting(broker: Broker, bus: EventBus) -> None:
     key = broker.keys.stream("tool")
     await broker.call("XGROUP", "DESTROY", key, "tool-handler")
     ids = await filled(broker, key, 5)

@@ -137,7 +137,7 @@ async def test_the_process_that_continues_the_turn_gets_the_answer(broker: Broke
     assert await told(broker, "second") == [("t|r|c1", "K", '"done"')]
 
 
-async def test_only_the_turns_owner_asks(broker: Broker, bus: EventBus) -> None:
+async def test_only_the_turns_owner_sends_requests(broker: Broker, bus: EventBus) -> None:
     turn = await begun(broker, bus)
     assert await complete(bus, turn)
     before = await broker.snapshot()
@@ -187,7 +187,7 @@ async def test_messages_leave_in_mid_turn(broker: Broker, bus: EventBus) -> None
     await broker.nothing(bus)
 
 
-async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_is_delivered_while_the_turn_waits(broker: Broker, bus: EventBus) -> None:
     """A calls B, which calls A: A's own turn is in flight, and the nested one still begins."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"), state=b'{"n":1}')
@@ -211,7 +211,7 @@ async def test_a_call_back_is_delivered_while_the_turn_waits(broker: Broker, bus
     await broker.idle()
 
 
-async def test_a_call_back_is_delivered_while_the_turn_waits_for_a_call_of_an_earlier_turn(
+async def test_a_reentrant_call_is_delivered_while_the_turn_waits_for_a_call_of_an_earlier_turn(
     broker: Broker, bus: EventBus
 ) -> None:
     turn = await begun(broker, bus, key="k")
@@ -228,7 +228,7 @@ async def test_a_call_back_is_delivered_while_the_turn_waits_for_a_call_of_an_ea
     await broker.idle()
 
 
-async def test_a_repeated_request_leaves_the_state_that_a_call_back_has_changed(broker: Broker, bus: EventBus) -> None:
+async def test_a_repeated_request_keeps_the_state_changed_by_a_reentrant_call(broker: Broker, bus: EventBus) -> None:
     """Its state is the one before the request: the handler repeats it after a crash, or after a lost reply."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1", "writer", key="k"), state=b'{"n":1}')
@@ -241,7 +241,7 @@ async def test_a_repeated_request_leaves_the_state_that_a_call_back_has_changed(
     assert (nested.run, fields.state) == ("r/c2", b'{"n":2}')
 
 
-async def test_a_request_repeated_before_its_answer_leaves_the_state_of_a_call_back(
+async def test_a_request_repeated_before_its_answer_keeps_the_state_of_a_reentrant_call(
     broker: Broker, bus: EventBus
 ) -> None:
     turn = await begun(broker, bus, key="k")
@@ -257,7 +257,7 @@ async def test_a_request_repeated_before_its_answer_leaves_the_state_of_a_call_b
     assert (nested.run, fields.state) == ("r/c1/c2", b'{"n":2}')
 
 
-async def test_call_backs_run_one_at_a_time_while_their_holder_asks_on(broker: Broker, bus: EventBus) -> None:
+async def test_reentrant_calls_run_one_at_a_time_while_their_holder_keeps_asking(broker: Broker, bus: EventBus) -> None:
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"), agent("c2", "desk"))
     for _ in range(2):
@@ -270,7 +270,7 @@ async def test_call_backs_run_one_at_a_time_while_their_holder_asks_on(broker: B
     assert (await broker.take(bus)).run == "r/c2/c1"
 
 
-async def test_a_call_back_learns_who_has_its_instance(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_knows_the_holder_of_its_instance(broker: Broker, bus: EventBus) -> None:
     """Other handlers that its process finds in the object are over."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1", "writer", key="k"))
@@ -282,7 +282,9 @@ async def test_a_call_back_learns_who_has_its_instance(broker: Broker, bus: Even
 
 
 @pytest.mark.parametrize("below", ["fails", "completes"])
-async def test_a_call_back_outlives_the_one_that_it_was_nested_on(broker: Broker, bus: EventBus, below: str) -> None:
+async def test_a_reentrant_call_continues_after_the_run_below_it_ends(
+    broker: Broker, bus: EventBus, below: str
+) -> None:
     """Two reentrant calls of one turn: the second one starts when the first one waits, and completes before it."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1", "writer", key="k"), agent("c2", "writer", key="k"), state=b'{"n":1}')
@@ -295,7 +297,7 @@ async def test_a_call_back_outlives_the_one_that_it_was_nested_on(broker: Broker
     assert [entry["s"] for entry in answers if "s" in entry] == ['1 {"n":3}'], "the state that the second one has left"
 
 
-async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_that_ends_below_a_reentrant_call_keeps_its_state(broker: Broker, bus: EventBus) -> None:
     """A time limit ended its handler's wait; the reentrant call is still in a handler."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"))
@@ -310,7 +312,7 @@ async def test_a_turn_that_ends_below_a_call_back_keeps_its_state(broker: Broker
     await broker.idle()
 
 
-async def test_a_call_back_is_handled_again_after_a_turn_that_ends_below_it(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_is_handled_again_after_a_turn_that_ends_below_it(broker: Broker, bus: EventBus) -> None:
     """It came through another partition, so it does not end with that turn, whose change it has not seen."""
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"))
@@ -488,7 +490,7 @@ async def called_back_twice(broker: Broker, bus: EventBus, first: str = "") -> t
     return back, asked, second
 
 
-async def test_a_call_back_gets_its_answer_when_the_one_on_top_of_it_is_over(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_gets_its_answer_when_the_one_on_top_of_it_ends(broker: Broker, bus: EventBus) -> None:
     """It would go on with its state while the other one changes it."""
     _, asked, second = await called_back_twice(broker, bus)
     loaded = await bus.load(second)
@@ -504,7 +506,7 @@ async def test_a_call_back_gets_its_answer_when_the_one_on_top_of_it_is_over(bro
     ]
 
 
-async def test_an_answer_that_is_held_back_is_given_once(broker: Broker, bus: EventBus) -> None:
+async def test_an_answer_that_was_held_back_is_delivered_once(broker: Broker, bus: EventBus) -> None:
     """Of two answers from another partition the first one counts, and has the row."""
     await called_back_twice(broker, bus)
     place = ("t", "r/c1/1", "1")
@@ -514,7 +516,7 @@ async def test_an_answer_that_is_held_back_is_given_once(broker: Broker, bus: Ev
     assert (await broker.task("t"))["steps"] == steps
 
 
-async def test_a_call_back_does_not_start_before_the_holder_waits(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_does_not_start_before_the_holder_waits(broker: Broker, bus: EventBus) -> None:
     turn = await begun(broker, bus, key="k")
     await asks(bus, turn, agent("c1"), agent("c2", "desk"))
     one, two = await broker.take(bus), await broker.take(bus)
@@ -531,7 +533,7 @@ async def test_a_call_back_does_not_start_before_the_holder_waits(broker: Broker
     assert [(await broker.take(bus)).run for _ in range(2)] == ["r/c1/1/2", "r/c2/1"]
 
 
-async def test_a_turn_below_another_one_is_repeated_when_that_one_is_over(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_below_another_one_is_repeated_when_that_one_ends(broker: Broker, bus: EventBus) -> None:
     """Its process died. Until then the one on top of it has the instance's state."""
     other = await broker.owner()
     back, asked, second = await called_back_twice(broker, bus)

@@ -63,7 +63,7 @@ async def test_a_step_is_put_if_absent(broker: Broker, bus: EventBus) -> None:
     assert loaded.unrecorded == {"1": b""}
 
 
-async def test_the_adopter_continues_with_what_the_dead_owner_stored(
+async def test_the_new_owner_continues_with_the_steps_of_the_dead_one(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """A model call that was paid for is not paid for again, and the dead one cannot overwrite it."""
@@ -89,7 +89,7 @@ async def test_recording_acknowledges_and_extends_nothing(broker: Broker, bus: E
     assert [entry["id"] for entry in await broker.entries("agent")] == [turn.entry.decode()]
 
 
-async def test_a_turn_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_an_ended_turn_records_nothing(broker: Broker, bus: EventBus) -> None:
     """The turn was committed, by this owner or another; its late step would be the next turn's."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -100,7 +100,7 @@ async def test_a_turn_that_is_over_records_nothing(broker: Broker, bus: EventBus
     assert await broker.snapshot() == before
 
 
-async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_an_ended_task_records_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.cancel("t", "not wanted")
@@ -110,7 +110,7 @@ async def test_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus
     assert await broker.snapshot() == before
 
 
-async def test_a_run_below_a_task_that_is_over_records_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_of_an_ended_task_records_nothing(broker: Broker, bus: EventBus) -> None:
     """The journal of a child run is another key, and is deleted with the task too."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))

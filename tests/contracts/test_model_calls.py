@@ -29,7 +29,7 @@ async def sums(broker: Broker, task: str) -> object:
     return json.loads((await broker.task(task))["us"])
 
 
-async def test_attempts_of_a_call_are_counted_over_deaths(broker: Broker, bus: EventBus) -> None:
+async def test_attempts_of_a_call_are_counted_across_deaths(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await begun(bus, turn, "1") == CallBegun(1, {})
@@ -37,7 +37,7 @@ async def test_attempts_of_a_call_are_counted_over_deaths(broker: Broker, bus: E
     assert await begun(bus, turn, "2") == CallBegun(1, {})
 
 
-async def test_an_answer_and_what_it_has_used_are_kept_once(broker: Broker, bus: EventBus) -> None:
+async def test_an_answer_and_its_usage_are_stored_once(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await begun(bus, turn, "1")
@@ -54,7 +54,7 @@ async def test_an_answer_and_what_it_has_used_are_kept_once(broker: Broker, bus:
     await broker.idle()
 
 
-async def test_calls_at_once_cannot_go_over_a_limit_together(broker: Broker, bus: EventBus) -> None:
+async def test_concurrent_calls_cannot_exceed_a_limit_together(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     turn = await broker.take(bus)
     assert (await begun(bus, turn, "1", tokens(1, 6))).granted == {"tokens": 6}
@@ -81,7 +81,7 @@ async def test_without_a_limit_nothing_is_held(broker: Broker, bus: EventBus) ->
     assert "rs" not in await broker.task("t")
 
 
-async def test_a_run_that_ends_gives_back_what_its_calls_have_reserved(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_that_ends_releases_the_reservations_of_its_calls(broker: Broker, bus: EventBus) -> None:
     """A child that fails in the middle of a call frees what it reserved; its sibling keeps its own reservation."""
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     parts = (ask("1", "editor", stream="agent", wait="0"), ask("11", "desk", stream="agent"))
@@ -97,7 +97,7 @@ async def test_a_run_that_ends_gives_back_what_its_calls_have_reserved(broker: B
     assert "rs" not in await broker.task("t")
 
 
-async def test_an_answer_over_the_limit_is_kept_and_says_so(broker: Broker, bus: EventBus) -> None:
+async def test_an_answer_over_the_limit_is_kept_and_marked(broker: Broker, bus: EventBus) -> None:
     """The reservation was too small: the actual usage counts, and the next call ends the task."""
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     turn = await broker.take(bus)
@@ -181,7 +181,7 @@ async def test_an_ended_task_begins_and_keeps_no_calls(broker: Broker, bus: Even
     assert not await bus.stream(editor, "1", 1, [b"chunk", b'"late"'])
 
 
-async def test_a_full_journal_takes_no_answer(broker: Broker, bus: EventBus) -> None:
+async def test_a_full_journal_refuses_an_answer(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await begun(bus, turn, "1")
@@ -210,7 +210,7 @@ async def test_only_the_settled_call_gives_back(broker: Broker, bus: EventBus) -
     assert json.loads((await broker.task("t"))["rs"]) == {"r|10": {"tokens": 2}}
 
 
-async def test_a_reservation_that_only_rounding_makes_too_large_is_granted(broker: Broker, bus: EventBus) -> None:
+async def test_a_reservation_over_the_limit_only_by_rounding_is_granted(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"cost":0.3}')
     turn = await broker.take(bus)
     for step in ("1", "2"):

@@ -31,7 +31,7 @@ async def finish(broker: Broker, bus: EventBus) -> None:
     await broker.idle()
 
 
-async def test_a_call_back_is_delivered_at_once(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_is_delivered_at_once(broker: Broker, bus: EventBus) -> None:
     await suspend(bus, await asked_editor(broker, bus), ask_writer("1"))
     nested = await broker.take(bus)
     assert (nested.run, nested.instance) == ("r/1/1", "writer/k")
@@ -43,7 +43,7 @@ async def test_a_call_back_is_delivered_at_once(broker: Broker, bus: EventBus) -
     await finish(broker, bus)
 
 
-async def test_an_agent_may_ask_itself(broker: Broker, bus: EventBus) -> None:
+async def test_an_agent_may_call_itself(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask_writer("1"))
     nested = await broker.take(bus)
@@ -85,7 +85,7 @@ async def test_a_nested_call_waits_while_its_instance_runs(broker: Broker, bus: 
     await broker.idle()
 
 
-async def test_the_holder_is_not_resumed_beside_a_nested_turn(broker: Broker, bus: EventBus) -> None:
+async def test_the_holder_is_not_resumed_during_a_nested_turn(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask_writer("1"), ask("2"))
     nested = await broker.take(bus)
@@ -147,9 +147,7 @@ async def overrides(bus: EventBus, resumed: Delivery) -> dict[str, bytes]:
     return seen.overrides
 
 
-async def test_a_run_sees_the_state_of_a_call_back_beside_it_that_ran_on_top_of_it(
-    broker: Broker, bus: EventBus
-) -> None:
+async def test_a_run_sees_the_state_of_a_concurrent_reentrant_call_on_top_of_it(broker: Broker, bus: EventBus) -> None:
     """Its own result came while it waited for the end of the other one."""
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask_writer("1"), ask_writer("2"), state=b'{"n":1}')

@@ -157,7 +157,7 @@ async def test_a_task_that_vanished_without_an_end_restarts(pair: Pair) -> None:
     assert (await pair.here.broker.final("t"))["output"] == "yes"
 
 
-async def test_a_running_relay_looks_at_open_requests(pair: Pair) -> None:
+async def test_a_running_relay_checks_open_requests(pair: Pair) -> None:
     """The other partition has forgotten the request, so the relay sends it again."""
     await asked(pair)
     await pair.carry()
@@ -256,7 +256,7 @@ async def test_an_answered_request_is_not_checked_any_more(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("gone", ["run", "step", "status"])
-async def test_requests_that_nobody_waits_for_leave_the_index(pair: Pair, gone: str) -> None:
+async def test_abandoned_requests_leave_the_index(pair: Pair, gone: str) -> None:
     """A request that its own end did not remove: that of a run inside a task, or of a task kept for a letter."""
     await running(pair)
     key = pair.here.bus.keys.task("t")
@@ -342,7 +342,7 @@ async def test_an_answer_that_comes_after_the_time_limit_is_dropped(pair: Pair) 
     await assert_nothing_left(pair)
 
 
-async def test_a_group_continues_when_one_of_its_requests_is_over_time(pair: Pair) -> None:
+async def test_a_group_continues_when_one_of_its_requests_times_out(pair: Pair) -> None:
     await submit(pair)
     await ask_there(pair, ":5000", wait="g1")
     await pair.carry()
@@ -351,7 +351,7 @@ async def test_a_group_continues_when_one_of_its_requests_is_over_time(pair: Pai
 
 
 @pytest.mark.parametrize("wrong", ["record", "asks", "agent", "out:t"])
-async def test_a_request_over_time_that_cannot_be_ended_changes_nothing(pair: Pair, wrong: str) -> None:
+async def test_a_timed_out_request_that_cannot_be_ended_changes_nothing(pair: Pair, wrong: str) -> None:
     """It is retried later."""
     await pair.here.broker.submit(pair.here.bus, "t", streamed=2)
     await ask_there(pair, ":5000")

@@ -206,7 +206,7 @@ async def test_nobody_cancels_another_tenants_task(world: World) -> None:
     assert await world.broker.status("acme.t") == "accepted"
 
 
-async def test_nobody_keeps_another_tenant_from_submitting(world: World) -> None:
+async def test_no_tenant_blocks_the_submits_of_another(world: World) -> None:
     """A cancel that comes first refuses the submit of its task."""
     await world.send("desk", "task.cancel", {"task_id": "acme.t"})
     await world.admitted("desk")
@@ -418,7 +418,7 @@ async def test_an_unknown_agents_refusal_names_no_others(world: World) -> None:
     assert await world.broker.status("globex.t") == "accepted"
 
 
-async def test_trusted_programs_learn_the_names_of_agents(world: World) -> None:
+async def test_trusted_programs_see_the_names_of_agents(world: World) -> None:
     await world.send("", "task.submit", submit("t", agent="nobody"))
     await world.admitted("")
     (letter,) = await world.letters()
@@ -485,9 +485,7 @@ async def test_a_long_stream_delays_no_other(world: World) -> None:
     assert left > 0, "the long stream was settled first"
 
 
-async def test_a_command_that_waits_holds_up_its_own_stream_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_waiting_command_delays_only_its_own_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their order holds there, and cancels overtake it as on the shared stream of trusted programs."""
     submits, room = world.bus.submit, asyncio.Event()
 

@@ -214,7 +214,7 @@ async def test_an_idle_owner_takes_only_what_must_run_alone(broker: Broker, bus:
     assert [turn.task for turn in (await bus.adopt("agent", 10, False)).deliveries] == ["t"]
 
 
-async def test_an_owner_gives_up_its_turn_in_quarantine_if_nothing_is_left_there(
+async def test_an_owner_gives_up_its_turn_in_quarantine_if_it_is_empty(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """No other owner could run a quarantined entry while it lives."""
@@ -338,7 +338,7 @@ async def test_waits_clear_deaths_only_so_often(broker: Broker, bus: EventBus, o
     assert await counted_after("c4") == deliveries
 
 
-async def test_a_turn_that_was_delivered_once_counts_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_that_was_delivered_once_has_nothing_to_clear(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await asks(bus, turn, "c1")
@@ -346,7 +346,7 @@ async def test_a_turn_that_was_delivered_once_counts_nothing(broker: Broker, bus
     assert "cw" not in await broker.task("t")
 
 
-async def test_progress_takes_an_entry_from_nobody(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_progress_does_not_take_an_entry_from_its_owner(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """A recreated group gave it to another owner, which lives."""
     turn = await delivered_again(broker, bus, other)
     third, key = await broker.owner(), broker.keys.stream("agent")

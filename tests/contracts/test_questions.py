@@ -67,7 +67,7 @@ async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBu
     await broker.nothing(bus)
 
 
-async def test_an_answer_before_the_deadline_takes_it_away(broker: Broker, bus: EventBus) -> None:
+async def test_an_answer_before_the_deadline_removes_it(broker: Broker, bus: EventBus) -> None:
     """The timer is gone; even if it had stayed, it would find the step answered."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS, default=b'"no"'))
     assert await bus.signal("t", "r:1", b'"yes"') == ["ok"]
@@ -118,7 +118,7 @@ async def test_an_answer_during_the_turn_is_not_missed(broker: Broker, bus: Even
     assert (await broker.take(bus)).step == "1"
 
 
-async def test_answers_to_what_was_not_asked(broker: Broker, bus: EventBus) -> None:
+async def test_answers_without_a_question_are_refused(broker: Broker, bus: EventBus) -> None:
     """An unknown task, a step that is no question, a text that is no request, a task that is over."""
     await asked(broker, bus, ask("1"), question("2"))
     before = await broker.snapshot()
@@ -187,7 +187,7 @@ async def test_an_invalid_verdict_is_refused_and_the_question_stays_open(
         b'{"verdict":"edit","value":{"deep":[1]},"reason":"better"}',
     ],
 )
-async def test_verdicts_are_taken_as_they_are(broker: Broker, bus: EventBus, value: bytes) -> None:
+async def test_verdicts_are_passed_unchanged(broker: Broker, bus: EventBus, value: bytes) -> None:
     await asked(broker, bus, question("1", shown=VERDICT))
     assert await bus.signal("t", "r:1", value) == ["ok"]
     assert await results(broker) == {"1": "K" + value.decode()}
@@ -301,7 +301,7 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_ope
     assert await results(broker) == {"1": 'K{"day":"2030-01-04"}'}
 
 
-async def test_an_answer_that_nobody_has_compared_is_not_delivered(broker: Broker, bus: EventBus) -> None:
+async def test_an_unchecked_answer_is_not_delivered(broker: Broker, bus: EventBus) -> None:
     await asked(broker, bus, question("1", shown=TYPED, timeout_ms=DEADLINE_MS))
     before = await broker.snapshot()
     assert await bus.signal("t", "r:1", b"null") == ["schema", TYPED.decode()]

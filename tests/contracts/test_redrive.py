@@ -128,7 +128,7 @@ async def test_a_reopened_run_requests_the_steps_again_that_its_end_dropped(brok
     assert list(loaded.pending) == ["1"]
 
 
-async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_result_after_the_end_is_not_computed_again(broker: Broker, bus: EventBus) -> None:
     """The call may not be repeated, and was running when its task ended."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
@@ -145,7 +145,9 @@ async def test_a_result_that_came_after_the_end_is_not_computed_again(broker: Br
 
 
 @pytest.mark.parametrize("end", ["stopped", "failed"])
-async def test_a_call_that_was_cut_by_the_end_is_not_begun_again(broker: Broker, bus: EventBus, end: str) -> None:
+async def test_a_call_interrupted_by_the_end_of_its_task_does_not_start_again(
+    broker: Broker, bus: EventBus, end: str
+) -> None:
     """The call may not be repeated. Its process stopped it, or it failed, after its task had ended."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
@@ -195,7 +197,7 @@ async def test_a_reopened_task_counts_each_row_once(broker: Broker, bus: EventBu
     assert (await broker.final("t"))["steps"] == 2
 
 
-async def test_redrive_takes_the_letter(broker: Broker, bus: EventBus) -> None:
+async def test_a_redrive_removes_the_letter(broker: Broker, bus: EventBus) -> None:
     """A second redrive, at once or later, finds nothing."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
@@ -257,7 +259,7 @@ async def test_redrive_of_a_call_that_has_a_result_is_refused(broker: Broker, bu
     assert await broker.snapshot() == before
 
 
-async def test_redrive_of_a_child_run_that_is_over_is_refused(broker: Broker, bus: EventBus) -> None:
+async def test_a_redrive_of_an_ended_child_run_is_refused(broker: Broker, bus: EventBus) -> None:
     """Its parent got the error and has acted on it."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
@@ -470,7 +472,7 @@ async def test_a_reopened_task_forgets_what_its_first_life_waited_for(
     assert left == {"m:9" if asks_in_turn else "m:2"}, "only the call that is driven again"
 
 
-async def test_a_result_that_a_reopened_run_does_not_wait_for_wakes_nobody(broker: Broker, bus: EventBus) -> None:
+async def test_a_result_that_a_reopened_run_does_not_wait_for_wakes_no_run(broker: Broker, bus: EventBus) -> None:
     """The call is redriven before the reopened run has requested it."""
     found = await dead_call_of_an_instance(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
@@ -502,7 +504,7 @@ async def test_a_reopened_task_does_not_count_the_row_of_its_failed_run_twice(br
     assert (await broker.final("t"))["steps"] == 2
 
 
-async def test_a_run_that_is_driven_with_other_data_keeps_it(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_redriven_with_new_data_keeps_it(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     assert await bury(bus, await broker.take(bus))
     assert await bus.redrive(await letter(broker), reopen=True, data=b'"new"') == ["ok", "t"]

@@ -157,7 +157,7 @@ async def test_a_run_that_ends_meanwhile_leaves_the_instance_alone(broker: Broke
     await broker.idle()
 
 
-async def test_a_cancelled_run_in_the_mailbox_is_passed_over(broker: Broker, bus: EventBus) -> None:
+async def test_a_cancelled_run_in_the_mailbox_is_skipped(broker: Broker, bus: EventBus) -> None:
     await asleep(broker, bus)
     for task in ("second", "third"):
         await broker.submit(bus, task, key="k")
@@ -172,7 +172,7 @@ async def test_a_cancelled_run_in_the_mailbox_is_passed_over(broker: Broker, bus
     await broker.idle()
 
 
-async def test_a_steps_of_a_gather_wait_beside_the_key(broker: Broker, bus: EventBus) -> None:
+async def test_steps_of_a_gather_wait_while_the_key_is_awaited(broker: Broker, bus: EventBus) -> None:
     """A job still waits for its own step when the run wants its key."""
     await broker.submit(bus, "first", key="k")
     assert await suspend(bus, await broker.take(bus), release("1"), ask("2.1"), question("3"))
@@ -204,7 +204,7 @@ async def test_a_child_run_gives_up_its_key_and_frees_it_at_its_end(broker: Brok
     await broker.idle()
 
 
-async def test_an_interleaving_agent_gets_its_key_back_beside_others(broker: Broker, bus: EventBus) -> None:
+async def test_an_interleaving_agent_gets_its_key_back_while_others_run(broker: Broker, bus: EventBus) -> None:
     await broker.call("HSET", broker.keys.interleaved, "writer", "1")
     await asleep(broker, bus)
     await broker.submit(bus, "second", key="k")
@@ -223,7 +223,7 @@ async def test_the_return_of_a_key_is_on_the_record(broker: Broker, bus: EventBu
     assert [(row["kind"], row["status"]) for row in rows if row.get("step") == "3"] == [("acquire", "completed")]
 
 
-async def test_a_key_that_nobody_waits_for_any_more_has_no_row(broker: Broker, bus: EventBus) -> None:
+async def test_a_key_that_no_run_waits_for_has_no_row(broker: Broker, bus: EventBus) -> None:
     """A job that wanted it was cancelled."""
     await asleep(broker, bus)
     await broker.submit(bus, "second", key="k")
@@ -314,7 +314,7 @@ async def reopened(broker: Broker, bus: EventBus) -> None:
     assert await bus.redrive(letter.decode(), reopen=True) == ["ok", "first"]
 
 
-async def test_a_reopened_run_without_its_key_waits_for_nobody(broker: Broker, bus: EventBus) -> None:
+async def test_a_reopened_run_without_its_key_waits_for_no_holder(broker: Broker, bus: EventBus) -> None:
     """It failed inside the block. Others use the instance, and it continues from its journal, without the key."""
     await broker.submit(bus, "before", key="k")
     assert await complete(bus, await broker.take(bus), state=b'{"n":0}')

@@ -131,7 +131,7 @@ async def test_another_request_starts_another_child_run(broker: Broker, bus: Eve
     assert (await loaded(bus, await ask_again(broker, bus, digest="00000000"))).journal == {}
 
 
-async def test_a_child_run_continues_for_a_turn_that_asks_in_its_middle(broker: Broker, bus: EventBus) -> None:
+async def test_a_child_run_continues_for_a_turn_that_asks_in_mid_turn(broker: Broker, bus: EventBus) -> None:
     found = await fail_with_open_child(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]
     assert await bus.ask(await broker.take(bus), now(), "client", b"", ask("1", "editor", stream="agent"), 1) == {}
@@ -218,7 +218,7 @@ async def kept(broker: Broker) -> bool:
 
 
 @pytest.mark.parametrize("how", ["drop", "erase", "trim"])
-async def test_a_journal_goes_with_the_last_letter(broker: Broker, bus: EventBus, how: str) -> None:
+async def test_a_journal_is_deleted_with_the_last_letter(broker: Broker, bus: EventBus, how: str) -> None:
     found = await fail_with_open_child(broker, bus)
     assert await kept(broker)
     if how == "drop":
@@ -232,7 +232,7 @@ async def test_a_journal_goes_with_the_last_letter(broker: Broker, bus: EventBus
     assert not [name for name in await broker.task("t") if name.startswith("c:")]
 
 
-async def test_a_journal_goes_with_the_end_of_the_reopened_task(broker: Broker, bus: EventBus) -> None:
+async def test_a_journal_is_deleted_when_the_reopened_task_ends(broker: Broker, bus: EventBus) -> None:
     assert await bus.redrive(await fail_with_open_child(broker, bus), reopen=True) == ["ok", "t"]
     assert await complete(bus, await broker.take(bus))
     assert not await kept(broker)
@@ -252,7 +252,7 @@ async def test_no_journal_is_kept_for_the_completed_run_of_an_instance(broker: B
     assert not await kept(broker)
 
 
-async def test_no_journal_is_kept_of_a_child_run_that_nobody_waits_for(broker: Broker, bus: EventBus) -> None:
+async def test_no_journal_is_kept_of_an_abandoned_child_run(broker: Broker, bus: EventBus) -> None:
     """Its parent has ended without it, so no reopened run requests it."""
     await broker.submit(bus, "t")
     child = ask("1", "editor", stream="agent", wait="g1")
@@ -287,7 +287,7 @@ async def test_a_child_run_without_a_journal_is_not_kept(broker: Broker, bus: Ev
     assert not await kept(broker)
 
 
-async def test_a_journal_goes_where_the_request_is_refused(broker: Broker, bus: EventBus) -> None:
+async def test_a_journal_is_deleted_if_the_request_is_refused(broker: Broker, bus: EventBus) -> None:
     """The mailbox is full, so the reopened run continues with an error."""
     found = await fail_with_open_child(broker, bus, "e")
     await broker.call("HSET", broker.keys.meta, "mailbox_max", 1)

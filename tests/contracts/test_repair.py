@@ -107,7 +107,7 @@ async def test_a_call_that_was_answered_is_not_ended(broker: Broker, bus: EventB
     assert await broker.snapshot() == before
 
 
-async def test_nothing_of_an_ended_task_is_repaired(broker: Broker, bus: EventBus) -> None:
+async def test_ended_tasks_are_not_repaired(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await suspend(bus, turn, ask("1"))

@@ -48,7 +48,7 @@ async def answers(broker: Broker, key: str) -> list[dict[str, object]]:
     return events
 
 
-async def test_a_key_of_another_type_blocks_nobody(broker: Broker, bus: EventBus) -> None:
+async def test_a_key_of_another_type_blocks_no_one(broker: Broker, bus: EventBus) -> None:
     """Its answer becomes a dead letter; the answers after it are written."""
     wrong, right = f"{broker.keys.namespace}-wrong", f"{broker.keys.namespace}-right"
     await broker.call("SET", wrong, "a string")

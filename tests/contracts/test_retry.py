@@ -121,7 +121,7 @@ async def test_a_call_whose_step_was_answered_is_not_promoted(broker: Broker, bu
     await broker.idle()
 
 
-async def test_a_timer_that_is_listed_twice_brings_one_copy(broker: Broker, bus: EventBus) -> None:
+async def test_a_timer_that_is_listed_twice_adds_one_entry(broker: Broker, bus: EventBus) -> None:
     """Two entries are in flight on one instance: the run's own state says that it waits for its retry."""
     await broker.submit(bus, "t", key="k")
     await bus.retry(await broker.take(bus), 0, b"{}")

@@ -67,7 +67,7 @@ async def test_steps_of_child_runs_have_their_rows_too(broker: Broker, bus: Even
     assert (await broker.final("t"))["steps"] == 1
 
 
-async def test_a_commit_does_not_write_them_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_commit_does_not_write_the_steps_again(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await bus.record(turn, "1", VALUE, "step", "charge")
@@ -90,7 +90,7 @@ async def test_a_run_that_ends_its_process_keeps_the_rows_of_its_steps(
     assert (await broker.final("t"))["steps"] == 1
 
 
-async def test_a_buried_child_run_keeps_the_rows_of_its_steps(broker: Broker, bus: EventBus) -> None:
+async def test_a_dead_child_run_keeps_the_rows_of_its_steps(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
     turn = await broker.take(bus)

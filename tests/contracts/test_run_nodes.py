@@ -135,7 +135,7 @@ async def test_a_transition_outside_the_table_is_refused(state: StateManager, st
             assert there.status is start
 
 
-async def test_w16_of_many_who_take_a_node_one_wins(state: StateManager, broker: Broker) -> None:
+async def test_w16_of_many_that_claim_a_node_one_wins(state: StateManager, broker: Broker) -> None:
     await state.create_node("n")
     others = [StateManager(Buses(broker, await broker.owner())) for _ in range(5)]
     won = await asyncio.gather(*(one.run_node("n") for one in [state, *others] * 3))
@@ -238,7 +238,7 @@ async def test_a_group_inside_another_ends_it(state: StateManager, status: str) 
         assert (group.status, group.sub_groups) == (status, roots)
 
 
-async def test_a_group_may_be_made_of_nodes_that_are_there(state: StateManager) -> None:
+async def test_a_group_may_consist_of_existing_nodes(state: StateManager) -> None:
     await state.create_node("a")
     await state.create_node("b")
     await state.run_failed("b")
@@ -249,7 +249,7 @@ async def test_a_group_may_be_made_of_nodes_that_are_there(state: StateManager) 
     assert (node.group_id, node.sub_group_root_id) == ("g", "a")
 
 
-async def test_a_group_that_has_ended_takes_nothing_in(state: StateManager) -> None:
+async def test_an_ended_group_accepts_no_member(state: StateManager) -> None:
     await members(state, "g", "a")
     await state.finish_sub_group("g", "a")
     with pytest.raises(InvalidInput, match="group_id: 'g' is SUCCESS"):
@@ -313,7 +313,7 @@ async def test_an_unknown_sub_group_is_named(state: StateManager) -> None:
         await state.finish_sub_group("g", "a", "RUNNING")
 
 
-async def test_a_full_broker_takes_no_new_nodes_and_lets_open_ones_end(state: StateManager, broker: Broker) -> None:
+async def test_a_full_broker_refuses_new_nodes_and_ends_open_ones(state: StateManager, broker: Broker) -> None:
     await state.create_node("n")
     await broker.call("HSET", broker.keys.meta, "overload", "memory is short")
     with pytest.raises(Rejected, match="memory is short"):
@@ -322,7 +322,7 @@ async def test_a_full_broker_takes_no_new_nodes_and_lets_open_ones_end(state: St
     assert await state.run_succeed("n")
 
 
-async def test_a_broker_that_has_room_again_takes_new_nodes(state: StateManager, broker: Broker) -> None:
+async def test_a_broker_with_memory_again_accepts_new_nodes(state: StateManager, broker: Broker) -> None:
     await broker.call("HSET", broker.keys.meta, "overload", "")
     assert (await state.create_node("n")).status == "INIT"
 
@@ -331,13 +331,13 @@ CREATED = ("{}", "g", "a", 60, "")
 """A node of the group's subgroup `a`, as a client creates it that has looked at the group before."""
 
 
-async def test_a_group_that_has_expired_meanwhile_takes_no_node(broker: Broker, bus: EventBus) -> None:
+async def test_an_expired_group_accepts_no_node(broker: Broker, bus: EventBus) -> None:
     before = await broker.snapshot()
     assert await bus.call("create_node", "node", "n", *CREATED) == [b"no_group", b"g"]
     assert await broker.snapshot() == before
 
 
-async def test_a_sub_group_that_has_ended_takes_no_node(state: StateManager, broker: Broker, bus: EventBus) -> None:
+async def test_an_ended_sub_group_accepts_no_node(state: StateManager, broker: Broker, bus: EventBus) -> None:
     await members(state, "g", "a", "b")
     await state.finish_sub_group("g", "a")
     before = await broker.snapshot()
@@ -345,7 +345,7 @@ async def test_a_sub_group_that_has_ended_takes_no_node(state: StateManager, bro
     assert await broker.snapshot() == before
 
 
-async def test_a_change_of_a_group_that_has_expired_meanwhile_writes_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_a_change_of_an_expired_group_writes_nothing(broker: Broker, bus: EventBus) -> None:
     before = await broker.snapshot()
     assert await bus.call("node", "sub", "g", 60, "a") == [b"unknown"]
     assert await bus.call("node", "finish", "g", 60, "a", "SUCCESS", "") == [b"unknown"]
@@ -362,7 +362,7 @@ async def test_a_finished_sub_group_keeps_its_status(state: StateManager) -> Non
     assert (group.status, group.result_msg, group.sub_groups["a"]) == ("FAILED", "no paper", "FAILED")
 
 
-async def test_a_full_group_takes_nothing_in(state: StateManager, broker: Broker) -> None:
+async def test_a_full_group_accepts_no_member(state: StateManager, broker: Broker) -> None:
     await members(state, "g", "a")
     nodes = [part for number in range(MEMBERS_MAX) for part in (number, f"n{number}")]
     await broker.call("ZADD", broker.keys.nodes("group/g"), *nodes)
@@ -476,7 +476,7 @@ async def test_many_waits_share_one_connection(state: StateManager, client: Buse
     assert len(client.readers) == 1
 
 
-async def test_a_wait_looks_again_after_its_connection_broke(
+async def test_a_wait_checks_again_after_its_connection_broke(
     state: StateManager, broker: Broker, client: Buses, bus: EventBus
 ) -> None:
     """Events of the stream may be lost meanwhile."""
@@ -627,7 +627,7 @@ async def test_a_status_that_comes_right_after_another_wake_up_counts(client: Bu
     await waits.close()
 
 
-async def test_a_task_that_nobody_waits_for_notifies_nobody(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_without_a_waiter_notifies_no_one(broker: Broker, bus: EventBus) -> None:
     """The ends of all other tasks add nothing to the stream."""
     await broker.submit(bus, "t")
     await complete(bus, await broker.take(bus))

@@ -90,7 +90,7 @@ async def test_the_output_is_not_journaled(broker: Broker, bus: EventBus) -> Non
     assert fields["w"] == "1\temit\t@\n"
 
 
-async def test_the_output_begins_anew_with_a_mark(broker: Broker, bus: EventBus) -> None:
+async def test_output_starts_over_with_a_mark(broker: Broker, bus: EventBus) -> None:
     """Readers replace the earlier attempt at once, even if the new one has no pieces."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -106,7 +106,7 @@ async def test_the_output_begins_anew_with_a_mark(broker: Broker, bus: EventBus)
     assert (await read(broker)).text == "new"
 
 
-async def test_a_turn_that_is_over_begins_no_output_anew(broker: Broker, bus: EventBus) -> None:
+async def test_an_ended_turn_does_not_restart_its_output(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await emit_pieces(bus, turn, b'"a"')
@@ -116,7 +116,7 @@ async def test_a_turn_that_is_over_begins_no_output_anew(broker: Broker, bus: Ev
     assert await broker.snapshot() == before
 
 
-async def test_rows_of_a_turn_that_was_committed_are_not_made_again(broker: Broker, bus: EventBus) -> None:
+async def test_rows_of_a_committed_turn_are_not_written_again(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await emit_pieces(bus, turn, b'"a"', b'"b"')
@@ -135,7 +135,7 @@ async def test_rows_of_a_turn_that_was_committed_are_not_made_again(broker: Brok
     assert loaded.output == StoredOutput(1, {"": BranchOutput(3, 2, 0)})
 
 
-async def test_output_that_began_anew_has_no_second_row(broker: Broker, bus: EventBus) -> None:
+async def test_output_that_started_over_has_no_second_row(broker: Broker, bus: EventBus) -> None:
     """A commit has recorded the row of its pieces before."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -149,7 +149,7 @@ async def test_output_that_began_anew_has_no_second_row(broker: Broker, bus: Eve
     assert await rows_of_output(broker) == []
 
 
-async def test_output_that_begins_anew_behind_its_newest_pieces_has_no_row(broker: Broker, bus: EventBus) -> None:
+async def test_output_that_starts_over_after_its_newest_pieces_has_no_row(broker: Broker, bus: EventBus) -> None:
     """The turn has emitted more than the rows say, then starts its output over and does not get as far."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
@@ -288,7 +288,7 @@ async def test_a_second_process_leaves_the_output_of_a_live_one_alone(
     assert (await read(broker)).text == "begun 2-0 2-1 2-2 2-last"
 
 
-async def test_a_kept_run_does_not_commit_beside_output_that_started_over(
+async def test_a_run_in_memory_does_not_commit_after_its_output_started_over(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """Another process replayed the turn, started the output over, and handed the turn back."""
@@ -358,7 +358,7 @@ async def test_a_first_turn_finds_the_output_of_a_dead_process(broker: Broker, b
     assert len(await rows_of_output(broker)) == 1
 
 
-async def test_a_retried_attempt_goes_on_with_its_output(broker: Broker, bus: EventBus) -> None:
+async def test_a_retried_attempt_continues_its_output(broker: Broker, bus: EventBus) -> None:
     """The wire promises that a higher attempt replaces all output of the run, so it stays the same one."""
     app = App("retries")
 
@@ -379,7 +379,7 @@ async def test_a_retried_attempt_goes_on_with_its_output(broker: Broker, bus: Ev
     assert await rows_of_output(broker) == [("0e1", "ab", 2)]
 
 
-async def test_a_reopened_task_goes_on_with_its_output(broker: Broker, bus: EventBus) -> None:
+async def test_a_reopened_task_continues_its_output(broker: Broker, bus: EventBus) -> None:
     """Also that of a child run whose journal is empty."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))

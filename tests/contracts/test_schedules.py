@@ -103,7 +103,7 @@ async def test_an_expression_follows_its_time_zone(world: World) -> None:
 
 
 @pytest.mark.parametrize("when", [{"delay_seconds": 90}, {"at": "2023-11-14T22:14:50Z"}])
-async def test_a_delayed_task_comes_once(world: World, when: dict[str, object]) -> None:
+async def test_a_delayed_task_starts_once(world: World, when: dict[str, object]) -> None:
     """This holds if it is set again after its time, however late it is."""
     await world.set(**when, catch_up=False)
     assert await world.pass_time(89_999) == []
@@ -145,7 +145,7 @@ async def test_a_leader_that_was_replaced_starts_nothing(world: World) -> None:
     assert await world.tasks() == []
 
 
-async def test_a_time_that_another_leader_has_started_meanwhile_brings_no_later_one_forward(world: World) -> None:
+async def test_a_time_started_by_another_leader_moves_no_later_one_forward(world: World) -> None:
     await world.set(every_seconds=60, overlap="start")
     world.now += MINUTE
     await world.reading_while(world.scheduler().start_due).start_due()
@@ -153,7 +153,7 @@ async def test_a_time_that_another_leader_has_started_meanwhile_brings_no_later_
     assert await world.pass_time(MINUTE) == due(MINUTE, 2 * MINUTE)
 
 
-async def test_a_schedule_that_was_replaced_meanwhile_waits_for_its_own_time(world: World) -> None:
+async def test_a_replaced_schedule_waits_for_its_new_time(world: World) -> None:
     await world.set(every_seconds=60)
     world.now += MINUTE
     await world.reading_while(lambda: world.set(delay_seconds=3600)).start_due()
@@ -169,7 +169,7 @@ async def test_a_schedule_that_came_once_just_now_is_kept(world: World) -> None:
     assert await world.pass_time(HOUR) == due(0)
 
 
-async def test_a_task_whose_leader_died_overlaps_with_none_that_comes_later(world: World) -> None:
+async def test_a_task_whose_leader_died_overlaps_with_no_later_one(world: World) -> None:
     schedule = await world.set(every_seconds=60)
     world.now += MINUTE
     assert (await Admission([world.bus]).admit(schedule.submission(world.now))).started
@@ -252,7 +252,7 @@ async def test_setting_an_equal_one_changes_nothing_and_another_one_replaces_it(
     assert len(await world.schedules.all()) == 1
 
 
-async def test_a_change_that_was_made_meanwhile_is_not_lost(world: World) -> None:
+async def test_a_concurrent_change_is_not_lost(world: World) -> None:
     """A leader that has read the old schedule cannot write it back."""
     await world.set(every_seconds=60)
     read = dict(await world.schedules.due(world.now + MINUTE, 10))["s"]

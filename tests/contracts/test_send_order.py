@@ -56,7 +56,7 @@ async def test_a_send_to_itself_waits_for_its_own_end(broker: Broker, bus: Event
     assert await broker.mailbox("writer/k") == ["own|r"]
 
 
-async def test_messages_to_nobody_are_kept(broker: Broker, bus: EventBus) -> None:
+async def test_messages_without_a_subscriber_are_kept(broker: Broker, bus: EventBus) -> None:
     """A message to an agent that no app has declared starts nothing and is a dead letter; the commit stands."""
     await broker.submit(bus, "t")
     assert await complete(bus, await broker.take(bus), send("note", "poet", step="1"))

@@ -129,7 +129,7 @@ async def test_the_names_of_a_dead_handler_do_not_count(broker: Broker, bus: Eve
     assert len(await broker.hash("served")) == 1
 
 
-async def test_a_handler_that_came_back_under_a_new_name_says_its_names_again(broker: Broker, bus: EventBus) -> None:
+async def test_a_handler_that_rejoins_under_a_new_name_announces_its_names_again(broker: Broker, bus: EventBus) -> None:
     agent, _ = await handlers(broker)
     await broker.submit(bus, "t")
     await broker.silence(agent)

@@ -285,7 +285,9 @@ async def back(broker: Broker, bus: EventBus, task: str = "t1") -> None:
     assert await suspend(bus, turn, acquire("3"))
 
 
-async def test_a_key_that_waits_for_a_slot_goes_back_to_the_run_that_gave_it_up(broker: Broker, bus: EventBus) -> None:
+async def test_a_key_held_by_a_run_without_a_slot_returns_to_the_run_that_released_it(
+    broker: Broker, bus: EventBus
+) -> None:
     """The holder waits for a slot that the other run has, so neither would ever continue."""
     one = ("agent:writer||", 1, 0, 0)
     await away(broker, bus)
@@ -308,7 +310,7 @@ async def test_a_key_that_waits_for_a_slot_goes_back_to_the_run_that_gave_it_up(
     await broker.idle()
 
 
-async def test_a_key_goes_back_when_its_holder_begins_to_wait(broker: Broker, bus: EventBus) -> None:
+async def test_a_key_is_returned_when_its_holder_begins_to_wait(broker: Broker, bus: EventBus) -> None:
     """The run wants its key back while the holder is in flight, and does not stand behind other events."""
     await away(broker, bus)
     await away(broker, bus, "t2")
@@ -330,7 +332,9 @@ async def test_a_key_goes_back_when_its_holder_begins_to_wait(broker: Broker, bu
     assert (turn.task, taken) == ("t3", True)
 
 
-async def test_a_holder_that_waits_for_a_slot_stays_if_nobody_wants_the_key_back(broker: Broker, bus: EventBus) -> None:
+async def test_a_holder_that_waits_for_a_slot_keeps_the_key_if_no_run_wants_it_back(
+    broker: Broker, bus: EventBus
+) -> None:
     await started(broker, bus, ["t1"])
     for task in ("t2", "t3"):
         await broker.submit(bus, task, key="k")
@@ -578,7 +582,7 @@ async def test_higher_priorities_go_first(broker: Broker, bus: EventBus) -> None
     await clean(broker)
 
 
-async def test_nobody_overtakes_those_that_wait(broker: Broker, bus: EventBus) -> None:
+async def test_no_run_overtakes_waiting_ones(broker: Broker, bus: EventBus) -> None:
     """The rate lets one more start, but the timer has not fired yet."""
     rate = ("agent:writer|/60s|", 0, 1, 60_000)
     turn = await started(broker, bus, ["t1", "t2"], rate)
@@ -635,7 +639,7 @@ async def test_many_ended_tasks_at_the_head_keep_nobody_waiting(broker: Broker, 
     assert (await broker.take(bus)).task == "last"
 
 
-async def test_an_end_changes_nothing_for_others_if_their_stream_is_not_one(broker: Broker, bus: EventBus) -> None:
+async def test_an_end_changes_nothing_if_the_stream_of_others_has_another_type(broker: Broker, bus: EventBus) -> None:
     first = await two_calls(broker, bus)
     await broker.call("RENAME", broker.keys.stream("tool"), broker.keys.base + "aside")
     await broker.call("SET", broker.keys.stream("tool"), "another program's")
@@ -756,7 +760,7 @@ async def test_of_those_that_wait_the_newest_stays(broker: Broker, bus: EventBus
     await broker.idle()
 
 
-async def test_an_older_one_that_comes_late_is_replaced_itself(broker: Broker, bus: EventBus) -> None:
+async def test_an_older_run_that_arrives_late_is_replaced(broker: Broker, bus: EventBus) -> None:
     """Its first owner died before it took its slot."""
     for task in ("t1", "late", "newer"):
         await submitted(broker, bus, task)
@@ -768,7 +772,7 @@ async def test_an_older_one_that_comes_late_is_replaced_itself(broker: Broker, b
     assert (await broker.task("newer"))["cur"] == "slot"
 
 
-async def test_the_newest_may_end_what_runs(broker: Broker, bus: EventBus) -> None:
+async def test_the_newest_run_may_end_the_running_one(broker: Broker, bus: EventBus) -> None:
     for task in ("t1", "t2"):
         await submitted(broker, bus, task)
     first, taken = await arrive(broker, bus, replaces="running")

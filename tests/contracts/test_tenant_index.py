@@ -41,7 +41,7 @@ async def tenants_with_index(broker: Broker) -> list[bytes]:
     return cast(list[bytes], await broker.call("ZRANGE", broker.keys.indexes, 0, -1))
 
 
-async def test_a_tenants_list_passes_no_task_of_others(broker: Broker, bus: EventBus) -> None:
+async def test_a_tenants_list_reads_no_task_of_others(broker: Broker, bus: EventBus) -> None:
     await index_everything(bus)
     await start(broker, bus, "acme.1", "acme")
     await start(broker, bus, "other", "other")
@@ -52,7 +52,7 @@ async def test_a_tenants_list_passes_no_task_of_others(broker: Broker, bus: Even
     assert await listed(bus, "nobody") == []
 
 
-async def test_a_list_of_open_tasks_passes_no_ended_one(broker: Broker, bus: EventBus) -> None:
+async def test_a_list_of_open_tasks_reads_no_ended_one(broker: Broker, bus: EventBus) -> None:
     for task in ("acme.1", "acme.2", "plain"):
         await start(broker, bus, task, "acme" if task != "plain" else "")
     await fill_index(broker, [f"ended-{number}" for number in range(MAX_SCANNED + 1)])

@@ -51,7 +51,7 @@ async def test_two_owners_promote_once(broker: Broker, bus: EventBus, other: Eve
     assert await delayed(broker) == {}
 
 
-async def test_a_timer_that_comes_twice_acts_once(broker: Broker, bus: EventBus) -> None:
+async def test_a_timer_that_fires_twice_acts_once(broker: Broker, bus: EventBus) -> None:
     """A server that lost its last second has the timer again; the run is in flight by then."""
     await broker.submit(bus, "t", key="k")
     assert await bus.retry(await broker.take(bus), RETRY_MS, b"")
@@ -65,7 +65,7 @@ async def test_a_timer_that_comes_twice_acts_once(broker: Broker, bus: EventBus)
     assert len(await broker.entries("agent")) == 1
 
 
-async def test_a_calls_timer_that_comes_twice_after_its_result_acts_once(broker: Broker, bus: EventBus) -> None:
+async def test_a_calls_timer_that_fires_twice_after_its_result_acts_once(broker: Broker, bus: EventBus) -> None:
     """The step is not missing any more, so its call is not appended."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))

@@ -31,7 +31,7 @@ def publish(topic: str, key: str = "k", *, step: str = "0", sender: str = "") ->
     return ["p", f"message-{step}", topic, key, b'"hello"', b'{"topic":"news"}', sender, step, DIGEST]
 
 
-async def test_every_subscriber_gets_it_in_its_own_task(broker: Broker, bus: EventBus) -> None:
+async def test_every_subscriber_gets_the_message_in_its_own_task(broker: Broker, bus: EventBus) -> None:
     assert await bus.subscribe(NEWS)
     assert await bus.subscribe(NEWS_OF_EDITOR)
     assert await bus.publish("m", "news", "k", b'"hello"', b'{"topic":"news"}') == 2
@@ -52,7 +52,7 @@ async def test_a_message_reaches_a_replay_with_its_context(broker: Broker, bus: 
     assert (fields.data, fields.context) == (b'"hello"', b'{"topic":"news"}')
 
 
-async def test_another_topic_is_not_heard(broker: Broker, bus: EventBus) -> None:
+async def test_messages_on_other_topics_are_not_received(broker: Broker, bus: EventBus) -> None:
     await bus.subscribe(NEWS)
     await bus.subscribe(NEWS_OF_EDITOR)
     assert await bus.publish("m", "newspaper", "k", b"1") == 0
@@ -67,7 +67,7 @@ async def test_overlapping_subscriptions_deliver_once(broker: Broker, bus: Event
     assert await heard(broker, bus) == ["writer/k", "writer/k"]
 
 
-async def test_the_sender_does_not_hear_itself(broker: Broker, bus: EventBus) -> None:
+async def test_the_sender_does_not_receive_its_own_message(broker: Broker, bus: EventBus) -> None:
     await bus.subscribe(NEWS)
     await bus.subscribe(NEWS_OF_EDITOR)
     assert await bus.publish("m", "news", "k", b"1", b"", "writer/k") == 1
@@ -104,7 +104,7 @@ async def test_an_equal_subscription_is_one(broker: Broker, bus: EventBus) -> No
     assert await bus.subscriptions() == [ALL_NEWS, NEWS]
 
 
-async def test_unsubscribed_agents_hear_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_unsubscribed_agents_receive_nothing(broker: Broker, bus: EventBus) -> None:
     for wanted in (NEWS, NEWS_OF_EDITOR, ALL_NEWS):
         await bus.subscribe(wanted)
     assert await bus.unsubscribe(NEWS)
@@ -207,7 +207,7 @@ async def test_a_fenced_turn_publishes_nothing(broker: Broker, bus: EventBus) ->
     assert await heard(broker, bus) == ["editor/k"]
 
 
-async def test_a_topic_elsewhere_goes_out_with_the_relay(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_for_another_partition_is_sent_by_the_relay(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", "desk")
     assert await complete(bus, await broker.take(bus), publish("@news", sender="desk/d"))
     (entry,) = await broker.entries("asks")

@@ -143,7 +143,7 @@ async def test_a_task_elsewhere_may_end_the_one_that_asked(broker: Broker, bus: 
     await broker.idle()
 
 
-async def test_a_report_that_is_no_usage_writes_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_an_invalid_usage_report_writes_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     before = await broker.snapshot()

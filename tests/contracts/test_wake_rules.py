@@ -44,7 +44,7 @@ async def test_two_results_append_one_resume(broker: Broker, bus: EventBus) -> N
     assert await journal(broker) == {"1", "2"}
 
 
-async def test_a_step_may_wake_nobody(broker: Broker, bus: EventBus) -> None:
+async def test_a_step_may_wake_no_branch(broker: Broker, bus: EventBus) -> None:
     """A step that is awaited only after another one does not wake the run needlessly."""
     calls = await waits(broker, bus, ask("1", wait="0"), ask("2", wait="!"))
     assert await answer(bus, calls["1"])
@@ -185,7 +185,7 @@ async def test_names_of_runs_are_derived(broker: Broker, bus: EventBus, other: E
     assert (call.task, call.run) == ("t", "r/2.0.1")
 
 
-async def test_a_resume_says_which_turn_it_begins(broker: Broker, bus: EventBus) -> None:
+async def test_a_resume_names_the_turn_that_it_begins(broker: Broker, bus: EventBus) -> None:
     """A handler that kept the run in memory continues it only if it has handled all earlier turns."""
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

@@ -19,7 +19,7 @@ def handler(bus: EventBus, app: App) -> TurnHandler:
     return TurnHandler(bus, app, Metrics(CollectorRegistry(), "agent-handler"))
 
 
-async def test_a_step_of_a_dead_owner_is_not_done_again_by_who_had_the_turn_before(
+async def test_a_step_of_a_dead_owner_is_not_repeated_by_the_previous_owner(
     broker: Broker, bus: EventBus, other: EventBus
 ) -> None:
     """One process has the first turn and keeps the run. The next turn's owner dies after it has journaled a step."""
@@ -67,7 +67,7 @@ async def test_a_step_of_a_dead_owner_is_not_done_again_by_who_had_the_turn_befo
     assert done == ["paid"]
 
 
-async def test_a_run_kept_in_memory_sees_what_a_call_back_has_changed(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_in_memory_sees_the_change_of_a_reentrant_call(broker: Broker, bus: EventBus) -> None:
     """The nested run ends last, and only its end lets the outer run continue: its change of the state is not lost."""
     app = App("nested")
 
@@ -89,7 +89,7 @@ async def test_a_run_kept_in_memory_sees_what_a_call_back_has_changed(broker: Br
     assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'
 
 
-async def test_a_run_kept_in_memory_sees_what_a_call_back_through_another_agent_has_changed(
+async def test_a_run_in_memory_sees_the_change_of_a_reentrant_call_through_another_agent(
     broker: Broker, bus: EventBus
 ) -> None:
     """The other agent's answer lets the run continue, long after the nested run has ended."""
@@ -117,7 +117,7 @@ async def test_a_run_kept_in_memory_sees_what_a_call_back_through_another_agent_
     assert (await broker.hash("inst:writer/k"))["state"] == '{"n":2}'
 
 
-async def test_a_call_back_in_a_gather_that_ends_first_is_seen_too(broker: Broker, bus: EventBus) -> None:
+async def test_a_reentrant_call_in_a_gather_that_ends_first_is_also_seen(broker: Broker, bus: EventBus) -> None:
     """Its end wakes nobody. The tool's result wakes the run, which must not continue with its old state."""
     app = App("gathered")
 

@@ -23,7 +23,7 @@ from tests.contracts.broker import (
 from tests.contracts.test_queued_work import consuming, drained
 
 
-async def test_owners_hear_of_a_withdrawn_call_by_their_heartbeat(broker: Broker, bus: EventBus) -> None:
+async def test_owners_learn_of_a_withdrawn_call_with_their_heartbeat(broker: Broker, bus: EventBus) -> None:
     """Its late result only settles its entry."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"), ask("2"))
@@ -71,7 +71,7 @@ async def test_a_withdrawn_child_run_ends_with_all_below_it(broker: Broker, bus:
     await broker.idle()
 
 
-async def test_a_withdrawn_child_in_flight_keeps_its_instance_until_it_comes_in(broker: Broker, bus: EventBus) -> None:
+async def test_a_withdrawn_child_in_flight_keeps_its_instance_until_it_arrives(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent", key="e"), ask("2"))
     child = await broker.take(bus)
@@ -87,7 +87,7 @@ async def test_a_withdrawn_child_in_flight_keeps_its_instance_until_it_comes_in(
     assert "state" not in await broker.hash("inst:editor/e")
 
 
-async def test_a_withdrawn_call_back_never_enters_its_instance(broker: Broker, bus: EventBus) -> None:
+async def test_a_withdrawn_reentrant_call_never_enters_its_instance(broker: Broker, bus: EventBus) -> None:
     """It waited for the turn that withdraws it."""
     await broker.submit(bus, "t", key="k")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
@@ -159,7 +159,7 @@ async def test_a_withdrawn_request_to_another_partition_is_cancelled_there(broke
     assert not await bus.answer_request("t", "r", "1", b"K", b'"late"', "editor", "there")
 
 
-async def test_a_withdrawn_run_gives_back_what_its_calls_have_reserved(broker: Broker, bus: EventBus) -> None:
+async def test_a_withdrawn_run_releases_the_reservations_of_its_calls(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
     child = await broker.take(bus)
@@ -171,7 +171,7 @@ async def test_a_withdrawn_run_gives_back_what_its_calls_have_reserved(broker: B
     assert "rs" not in await broker.task("t")
 
 
-async def test_watchers_hear_of_a_withdrawn_run(broker: Broker, bus: EventBus) -> None:
+async def test_watchers_are_told_of_a_withdrawn_run(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
     assert (await broker.take(bus)).run == "r/1"
@@ -181,7 +181,7 @@ async def test_watchers_hear_of_a_withdrawn_run(broker: Broker, bus: EventBus) -
     assert [(entry["i"], entry["s"]) for entry in await broker.entries("states")] == [("run/t/r/1", "cancelled")]
 
 
-async def test_a_run_that_ends_withdraws_what_it_no_longer_wants(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_withdraws_its_open_steps_when_it_ends(broker: Broker, bus: EventBus) -> None:
     """Its task goes on, and so does the instance that the withdrawn run held."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
@@ -196,7 +196,7 @@ async def test_a_run_that_ends_withdraws_what_it_no_longer_wants(broker: Broker,
     assert await broker.hash("run:t/r/1/1") == {}
 
 
-async def test_the_journal_of_a_failed_run_goes_with_its_withdrawal(broker: Broker, bus: EventBus) -> None:
+async def test_the_journal_of_a_failed_run_is_deleted_with_its_withdrawal(broker: Broker, bus: EventBus) -> None:
     """It was kept for the redrive of its call, below a run that is withdrawn."""
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))

@@ -32,7 +32,7 @@ def test_it_is_a_compose_file(compose: dict[str, Any]) -> None:
     jsonschema.validators.validator_for(schema)(schema).validate(compose)
 
 
-def test_every_service_is_there_behind_its_profile(compose: dict[str, Any]) -> None:
+def test_every_service_is_defined_behind_its_profile(compose: dict[str, Any]) -> None:
     chosen = {
         each["environment"]["SERVICE"]: each
         for each in compose["services"].values()

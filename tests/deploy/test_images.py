@@ -50,7 +50,7 @@ def test_two_builds_give_the_same_files() -> None:
         assert {"/var/lib/apt/lists/*", "/var/cache/ldconfig/*", "/var/log/*.log"} <= set(line.split())
 
 
-def test_no_program_in_it_changes_users() -> None:
+def test_no_program_in_the_image_changes_users() -> None:
     base = DOCKERFILE.split("FROM python AS build")[0]
     assert "find / -xdev -type f -perm /6000 -exec chmod a-s {} +" in base
 
@@ -73,7 +73,7 @@ def test_copied_files_are_part_of_the_build_context() -> None:
         assert any(path == each or path.startswith(f"{each}/") for each in let_in), f".dockerignore shuts out {path}"
 
 
-def test_a_container_starts_what_the_wheel_has() -> None:
+def test_a_container_starts_the_services_of_the_wheel() -> None:
     assert 'CMD ["python", "-m", "runtime_core.host"]' in DOCKERFILE
     assert "COPY services /app/services" in DOCKERFILE, "python -m services.<name> works in the images, too"
 

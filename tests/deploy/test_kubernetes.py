@@ -72,7 +72,7 @@ def seen() -> set[str]:
     return set()
 
 
-def test_kubernetes_takes_every_object(manifests: tuple[Manifest, ...], seen: set[str]) -> None:
+def test_kubernetes_accepts_every_object(manifests: tuple[Manifest, ...], seen: set[str]) -> None:
     wrong = []
     for manifest in manifests:
         content = json.dumps(manifest, sort_keys=True)
@@ -280,7 +280,7 @@ def _labels(manifests: tuple[Manifest, ...]) -> list[dict[str, str]]:
     ]
 
 
-def test_policies_let_through_what_is_needed_and_deny_the_rest(manifests: tuple[Manifest, ...]) -> None:
+def test_policies_allow_needed_traffic_and_deny_the_rest(manifests: tuple[Manifest, ...]) -> None:
     policies = [each for each in manifests if each["kind"] == "NetworkPolicy"]
     assert any(policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} for policy in policies), (
         "nothing is denied"
@@ -328,7 +328,7 @@ def test_a_rollout_that_never_becomes_ready_is_healed_by_the_next_one(manifests:
     assert all(each["spec"]["podManagementPolicy"] == "Parallel" for each in sets)
 
 
-def test_services_start_when_their_secret_and_their_broker_are_there(manifests: tuple[Manifest, ...]) -> None:
+def test_services_start_once_their_secret_and_broker_exist(manifests: tuple[Manifest, ...]) -> None:
     for name, pod in pod_templates(manifests):
         if pod["metadata"].get("labels", {}).get("weft.dev/service") != "true":
             continue
@@ -446,7 +446,7 @@ def test_the_base_manifests_fit_on_one_node_with_four_processors(kubectl_command
     assert memory <= 10 * 2**30
 
 
-def test_the_autoscalers_by_work_take_the_place_of_those_by_cpu() -> None:
+def test_the_autoscalers_by_work_replace_those_by_cpu() -> None:
     """Kubernetes follows neither of two autoscalers on one Deployment, and an apply without the old one does not delete
     it."""
     by_cpu = {each["metadata"]["name"]: each["spec"] for each in _objects(K8S / "components/hpa/autoscalers.yaml")}

@@ -116,7 +116,7 @@ def test_each_user_may_do_its_work_and_no_more(users: dict[str, Client]) -> None
 
 
 @pytest.mark.parametrize("kind", repeat_on(*(kind for kind in MATRIX if kind != REDIS_7_0.name)))  # no WAITAOF
-def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
+def test_a_restart_keeps_every_transaction_and_the_default_user_off(
     script: ModuleType, kind: str, own_server: OwnServer, tmp_path: Path
 ) -> None:
     """Servers read their append-only file as the user `default`, and skip what that user may not do."""
@@ -143,7 +143,7 @@ def test_a_restart_forgets_no_transaction_and_lets_nobody_in(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_a_service_makes_its_namespace_with_its_user(
+async def test_a_service_creates_its_namespace_as_its_own_user(
     users: dict[str, Client], own_valkey: Server, service: str
 ) -> None:
     host = own_valkey.url.partition("://")[2]

@@ -75,7 +75,7 @@ def test_it_installs_two_packages(wheel: Path) -> None:
     assert {f"runtime_core/gateway/console/{path.parent.name}/{path.name}" for path in files} <= set(names)
 
 
-def test_it_says_its_license(wheel: Path) -> None:
+def test_the_wheel_names_its_license(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         folder = wheel.name.rpartition("-py3")[0] + ".dist-info"
         metadata = Parser().parsestr(archive.read(f"{folder}/METADATA").decode())

@@ -65,7 +65,7 @@ def results(server: OpenAIServer) -> list[str]:
     return [str(message["content"]) for message in messages if message["role"] == "tool"]
 
 
-def test_it_looks_searches_and_changes_a_file(openai_server: OpenAIServer, folder: Path) -> None:
+def test_it_reads_searches_and_changes_a_file(openai_server: OpenAIServer, folder: Path) -> None:
     openai_server.play(
         turns(
             calls(("files_list_files", {}), ("files_search_files", {"pattern": r"def \w+"})),
@@ -106,7 +106,7 @@ def test_a_call_that_the_user_refuses_does_not_run_and_the_model_gets_the_reason
 
 
 @only_in_matrix("on services that are killed")
-async def test_services_that_are_killed_pay_for_no_answer_twice_and_write_once_approved(
+async def test_killed_services_pay_for_no_answer_twice_and_write_once(
     openai_server: OpenAIServer, valkey: Server, namespace: str, tmp_path: Path, folder: Path
 ) -> None:
     openai_server.play(

@@ -172,7 +172,7 @@ def test_the_agent_that_a_model_drives_is_declared_as_the_page_says(folder: Path
     assert said.split() == ["assistant", "researcher", "writer"]
 
 
-def test_every_block_is_one_that_is_tried() -> None:
+def test_every_code_block_is_tested() -> None:
     tried = {
         "mermaid": ["flowchart LR"],
         "sh": ["make run", "weft up", "weft submit", "redis-cli", "weft task show", "pytest -q"],

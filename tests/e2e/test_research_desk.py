@@ -208,7 +208,7 @@ def test_the_same_question_gets_the_same_answer(
 
 
 @only_in_matrix("other questions")
-def test_a_topic_that_nothing_speaks_of_gets_a_polite_report(docs: Path, data_dir: Path) -> None:
+def test_an_unknown_topic_gets_a_polite_report(docs: Path, data_dir: Path) -> None:
     done = run(data_dir, "--docs", str(docs), "--topic", "zebras")
     assert (done.returncode, without_hints(done.stderr)) == (0, "")
     assert "Nothing found: " in report_of(done.stdout)
@@ -224,7 +224,7 @@ def test_by_default_it_reads_the_project_s_own_documentation(data_dir: Path, tmp
 
 
 @only_in_matrix("with a large collection")
-def test_an_engine_finds_in_a_large_collection_what_the_tools_find(data_dir: Path) -> None:
+def test_an_engine_and_the_tools_find_the_same_passages(data_dir: Path) -> None:
     done = run(data_dir, "--passages", "1500", "--engine", "local")
     assert (done.returncode, without_hints(done.stderr)) == (0, "")
     assert "15 documents in 15 shards" in done.stdout
@@ -292,9 +292,7 @@ def test_it_uses_the_model_and_the_broker_that_are_named(
 
 
 @only_in_matrix("with a model, while a service is killed")
-def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
-    docs: Path, data_dir: Path, openai_server: OpenAIServer
-) -> None:
+def test_a_killed_service_makes_no_model_call_twice(docs: Path, data_dir: Path, openai_server: OpenAIServer) -> None:
     play(openai_server)
     variables: dict[str, Any] = {
         "DESK_MODEL": "openai-chat:gpt-test",
@@ -324,7 +322,7 @@ def test_a_service_that_is_killed_meanwhile_makes_no_model_call_twice(
         (["--topic", ""], "contains no word to search for"),
     ],
 )
-def test_anything_that_cannot_work_is_reported_in_one_line(
+def test_unusable_arguments_are_reported_in_one_line(
     arguments: list[str], said: str, data_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -342,7 +340,7 @@ def test_wrong_usage_ends_with_2(data_dir: Path) -> None:
     assert run(data_dir, "--passages", "0").returncode == 2
 
 
-def test_a_broker_that_is_not_there_is_reported_in_one_line(docs: Path, data_dir: Path) -> None:
+def test_a_missing_broker_is_reported_in_one_line(docs: Path, data_dir: Path) -> None:
     done = run(data_dir, "--docs", str(docs), WEFT_REDIS_URL="memory://")
     assert done.returncode == 1
     assert done.stderr.startswith("research_desk: WEFT_REDIS_URL: memory:// lives in one process")
@@ -361,7 +359,7 @@ def test_a_signal_ends_it_and_all_that_it_started(docs: Path, data_dir: Path, nu
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent's death")
-def test_nothing_is_left_over_when_it_is_killed(docs: Path, data_dir: Path) -> None:
+def test_a_kill_leaves_nothing_behind(docs: Path, data_dir: Path) -> None:
     with started(data_dir, "--docs", str(docs), "--pause", "50") as process:
         wait_for(process, " documents in ")
         process.kill()
@@ -379,7 +377,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(docs: Path, data_dir: Path) -> 
         assert process.stderr.read() == ""
 
 
-def test_it_needs_nothing_that_only_development_has() -> None:
+def test_it_needs_no_development_package() -> None:
     code = (
         "import sys, examples.research_desk.__main__, examples.research_desk.app\n"
         "found = {name.partition('.')[0] for name in sys.modules}\n"
@@ -392,7 +390,7 @@ def test_it_needs_nothing_that_only_development_has() -> None:
 # ------------------------------------------------------------ retrieval
 
 
-def test_a_collection_has_the_same_text_whenever_it_is_made(tmp_path: Path) -> None:
+def test_a_collection_always_has_the_same_text(tmp_path: Path) -> None:
     first, second = (make_corpus(tmp_path / name, 150) for name in "ab")
     (second / DONE).unlink()  # as if its making had been interrupted
     (second / "notes-0001.md").unlink()
@@ -409,7 +407,7 @@ def best_of(docs: dict[str, str], topic: str) -> list[str]:
     return [one.place for one in cite(topic, rank(words, [found]))]
 
 
-def test_words_that_stand_together_come_first() -> None:
+def test_adjacent_words_rank_first() -> None:
     filler = "it goes on and on with many other things that nobody asked for here " * 3
     docs = {"far.md": f"The broker {filler} restarts.", "near.md": f"Here {filler} the broker restarts."}
     assert best_of(docs, "broker restart") == ["near.md:1", "far.md:1"]
@@ -445,7 +443,7 @@ def test_the_shards_do_not_change_the_order() -> None:
     assert ranked(1) == ranked(3)
 
 
-def test_a_folder_that_is_too_large_is_searched_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_folder_is_searched_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("text")
     monkeypatch.setattr(documents, "FILES_MAX", 2)

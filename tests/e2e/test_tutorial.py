@@ -119,7 +119,7 @@ def test_a_tool_in_javascript_runs_as_printed(folder: Path, variables: dict[str,
         assert "tea costs 9.5" in said_by("weft submit buyer tea --timeout 60", folder, variables)
 
 
-def test_every_block_is_one_that_is_tried() -> None:
+def test_every_code_block_is_tested() -> None:
     """Blocks for a cluster are `console` and `dockerfile`: tests/deploy builds what they apply."""
     languages = {block.language for page in (*PAGES, *how_to()) for block in blocks(page)}
     assert languages <= {"python", "sh", "text", "js"}

@@ -287,7 +287,7 @@ def is_holder(entry: Path, raylet: int) -> bool:
 
 
 @pytest.mark.timeout(900)
-async def test_a_killed_head_is_noticed_and_its_work_is_run_again(folder: str) -> None:
+async def test_a_killed_head_is_noticed_and_its_work_runs_again(folder: str) -> None:
     held = work("hold", f"head/{folder}", folder=folder, name="a")
     with RayCluster(2) as cluster:
         async with driver_of(cluster.environ) as driver:

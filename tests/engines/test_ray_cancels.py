@@ -50,7 +50,7 @@ async def test_a_cancel_is_repeated_and_kills_the_worker_late(
     assert set(forced) == {force}
 
 
-async def test_a_cancel_goes_on_when_nobody_waits_for_the_end_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancel_continues_after_its_caller_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine Ray may take longer than the caller waits. The worker must become free nevertheless."""
     stream, cancels, loop = Stream(), 0, asyncio.get_running_loop()
 

@@ -61,7 +61,7 @@ async def test_it_finds_its_cluster_by_address_and_takes_its_size(ray_cluster: R
     assert any("in fail" in note for note in failed.value.__cause__.__notes__)  # type: ignore[union-attr]
 
 
-async def test_a_cluster_that_is_not_there_is_one_line() -> None:
+async def test_a_missing_cluster_is_reported_in_one_line() -> None:
     with pytest.raises(ConfigurationError, match=r"RayEngine: no Ray at WEFT_RAY_ADDRESS=127\.0\.0\.1:1") as error:
         await engine_named("ray", RunConfig(address="127.0.0.1:1")).start()
     assert "\n" not in str(error.value)

@@ -195,7 +195,7 @@ async def test_a_cancel_of_a_map_ends_all_of_it(backend: SparkBackend, tmp_path:
 # -- jobs ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_gives_rows(backend: SparkBackend) -> None:
+async def test_a_job_returns_rows(backend: SparkBackend) -> None:
     assert await value_of(backend, work("rows_job", count=3)) == [{"id": n, "name": f"ü{n}"} for n in range(3)]
     assert await value_of(backend, work("rows_job", count=0)) == []
     assert await value_of(backend, work("pandas_job", count=2)) == [{"number": n, "text": "ü"} for n in range(2)]

@@ -57,7 +57,7 @@ async def test_it_finds_its_server_by_address_and_takes_its_size(spark: SparkSer
         assert await engine.map(functions.add, range(8)) == list(range(8))
 
 
-async def test_a_server_that_is_not_there_is_one_line() -> None:
+async def test_a_missing_server_is_reported_in_one_line() -> None:
     address = f"sc://127.0.0.1:{free_port()}"
     with pytest.raises(ConfigurationError, match=r"^SparkEngine: no Spark Connect server listens at 127") as error:
         await engine_named("spark", RunConfig(address=address)).start()

@@ -56,7 +56,7 @@ def server_of(driver: Driver) -> int:
     return int(java)
 
 
-async def test_a_server_killed_in_the_middle_of_steps_is_lost_and_another_one_is_started(tmp_path: Path) -> None:
+async def test_a_server_killed_during_steps_is_lost_and_replaced(tmp_path: Path) -> None:
     folder = str(tmp_path)
     environment = os.environ | {"WEFT_SPARK_LOCAL_MASTER": "local[2]"}
     environment.pop("WEFT_SPARK_REMOTE", None)
@@ -87,7 +87,7 @@ async def test_a_server_killed_in_the_middle_of_steps_is_lost_and_another_one_is
     assert not list(Path(tempfile.gettempdir()).glob(f"weft-spark-{pid}-*"))
 
 
-async def test_a_server_dies_with_who_started_it_by_sigkill(tmp_path: Path) -> None:
+async def test_a_server_dies_with_a_starter_that_is_killed(tmp_path: Path) -> None:
     folder = str(tmp_path)
     with suppress(BrokenPipeError), spark_server(2, "512m") as server:
         backend = SparkBackend({"WEFT_SPARK_REMOTE": server.url})
@@ -122,7 +122,7 @@ async def test_a_session_that_the_server_has_forgotten_is_a_loss(spark: SparkSer
     await backend.close()
 
 
-async def test_a_server_that_is_not_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_server_is_reported_in_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     remote = f"sc://127.0.0.1:{port}"
     with pytest.raises(Away, match=rf"^no Spark Connect server listens at 127.0.0.1:{port} \(WEFT_SPARK_REMOTE="):

@@ -51,7 +51,7 @@ async def reward(item: TrajectoryItem, end: Any) -> float:
     )
 
 
-async def test_it_counts_what_tasks_have_done(spark_driver: Driver, tmp_path: Path) -> None:
+async def test_it_counts_the_work_of_tasks(spark_driver: Driver, tmp_path: Path) -> None:
     local = LocalApp(app, trajectory=True)
     async with local as client:
         tasks = [await client.submit("asker", by) for by in (3, 4, 3, 0)] + [await client.submit("idler", "ü")]

@@ -30,7 +30,7 @@ def test_counts_at_their_bounds_are_accepted() -> None:
     assert _differences(85, 10, 800) == []
 
 
-def test_a_count_over_its_bound_has_to_become_cheaper() -> None:
+def test_a_count_above_its_bound_fails() -> None:
     assert _differences(112, 10, 1000) == ["calls.client is 112 per task, over its bound of 100: make the task cheaper"]
     assert _differences(100, 11, 1000) == [
         "broker.commands is 11 per task, over its bound of 10: make the task cheaper"
@@ -45,7 +45,7 @@ def test_a_count_well_below_its_bound_lowers_it() -> None:
     assert _differences(100, 9, 1000) == ["broker.commands is 9 per task, below its bound of 10: lower the bound"]
 
 
-def test_a_count_without_a_bound_is_over_it() -> None:
+def test_a_count_without_a_bound_fails() -> None:
     costs = Costs({"client": 100}, {"commands": 10, "bytes_in": 1000, "KEYS": 1}, {}, {})
     assert BOUNDS.differences(costs) == ["broker.KEYS is 1 per task, over its bound of 0: make the task cheaper"]
 

@@ -250,7 +250,7 @@ async def test_a_replica_is_refused_unless_it_becomes_the_master(own_server: Own
 
 # As JSON, all services write their lines with the same code.
 @pytest.mark.parametrize(("log_format", "services"), [("text", SERVICES), ("json", first_of(*SERVICES))])
-def test_an_impossible_configuration_is_one_line(
+def test_an_impossible_configuration_is_reported_in_one_line(
     place: dict[str, str], log_format: str, services: Sequence[str]
 ) -> None:
     cases = [*BAD_VALUES, *cases_of(place)]

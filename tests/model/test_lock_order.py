@@ -32,7 +32,7 @@ def test_time_limits_end_a_cycle_that_nobody_can_detect() -> None:
     [Guards(detect=False), Guards(detect_in_commit=False), Guards(follow=1)],
     ids=["no detection", "detection before the commit", "detection follows one wait"],
 )
-def test_a_dropped_guard_leaves_tasks_waiting_for_ever(guards: Guards) -> None:
+def test_a_dropped_guard_leaves_tasks_waiting_forever(guards: Guards) -> None:
     result = search(LockOrder(3, guards))
     print(result)
     assert "waits for ever" in result.broken, result

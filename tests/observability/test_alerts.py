@@ -19,13 +19,13 @@ from tests.observability.rules import FILES, alerts, bare, recorded, rules
 RUNBOOKS = ROOT / "docs" / "operations.md"
 
 
-def test_promtool_takes_the_rules(promtool_command: tuple[str, ...]) -> None:
+def test_promtool_accepts_the_rules(promtool_command: tuple[str, ...]) -> None:
     said = promtool(promtool_command, "check", "rules", *map(str, FILES))
     assert "FAILED" not in said
     assert "duplicate" not in said
 
 
-def test_promtool_takes_the_configuration_with_the_rules(promtool_command: tuple[str, ...], tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration_with_the_rules(promtool_command: tuple[str, ...], tmp_path: Path) -> None:
     config = (ROOT / "deploy" / "observability" / "prometheus.yml").read_text(encoding="utf-8")
     place = "/etc/prometheus/rules/"
     assert place in config

@@ -83,7 +83,7 @@ def test_a_page_has_the_form_of_one(dashboard: dict[str, Any]) -> None:
     assert set(re.findall(r"\$\{?(\w+)", text)) <= known
 
 
-def test_panels_lie_on_the_grid_and_on_nothing_else(dashboard: dict[str, Any]) -> None:
+def test_panels_are_on_the_grid_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
     panels: list[Panel] = dashboard["panels"]
     assert panels[0]["type"] == "row"
     ids = [panel["id"] for panel in panels]
@@ -146,7 +146,7 @@ def thresholds(panel: Panel) -> Iterator[list[dict[str, Any]]]:
                 yield each["value"]["steps"]
 
 
-def test_columns_of_a_table_are_renamed_to_what_it_sorts_and_colours(dashboard: dict[str, Any]) -> None:
+def test_columns_of_a_table_have_the_names_that_it_sorts_and_colours(dashboard: dict[str, Any]) -> None:
     for panel in dashboard["panels"]:
         if panel["type"] != "table":
             continue
@@ -191,7 +191,7 @@ def test_all_columns_of_a_table_are_in_sight_on_a_usual_screen(dashboard: dict[s
         assert panel["fieldConfig"]["defaults"]["custom"]["minWidth"] <= LABEL_PIXELS, panel["title"]
 
 
-def test_a_cell_without_a_value_does_not_say_that_the_table_is_empty(dashboard: dict[str, Any]) -> None:
+def test_an_empty_cell_does_not_show_the_text_for_an_empty_table(dashboard: dict[str, Any]) -> None:
     for panel in dashboard["panels"]:
         if panel["type"] == "table":
             empty = panel["fieldConfig"]["defaults"]["noValue"]

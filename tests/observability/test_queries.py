@@ -48,7 +48,7 @@ OF_THE_MACHINE = {"WeftEventLoopBlocked", "WeftHeartbeatOld", "WeftBrokerSlow"}
 
 
 @pytest.mark.slow
-async def test_every_query_gives_series_and_no_alert_fires_before_anything_goes_wrong(
+async def test_every_query_returns_series_and_no_alert_fires_without_a_problem(
     own_server: OwnServer,
     openai_server: OpenAIServer,
     prometheus_command: tuple[str, ...],

@@ -158,7 +158,7 @@ async def test_a_stream_ends_with_an_error(openai_server: OpenAIServer, client: 
     assert not openai_server.ledger()[0].complete
 
 
-async def test_a_response_that_is_not_kept_cannot_be_gone_on_with(
+async def test_a_response_that_is_not_kept_cannot_be_continued(
     openai_server: OpenAIServer, client: AsyncOpenAI
 ) -> None:
     openai_server.play(answer("Hello."))

@@ -67,7 +67,7 @@ async def test_a_request_without_a_matching_rule_gets_an_error(
         await client.chat.completions.create(model=MODEL, messages=said("Hello"))
 
 
-async def test_a_conversation_with_tools_goes_by_its_own_messages(
+async def test_a_conversation_with_tools_keeps_its_own_messages(
     openai_server: OpenAIServer, client: AsyncOpenAI
 ) -> None:
     openai_server.play(turns(calls(("weather", {"city": "{user}"}), ("time", {})), answer("{results}")))
@@ -132,9 +132,7 @@ async def test_a_stream_brings_text_calls_and_usage(openai_server: OpenAIServer,
     assert openai_server.ledger()[0].complete
 
 
-async def test_structured_output_takes_the_way_that_the_request_asks_for(
-    openai_server: OpenAIServer, client: AsyncOpenAI
-) -> None:
+async def test_structured_output_uses_the_requested_mode(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(output({"city": "Bern"}))
     native = await client.chat.completions.create(
         model=MODEL,
@@ -241,7 +239,7 @@ async def test_failures_by_probability_are_the_same_for_the_same_seed(
     assert set(rounds[0]) == {200, 500}
 
 
-async def test_bodies_that_are_no_answer_are_sent_as_they_are(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_invalid_bodies_are_sent_unchanged(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(broken("{not JSON", times=1), broken("", times=1), answer("Hello."))
     raw = client.chat.completions.with_raw_response
     bodies = [(await raw.create(model=MODEL, messages=said("Hello"))).text for _ in range(2)]

@@ -75,7 +75,7 @@ async def test_a_rate_limit_says_how_long(openai_server: OpenAIServer, model: Mo
 
 
 @pytest.mark.parametrize("native", [False, True])
-async def test_an_agent_comes_to_its_structured_output(
+async def test_an_agent_reaches_its_structured_output(
     openai_server: OpenAIServer, model: Model[Any], native: bool
 ) -> None:
     openai_server.play(

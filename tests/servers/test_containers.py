@@ -69,7 +69,7 @@ def test_a_docker_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: 
         others.get(CONTAINERS[0])
 
 
-def test_the_contract_leaves_out_what_cannot_run_here(tmp_path: Path) -> None:
+def test_the_contract_skips_tests_that_cannot_run_here(tmp_path: Path) -> None:
     """One line says so already; a skip of each test would hide it."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "tests/contracts/test_topics.py", "-k", CONTAINERS[0]],

@@ -161,7 +161,7 @@ async def test_pieces_are_delayed_together_and_stay_in_order(proxy: Proxy, line:
     assert asyncio.get_running_loop().time() - began < 1.2
 
 
-async def test_a_server_that_is_away_cuts_the_client(own_valkey: Server) -> None:
+async def test_a_server_that_is_down_breaks_the_clients_connection(own_valkey: Server) -> None:
     async with Proxy(own_valkey.url) as proxy:
         line = await Line.open(proxy.url)
         assert await line.ask("PING") == b"+PONG"

@@ -28,7 +28,7 @@ from benchmarks.question import LENGTH, answer, found, question
 from benchmarks.throughput import PROCESSES, AutogenRound, WeftRound, report, summary
 
 
-def test_nothing_named_means_all_with_the_results_in_their_folder() -> None:
+def test_without_names_all_run_and_results_go_to_their_folder() -> None:
     given = parse([])
     assert given.command == ALL
     assert given.results == ROOT / "benchmarks" / "results"
@@ -109,7 +109,7 @@ async def test_a_wrong_answer_ends_the_drive() -> None:
     assert failed.group_contains(ValueError, match="question 2 was answered wrongly")
 
 
-def test_a_driver_takes_orders_as_lines_and_answers_with_lines() -> None:
+def test_a_driver_reads_and_writes_lines() -> None:
     program = "import asyncio; from benchmarks import driver, question\nasync def ask(t): return question.found(t)\n"
     orders = "".join(json.dumps({"first": first, "tasks": 5, "in_flight": 2}) + "\n" for first in (0, 5))
     done = subprocess.run(

@@ -55,7 +55,7 @@ def test_an_empty_environment_gives_the_defaults(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / ".weft").exists(), "reading settings must not write anything"
 
 
-def test_a_variable_set_to_nothing_counts_as_not_set() -> None:
+def test_an_empty_variable_counts_as_unset() -> None:
     empty = {f"WEFT_{field.name.upper()}": " " for field in dataclasses.fields(Settings)}
     assert Settings.from_environment(empty) == Settings.from_environment({})
 

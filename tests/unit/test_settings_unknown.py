@@ -38,7 +38,7 @@ def test_a_variable_that_is_not_a_setting_is_refused_in_one_line(variable: str, 
     "variable",
     ["WEFT_APP_TOKEN", "WEFT_TEST_CACHE", "WEFT_CHAOS_SEED", "DESK_DOCS"],
 )
-def test_variables_of_others_are_left_alone(variable: str) -> None:
+def test_foreign_variables_are_ignored(variable: str) -> None:
     assert Settings.from_environment({variable: "x"}) == Settings.from_environment({})
 
 

@@ -55,11 +55,11 @@ class EnginePromises:
         assert await engine.agather(*calls) == ["a", "b", "c"]
         assert await engine.map(functions.same, range(20)) == list(range(20))
 
-    async def test_execute_gives_a_list_for_a_list_and_a_dict_for_a_dict(self, engine: RuntimeEngine) -> None:
+    async def test_execute_returns_a_list_for_a_list_and_a_dict_for_a_dict(self, engine: RuntimeEngine) -> None:
         assert await engine.execute([functions.add, functions.add_later], 1, right=2) == [3, 3]
         assert await engine.execute({"a": functions.add, "b": EngineCall(functions.add, (7,))}, 1) == {"a": 1, "b": 7}
 
-    async def test_nothing_in_nothing_out(self, engine: RuntimeEngine) -> None:
+    async def test_empty_input_gives_empty_output(self, engine: RuntimeEngine) -> None:
         assert await engine.execute([]) == []
         assert await engine.execute({}) == {}
         assert await engine.agather() == []
@@ -212,7 +212,7 @@ class EnginePromises:
         open_gate(folder)
         assert await running == [None] * 5 + ["free"]
 
-    async def test_close_ends_what_runs(self, engine: RuntimeEngine, folder: str) -> None:
+    async def test_close_ends_running_work(self, engine: RuntimeEngine, folder: str) -> None:
         running = asyncio.create_task(engine.agather(EngineCall(functions.hold, (folder, "a")), return_exceptions=True))
         await until(lambda: functions.count_begun(folder) == 1, "the call runs")
         await engine.close()

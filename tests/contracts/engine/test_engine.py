@@ -44,7 +44,7 @@ def twice(function: Callable[..., int], *args: int) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_engine_of_ones_own_may_wrap_functions(mode: str) -> None:
+async def test_a_custom_engine_may_wrap_functions(mode: str) -> None:
     async with Doubling(RunConfig(mode=mode, worker_num=1)) as engine:
         assert await engine.map(functions.add, [1, 2]) == [2, 4]
 

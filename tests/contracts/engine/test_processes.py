@@ -73,13 +73,13 @@ async def test_an_exit_is_a_death_too(engine: LocalEngine) -> None:
     assert await engine.map(functions.add, [1]) == [1]
 
 
-async def test_a_death_is_seen_though_a_child_of_the_worker_lives_on(engine: LocalEngine, folder: str) -> None:
+async def test_a_death_is_noticed_even_if_a_child_of_the_worker_lives(engine: LocalEngine, folder: str) -> None:
     with pytest.raises(CallFailed, match="was ended by SIGKILL"):
         await engine.map(functions.die_with_a_child, [folder])
     open_gate(folder)
 
 
-async def test_workers_that_died_in_their_rest_cost_nobody_a_call(folder: str) -> None:
+async def test_workers_that_died_while_idle_cost_no_call(folder: str) -> None:
     """The number of deaths does not matter: there is no limit of attempts."""
     number = 5
     async with LocalEngine(RunConfig(mode="processes", worker_num=number)) as engine:
@@ -98,7 +98,7 @@ async def test_workers_that_died_in_their_rest_cost_nobody_a_call(folder: str) -
         assert new not in dead
 
 
-async def test_a_call_that_had_not_reached_its_worker_is_given_to_another(engine: LocalEngine, folder: str) -> None:
+async def test_a_call_that_had_not_reached_its_worker_goes_to_another(engine: LocalEngine, folder: str) -> None:
     [pid] = await engine.agather(functions.process)
     os.kill(pid, signal.SIGSTOP)
     running = asyncio.create_task(engine.agather(EngineCall(functions.begun, (folder, "a"))))

@@ -122,7 +122,7 @@ async def test_the_server_begins_before_a_tick_ends(valkey: Server, namespace: s
             assert await asyncio.gather(*calls) == list(range(1, WRITTEN_AT_ONCE + 2))
 
 
-async def test_calls_wait_while_nobody_listens(valkey: Server, namespace: str) -> None:
+async def test_calls_wait_while_no_server_listens(valkey: Server, namespace: str) -> None:
     async with Proxy(valkey.url) as proxy, client(proxy.url) as transport:
         await proxy.down()
         calls = [asyncio.ensure_future(transport.call("RPUSH", f"{namespace}:list", number)) for number in range(20)]
@@ -229,7 +229,7 @@ async def consuming(transport: RespTransport, keys: Keys) -> AsyncIterator[Compl
         await asyncio.wait([running], timeout=SECONDS)
 
 
-async def test_a_consumer_takes_what_came_with_a_lost_reply(valkey: Server, namespace: str) -> None:
+async def test_a_consumer_takes_the_entries_of_a_lost_reply(valkey: Server, namespace: str) -> None:
     """While it lives nobody adopts it, so it has to look by itself."""
     async with partition(valkey.url, namespace) as (broker, bus), Proxy(valkey.url) as proxy:
         lost = proxy.lose_reply(b"XREADGROUP")
@@ -320,7 +320,7 @@ async def test_a_read_on_a_silent_connection_ends(valkey: Server, namespace: str
         assert taken[0].task == "t"
 
 
-async def test_close_ends_what_waits(valkey: Server, namespace: str) -> None:
+async def test_close_ends_waiting_calls(valkey: Server, namespace: str) -> None:
     async with Proxy(valkey.url) as proxy:
         transport = RespTransport(parse_address(proxy.url))
         await transport.connect(SECONDS)
@@ -674,7 +674,7 @@ class Resetting(CredentialProvider):
         return "weft", "word"
 
 
-def test_a_server_that_dies_while_a_connection_is_made_is_a_lost_connection(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_dies_during_a_connect_is_a_lost_connection(caplog: pytest.LogCaptureFixture) -> None:
     """The services run on uvloop, which raises RuntimeError for a write to a connection that the server has reset."""
     with socket.create_server((HOST, 0)) as Resetting.listening:
         url = f"redis://{HOST}:{Resetting.listening.getsockname()[1]}?credential_provider={__name__}:Resetting"
@@ -739,7 +739,7 @@ async def one_task(broker: Broker, bus: EventBus) -> None:
     await broker.idle()
 
 
-async def test_a_connect_that_is_given_up_leaves_nothing_behind() -> None:
+async def test_an_abandoned_connect_leaves_nothing_behind() -> None:
     """Nobody was given the transport, so nobody could close it."""
     accepted = asyncio.Event()
     connections: list[asyncio.StreamWriter] = []

@@ -119,7 +119,9 @@ async def test_a_submit_with_another_partitionkey_starts_nothing(
         assert sum(len(tasks) for tasks in found if isinstance(tasks, list)) == 1
 
 
-async def test_a_call_back_through_another_partition_is_nested(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_reentrant_call_through_another_partition_is_nested(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
     near, far = KEYS[0], next(key for key in KEYS if place("mirror", key) != place("mirror", KEYS[0]))
     async with (
         Fleet(valkey.url, namespace, tmp_path, environ=SETTINGS),

@@ -58,7 +58,7 @@ async def test_a_message_reaches_every_subscribers_instance() -> None:
             assert heard == [[["about streams"], "facts", "researcher/r-1", "s-1"]]
 
 
-async def test_a_client_publishes_and_a_repeat_is_heard_once() -> None:
+async def test_a_client_publishes_and_a_repeat_is_received_once() -> None:
     async with LocalApp(desk()) as client:
         message = {"type": "Facts", "data": {"topic": "t", "facts": ["one"]}}
         assert await client.publish("facts", message, source="t", message_id="m-1") == 2

@@ -196,9 +196,7 @@ async def test_steps_wait_for_an_unavailable_engine_and_report_it(
         await here.until(lambda: "connected to Ray: version 1.0, at a folder" in gateway.text(), "the log tells of it")
 
 
-async def test_a_step_fails_that_has_waited_as_long_as_its_task_says(
-    valkey: Server, namespace: str, tmp_path: Path
-) -> None:
+async def test_a_step_fails_after_the_wait_that_its_task_allows(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with world(valkey, namespace, tmp_path, up=False) as here:
         gateway = here.fleet.members["ray-gateway-1"]
         await here.until(lambda: "touch the file up" in gateway.text(), "the log says why")
@@ -210,7 +208,7 @@ async def test_a_step_fails_that_has_waited_as_long_as_its_task_says(
         assert "touch the file up" in ended.error["message"]
 
 
-async def test_an_engine_that_is_being_started_is_not_away(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_starting_engine_does_not_count_as_disconnected(valkey: Server, namespace: str, tmp_path: Path) -> None:
     environ = {SLOW: "1", "WEFT_METRICS_PORT": "0"}
     async with world(valkey, namespace, tmp_path, up=False, environ=environ) as here:
         wanted = {"function": "double", "arguments": {"number": 4}}

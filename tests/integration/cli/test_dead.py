@@ -97,7 +97,7 @@ def test_a_dead_letter_is_fixed_and_redriven(weft: Weft) -> None:
     assert f"there is no dead letter {letter}" in again.err
 
 
-def test_redrive_all_takes_each_letter_once(weft: Weft) -> None:
+def test_redrive_all_redrives_each_letter_once(weft: Weft) -> None:
     for number in (1, 2):
         weft("submit", "caller", "wrong", "--task-id", f"all-{number}")
     before = letters_of(weft, "all-1")

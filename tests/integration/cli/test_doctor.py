@@ -43,7 +43,7 @@ def test_tasks_that_wait_for_turns_are_shown_and_repaired(weft: Weft, desk: Desk
             server.hdel("weft:{0}:meta", "queued")
 
 
-def test_the_doctor_names_the_delivery_for_which_a_lone_handler_takes_no_other_work(weft: Weft, desk: Desk) -> None:
+def test_the_doctor_names_a_delivery_that_a_handler_runs_alone(weft: Weft, desk: Desk) -> None:
     stream, group = "weft:{0}:agent:nobody", "agent-handler"
     with closing(desk.redis()) as server:
         server.hset("weft:{0}:agents", "poison", "agent:nobody")
@@ -143,7 +143,9 @@ def test_the_doctor_reports_a_missing_broker(
     assert capsys.readouterr().out.startswith("✗ server: no broker: ")
 
 
-def test_the_doctor_sees_another_trajectory_store(weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_a_different_trajectory_store(
+    weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weft("submit", "echo", "x", "--task-id", "cursor-1")
     shown_with(weft, "cursor-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
     (tmp_path / "other.db").touch()

@@ -83,7 +83,7 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "arguments", [["submit", "echo"], ["task", "list"], ["task", "show", "x"], ["dead", "list"], ["lag"]]
 )
-def test_without_a_broker_one_line_says_how_to_get_one(
+def test_without_a_broker_one_line_names_the_remedy(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("WEFT_REDIS_URL", raising=False)

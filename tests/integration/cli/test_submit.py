@@ -73,7 +73,7 @@ def test_submit_without_waiting_prints_the_id(weft: Weft) -> None:
     assert weft("submit", "echo", "x", "--no-wait", "--task-id", "n-1", "--json").json == {"task_id": "n-1"}
 
 
-def test_a_failed_task_gives_status_1_and_one_line(weft: Weft) -> None:
+def test_a_failed_task_exits_with_status_1_and_one_line(weft: Weft) -> None:
     ended = weft("submit", "rejecting", "thanks", "--task-id", "f-1")
     assert ended == Ended(1, "", "weft submit: task f-1 failed: Reject: no thanks; see weft task show f-1\n")
     ended = weft("submit", "rejecting", "thanks", "--json")

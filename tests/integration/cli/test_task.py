@@ -36,7 +36,7 @@ def test_a_list_counts_the_steps_of_an_ended_task(weft: Weft) -> None:
     assert row["steps"] == weft("task", "show", "counted-1", "--json").json["steps"] == 2
 
 
-def test_wrong_json_is_no_text(weft: Weft) -> None:
+def test_wrong_json_is_not_treated_as_text(weft: Weft) -> None:
     ended = weft("submit", "echo", '{"a": tru}')
     assert ended.status == 1
     assert ended.err.startswith("weft submit: input: is not JSON at column 7 (Expecting value): correct it")
@@ -85,7 +85,7 @@ def test_many_tasks_are_cancelled_at_once(weft: Weft) -> None:
         assert "give either ids, or --all with any filters" in wrong.err
 
 
-def test_a_waiting_task_says_for_whom_it_waits(weft: Weft) -> None:
+def test_a_waiting_task_names_the_task_that_it_waits_for(weft: Weft) -> None:
     weft("submit", "approver", "draft", "--task-id", "rest-1", "--no-wait")
     [wait] = shown_with(weft, "rest-1", lambda view: view.get("questions"))["waits_for"]
     assert wait["since"] > 0
@@ -199,7 +199,7 @@ def test_a_question_in_a_nested_run_is_shown_and_answered(weft: Weft) -> None:
     assert weft("task", "signal", "ask-1", asked, "false").err.startswith("weft task signal: ")
 
 
-def test_a_retry_under_way_is_shown_with_its_error(weft: Weft) -> None:
+def test_a_running_retry_is_shown_with_its_error(weft: Weft) -> None:
     weft("submit", "patient", "x", "--task-id", "retry-1", "--no-wait")
     view = shown_with(weft, "retry-1", lambda view: any("attempt" in wait for wait in view.get("waits_for", ())))
     wait = view["waits_for"][0]
@@ -223,7 +223,7 @@ def test_cancel_ends_a_task_once(weft: Weft) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel", "delete"])
-def test_an_unknown_task_is_one_line(verb: str, weft: Weft) -> None:
+def test_an_unknown_task_is_reported_in_one_line(verb: str, weft: Weft) -> None:
     ended = weft("task", verb, "unheard-of")
     assert ended == Ended(1, "", f"weft task {verb}: task_id: there is no task 'unheard-of'; see `weft task list`\n")
     # In particular, to cancel it must not keep the id from a first submit.
@@ -289,9 +289,7 @@ def test_a_reopened_task_is_not_shown_as_ended(weft: Weft) -> None:
     assert "again-1" not in [row["task_id"] for row in weft("task", "list", "--status", "failed", "--json").json]
 
 
-def test_a_task_that_asks_models_shows_usage_by_model_each_call_and_its_error_in_one_line(
-    weft: Weft, desk: Desk
-) -> None:
+def test_a_task_shows_usage_by_model_and_the_error_of_each_call_in_one_line(weft: Weft, desk: Desk) -> None:
     weft("submit", "thinks", json.dumps({"api_key": "hush"}), "--task-id", "thinks-1")
     shown_with(weft, "thinks-1", lambda view: view["trajectory"] and view["trajectory"]["complete"])
     usage = ("8 tokens, 6 input_tokens, 2 output_tokens, 0.5 cost", "large-1: 8 tokens, 6 input_tokens")
@@ -374,7 +372,7 @@ def test_a_message_is_sent_to_a_running_task(weft: Weft) -> None:
     assert "there is no task 'told-2'" in weft("task", "send", "told-2", "budget", "20").err
 
 
-def test_outside_of_the_recorder_show_says_where_the_steps_are(
+def test_show_without_a_store_says_where_the_steps_are(
     weft: Weft, desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert weft("submit", "echo", "1", "--task-id", "elsewhere-1").status == 0

@@ -87,7 +87,9 @@ def test_a_missing_trajectory_store_is_named_and_not_made(
         (("--format", "sar", "-o", "missing/items"), "missing/items: No such file or directory"),
     ],
 )
-def test_an_export_that_cannot_be_written_is_one_line(weft: Weft, arguments: tuple[str, ...], said: str) -> None:
+def test_an_export_that_cannot_be_written_is_reported_in_one_line(
+    weft: Weft, arguments: tuple[str, ...], said: str
+) -> None:
     assert weft("submit", "echo", "1", "--task-id", "full-1").status == 0
     until(lambda: weft("trajectory", "show", "full-1").status == 0)
     ended = weft("trajectory", "export", *arguments)
@@ -95,7 +97,7 @@ def test_an_export_that_cannot_be_written_is_one_line(weft: Weft, arguments: tup
 
 
 @pytest.mark.parametrize("arguments", [("trajectory", "export"), ("task", "list")], ids=["export", "list"])
-def test_a_full_disk_under_the_output_is_one_line(weft: Weft, desk: Desk, arguments: tuple[str, ...]) -> None:
+def test_a_full_disk_is_reported_in_one_line(weft: Weft, desk: Desk, arguments: tuple[str, ...]) -> None:
     assert weft("submit", "echo", "1", "--task-id", f"full-{arguments[0]}").status == 0
     until(lambda: weft("trajectory", "show", f"full-{arguments[0]}").status == 0)
     with open("/dev/full", "wb") as full:

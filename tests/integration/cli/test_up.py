@@ -59,7 +59,7 @@ def test_a_new_project_overwrites_nothing(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_import_error_is_told_once_before_the_broker_starts(tmp_path: Path) -> None:
+def test_an_import_error_is_reported_once_before_the_broker_starts(tmp_path: Path) -> None:
     (tmp_path / "desk.py").write_text("import misspelled\n")
     done = subprocess.run(
         command("up", "--app", "desk:app"),

@@ -283,7 +283,7 @@ async def test_a_fork_of_a_waiting_task_copies_its_journal_and_metadata() -> Non
     assert calls["search x"] == 1
 
 
-async def test_a_result_that_fits_no_more_is_a_divergence_and_not_believed() -> None:
+async def test_a_result_that_no_longer_fits_is_a_divergence() -> None:
     """The program has changed since: it performs a step of its own where it called a tool."""
     changed = False
     app = App("changing")

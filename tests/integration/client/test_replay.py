@@ -202,7 +202,7 @@ async def test_a_step_that_was_redriven_with_other_data_follows(tmp_path: Path) 
         assert only(await check(store, desk(other), namespace="local"))[0] == "1"
 
 
-async def test_a_fork_with_another_result_follows(tmp_path: Path) -> None:
+async def test_a_fork_with_a_different_result_follows_it(tmp_path: Path) -> None:
     """Its steps before the fork are those of its origin, even where many tasks are checked."""
     url = f"sqlite:///{tmp_path / 'trajectory.db'}"
     local = LocalApp(desk(before), trajectory=url)
@@ -270,7 +270,7 @@ async def test_a_run_of_several_attempts_replays_as_it_went(tmp_path: Path) -> N
     assert found.ok, str(found)
 
 
-async def test_a_job_that_the_end_has_stopped_is_no_difference(tmp_path: Path) -> None:
+async def test_a_job_stopped_by_the_end_of_its_run_is_not_a_difference(tmp_path: Path) -> None:
     async def jobs(ctx: AgentContext, topic: str) -> object:
         async def watch() -> None:
             while True:

@@ -110,7 +110,7 @@ async def test_each_reader_begins_at_its_own_cursor(client: Client) -> None:
     assert await texts_of(task, events[10].entry_id) == expected(30)[11:], "also after the end"
 
 
-async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_loses_nothing_and_delays_no_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for readers is bounded; a reader that is further behind reads from the broker."""
     monkeypatch.setattr(task_module, "WINDOW_EVENTS", 7)
     task = await client.submit("counts", 500, stream=True)
@@ -204,7 +204,7 @@ async def test_a_reader_begins_again_if_the_broker_has_lost_its_last_writes(clie
     await other.aclose()
 
 
-async def test_a_stream_that_nobody_can_read_fails_for_every_reader(client: Client) -> None:
+async def test_an_unreadable_stream_fails_for_every_reader(client: Client) -> None:
     task = await client.submit("counts", 1)
     with pytest.raises(InvalidInput, match="is not the `entry_id` of an event"):
         await anext(task.stream("yesterday"))

@@ -134,7 +134,7 @@ async def test_steps_of_a_child_count_for_the_whole_task(client: Client) -> None
     assert (response.error["type"], "max_steps=2" in response.error["message"]) == ("LimitExceeded", True)
 
 
-async def test_limits_and_usage_of_a_task_under_way_are_shown(client: Client) -> None:
+async def test_limits_and_usage_of_a_running_task_are_shown(client: Client) -> None:
     task = await client.submit("waits", options=SubmitOptions(max_tokens=5))
     assert (await task.show())["limits"] == {"max_tokens": 5}
 

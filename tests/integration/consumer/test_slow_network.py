@@ -25,7 +25,7 @@ TASKS = 8
 
 
 @pytest.mark.parametrize("far", [("tool-handler",), ("agent-handler", "tool-handler", "state-manager")], ids=len)
-async def test_calls_are_made_once_though_each_reply_outlasts_the_lease(
+async def test_calls_run_once_even_if_each_reply_takes_longer_than_the_lease(
     far: tuple[str, ...], valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     """Other processes are near, and would declare a silent one dead: its heartbeats arrive in time all the same."""

@@ -181,9 +181,7 @@ async def test_a_body_in_parts_is_bounded_too(valkey: Server, namespace: str, tm
         assert problem(response) == (413, "too-large", "")
 
 
-async def test_a_caller_that_is_too_fast_is_told_when_to_come_again(
-    valkey: Server, namespace: str, tmp_path: Path
-) -> None:
+async def test_a_caller_over_its_rate_learns_when_to_retry(valkey: Server, namespace: str, tmp_path: Path) -> None:
     environ = {"WEFT_HTTP_RATE": "5"}
     async with gateway_fleet(valkey, namespace, tmp_path, environ=environ) as fleet, http(fleet) as client:
         answers = await asyncio.gather(*(client.get("/v1/tasks") for _ in range(30)))
@@ -205,7 +203,7 @@ async def test_pages_of_the_listed_origins_may_call(valkey: Server, namespace: s
         assert "access-control-allow-origin" not in bad.headers
 
 
-async def test_an_open_gateway_says_so(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_an_open_gateway_reports_that_it_is_open(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with gateway_fleet(valkey, namespace, tmp_path) as fleet:
         assert url_of(fleet).startswith("http://127.0.0.1:")
         assert "open without keys: everyone on this machine may do everything" in fleet.members["gateway-1"].text()

@@ -33,7 +33,7 @@ async def read(client: httpx2.AsyncClient, task: str, after: str = "", most: int
         return response.status_code, found
 
 
-async def test_a_stream_that_is_cut_at_random_loses_and_doubles_nothing(
+async def test_a_stream_cut_at_random_loses_and_repeats_nothing(
     valkey: Server, namespace: str, tmp_path: Path, chaos_seed: int
 ) -> None:
     chance = random.Random(chaos_seed)
@@ -56,7 +56,7 @@ async def test_a_stream_that_is_cut_at_random_loses_and_doubles_nothing(
         assert all({"run_id", "attempt", "seq"} <= piece.keys() for piece in pieces)
 
 
-async def test_a_task_without_a_stream_of_its_own_ends_once(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_task_without_its_own_stream_ends_once(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with gateway_fleet(valkey, namespace, tmp_path) as fleet, http(fleet) as client:
         await client.post("/v1/tasks", json={"agent": "echo", "input": 1, "task_id": "quiet"})
         await ended(client, "quiet")
@@ -66,9 +66,7 @@ async def test_a_task_without_a_stream_of_its_own_ends_once(valkey: Server, name
         assert await read(client, "quiet", found[-1].id) == (204, [])
 
 
-async def test_an_id_behind_the_last_event_begins_the_stream_anew(
-    valkey: Server, namespace: str, tmp_path: Path
-) -> None:
+async def test_an_id_after_the_last_event_restarts_the_stream(valkey: Server, namespace: str, tmp_path: Path) -> None:
     """A broker that has lost its last second gives lower ids to other events: waiting behind the id would lose them."""
     async with gateway_fleet(valkey, namespace, tmp_path) as fleet, http(fleet) as client:
         body = {"agent": "murmurs", "input": {"pieces": 2, "seconds": 0}, "conf": {"streaming_mode": "all"}}
@@ -208,9 +206,7 @@ class Front:
         return at
 
 
-async def test_replicas_that_are_replaced_in_turn_lose_and_double_nothing(
-    valkey: Server, namespace: str, tmp_path: Path
-) -> None:
+async def test_a_rolling_update_loses_and_repeats_nothing(valkey: Server, namespace: str, tmp_path: Path) -> None:
     limits = httpx2.Limits(max_connections=4 * READERS)
     async with (
         gateway_fleet(valkey, namespace, tmp_path, gateways=2) as fleet,

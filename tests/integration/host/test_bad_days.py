@@ -98,7 +98,7 @@ async def test_handlers_that_fail_are_retried_and_then_dead_letters_and_delay_no
 
 
 @pytest.mark.parametrize("agent", ["agent-dies", "use"])
-async def test_a_handler_that_kills_its_process_is_quarantined_and_convicts_nobody_else(
+async def test_a_handler_that_kills_its_process_is_quarantined_and_blames_no_other(
     agent: str, valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "deaths"
@@ -293,7 +293,7 @@ async def survive(url: str, server: Server, namespace: str, folder: Path, away: 
         assert {member.starts for member in fleet.members.values()} == {1}, "services go on by themselves"
 
 
-async def test_a_broker_that_was_killed_comes_back_and_nothing_is_lost(
+async def test_a_killed_broker_restarts_and_nothing_is_lost(
     own_server: OwnServer, namespace: str, tmp_path: Path
 ) -> None:
     server = own_server(append="always")

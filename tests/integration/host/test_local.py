@@ -52,7 +52,7 @@ class Counter(Agent):
 app.add_agent("counter", Counter)
 
 
-async def test_a_task_goes_through_agents_tools_timers_and_retries() -> None:
+async def test_a_task_passes_agents_tools_timers_and_retries() -> None:
     async with LocalApp(app) as client:
         task = await client.submit("worker", [1, 2, 3])
         deltas = [event.text async for event in task.stream() if event.type == "weft.output.delta"]
@@ -68,7 +68,7 @@ async def test_an_instance_handles_one_message_at_a_time_and_in_order() -> None:
     assert totals == [sum(range(1, number + 1)) for number in range(1, 30)]
 
 
-async def test_two_runs_of_one_app_know_nothing_of_each_other() -> None:
+async def test_two_runs_of_one_app_are_independent() -> None:
     for _ in range(2):
         async with LocalApp(app) as client:
             assert (await (await client.submit("counter", 5, key="one")).result(timeout=60)).value() == 5

@@ -18,7 +18,7 @@ def started(environ: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(COMMAND, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_it_ends_when_the_broker_is_there(own_valkey: Server) -> None:
+def test_it_ends_when_the_broker_answers(own_valkey: Server) -> None:
     url = own_valkey.url
     own_valkey.kill()
     with started({"WEFT_REDIS_URL": url}) as waiting:
@@ -28,7 +28,7 @@ def test_it_ends_when_the_broker_is_there(own_valkey: Server) -> None:
         assert waiting.wait(60) == 0
 
 
-def test_it_ends_when_its_user_is_there(own_valkey: Server) -> None:
+def test_it_ends_when_its_user_exists(own_valkey: Server) -> None:
     url = own_valkey.url.replace("//", "//agent-handler:secret-word@")
     with started({"WEFT_REDIS_URL": url}) as waiting:
         assert waiting.stdout is not None

@@ -96,7 +96,7 @@ async def test_a_failed_member_is_reported_to_the_model(desk: Desk) -> None:
 # ---- handing over ------------------------------------------------------------------------------------------
 
 
-async def test_a_conversation_that_is_handed_over_is_answered_by_the_other_agent(desk: Desk) -> None:
+async def test_a_handed_off_conversation_is_answered_by_the_other_agent(desk: Desk) -> None:
     desk.add("triage", instructions="Sort.", handoffs=["billing"], tools=["search"])
     desk.add("billing", instructions="Bill.", description="Knows prices.")
     desk.server.play(
@@ -132,7 +132,7 @@ async def test_an_agent_without_conversations_gets_the_message(desk: Desk) -> No
         assert await ask(client, "Print this.", agent="triage") == "printed 'Print this.'"
 
 
-async def test_handing_over_in_circles_ends(desk: Desk) -> None:
+async def test_circular_handoffs_end(desk: Desk) -> None:
     desk.add("a", instructions="You are a.", handoffs=["b"])
     desk.add("b", instructions="You are b.", handoffs=["a"])
     desk.server.play(
@@ -190,7 +190,7 @@ async def test_each_agent_of_a_workflow_gets_the_output_of_the_previous_one(desk
     assert "style for one" in said
 
 
-async def test_a_handoff_swarm_goes_where_the_model_sends_it(desk: Desk) -> None:
+async def test_a_handoff_swarm_follows_the_models_handoffs(desk: Desk) -> None:
     desk.add("triage", instructions="Sort.")
     desk.add("billing", instructions="Bill.")
     desk.add("support", instructions="Help.")
@@ -236,7 +236,7 @@ async def test_a_team_is_asked_by_its_leader(desk: Desk, shape: type[Swarm]) -> 
     assert desk.called == [("search", "streams")]
 
 
-async def test_peers_of_a_hybrid_team_hand_over_to_each_other(desk: Desk) -> None:
+async def test_peers_of_a_hybrid_team_hand_off_to_each_other(desk: Desk) -> None:
     desk.add("leader", instructions="Lead.")
     desk.add("searcher", instructions="Search.")
     desk.add("critic", instructions="Criticise.")

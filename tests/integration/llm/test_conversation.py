@@ -219,7 +219,7 @@ async def test_text_instead_of_the_output_tool_is_reported_to_the_model(desk: De
     assert "include your response in a tool call" in desk.said()[-1]["content"]
 
 
-async def test_calls_next_to_a_final_answer_are_made_and_must_succeed(desk: Desk) -> None:
+async def test_calls_beside_a_final_answer_run_and_must_succeed(desk: Desk) -> None:
     desk.add(output=Report, tools=["pay", "files.*"])
     final = Call("final_result", {"city": "Bern", "year": 2024})
     desk.server.play(
@@ -305,7 +305,7 @@ async def test_a_remembered_conversation_is_summarised_by_a_model(desk: Desk) ->
     assert last.startswith("Number 3")
 
 
-async def test_a_conversation_is_remembered_in_a_store_of_its_own(desk: Desk) -> None:
+async def test_a_conversation_is_remembered_in_a_custom_store(desk: Desk) -> None:
     kept: dict[str, list[dict[str, Any]]] = {}
 
     class Store:
@@ -467,7 +467,7 @@ async def test_silence_is_a_denial_unless_a_default_says_otherwise(desk: Desk) -
     assert "nobody approved it in time" in desk.results()[0]
 
 
-async def test_cost_so_far_makes_calls_ask(desk: Desk) -> None:
+async def test_calls_ask_for_approval_once_the_cost_is_reached(desk: Desk) -> None:
     desk.add(
         tools=["search"],
         approval=[Approve(cost_over=1.5, timeout=0.05)],

@@ -71,7 +71,7 @@ async def provider(kind: str, encoding: str, part: Callable[[], bytes]) -> Async
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-async def test_an_answer_without_an_end_ends_the_task_in_one_line(
+async def test_an_endless_answer_ends_the_task_in_one_line(
     openai_server: OpenAIServer, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(model_client, "MAX_ANSWER_BYTES", MIB)

@@ -128,7 +128,7 @@ async def test_an_outage_ends_after_the_attempts(openai_server: OpenAIServer) ->
     assert len(openai_server.ledger()) == QUICK.attempts
 
 
-async def test_a_url_that_nobody_answers_at_ends_after_the_attempts(openai_server: OpenAIServer) -> None:
+async def test_an_unreachable_url_ends_after_the_attempts(openai_server: OpenAIServer) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         # Bound and not listening: nobody else takes the port, and every connection is refused.
@@ -198,7 +198,7 @@ async def test_a_call_that_takes_too_long_is_retried(openai_server: OpenAIServer
     assert openai_server.ledger()[0].left
 
 
-async def test_after_a_rate_limit_the_others_ask_nothing_until_then(
+async def test_after_a_rate_limit_the_other_calls_wait(
     openai_server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty conversations run into a limit that the first of them has reported: one refusal in all."""

@@ -25,7 +25,7 @@ class City(TypedDict):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("api", APIS)
-async def test_a_text_comes_with_its_usage_and_cost(openai_server: OpenAIServer, api: str, stream: bool) -> None:
+async def test_a_text_has_its_usage_and_cost(openai_server: OpenAIServer, api: str, stream: bool) -> None:
     openai_server.play(answer("Rain.", usage=Usage(input=1_000, output=200, cached=400)))
     prices = {"gpt-*": Price(input=2.0, output=10.0, cached_input=0.5)}
     async with LocalApp(app_of(asker(openai_server, api, stream=stream, prices=prices))) as client:
@@ -74,7 +74,7 @@ async def test_structured_output_comes_by_a_tool_or_natively(openai_server: Open
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_text_goes_to_the_client_while_it_is_written(openai_server: OpenAIServer, api: str) -> None:
+async def test_text_is_streamed_to_the_client(openai_server: OpenAIServer, api: str) -> None:
     text = " ".join(f"word{number}" for number in range(200))
     openai_server.play(answer(text))
     async with LocalApp(app_of(asker(openai_server, api))) as client:

@@ -79,7 +79,7 @@ async def test_a_request_that_is_too_long_is_shortened_once(openai_server: OpenA
     assert len(rest) == 2, "once, and no more"
 
 
-async def test_a_summary_is_made_once_and_kept_for_later_tasks(openai_server: OpenAIServer) -> None:
+async def test_a_summary_is_written_once_and_kept_for_later_tasks(openai_server: OpenAIServer) -> None:
     openai_server.play(
         answer("They spoke of Bern.", when=When(user="Summarise")),
         answer("As you said.", when=When(first_user="They spoke of Bern.")),

@@ -112,7 +112,7 @@ async def everything(ctx: AgentContext, _: None) -> None:
     await ctx.tool(forever, name="tool")
 
 
-async def test_a_job_gives_its_result_later(client: Client) -> None:
+async def test_a_job_returns_its_result_later(client: Client) -> None:
     task = await client.submit("joins", "hi")
     assert (await task.result()).value() == ["HI", "hi"]
 
@@ -261,7 +261,7 @@ async def _free(client: Client, key: str) -> None:
 
 
 @pytest.mark.parametrize("agent", ["asks-itself", "asks-swarm"])
-async def test_agents_that_ask_one_another_without_an_end_end_their_task(
+async def test_agents_that_call_one_another_endlessly_end_their_task(
     agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn, "NESTED_LIMIT", 20)

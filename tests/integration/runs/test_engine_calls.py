@@ -212,7 +212,7 @@ async def test_each_error_is_one_of_its_step(client: Client) -> None:
     ]
 
 
-async def test_the_engine_comes_from_the_conf_and_passes_on_to_agents_that_are_asked(client: Client) -> None:
+async def test_the_engine_comes_from_the_conf_and_passes_to_called_agents(client: Client) -> None:
     assert await answer(client, "chosen", 0) == "local"
     assert await answer(client, "chosen", 2, options=SubmitOptions(engine="ray")) == "ray"
     assert await answer(client, "chosen", 1, options=SubmitOptions(engine="spark")) == "spark"

@@ -123,7 +123,7 @@ async def test_a_function_that_cannot_be_sent_is_a_clear_failure() -> None:
     assert "top of a module" in response.error["message"]
 
 
-async def test_a_killed_handler_takes_its_processes_along_and_the_step_is_done_again(
+async def test_a_killed_handlers_processes_die_and_the_step_runs_again(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     """In a real service, the call runs again in another process, and the task continues."""

@@ -215,7 +215,7 @@ async def test_at_the_deadline_the_default_counts(options: dict[str, Json], end:
         assert (await (await client.submit("asks", options)).result(timeout=60)).value() == end
 
 
-async def test_a_default_that_is_not_a_verdict_fails_the_run_by_its_name() -> None:
+async def test_an_invalid_default_verdict_fails_the_run_with_its_name() -> None:
     async with LocalApp(approvals()) as client:
         response = await (await client.submit("asks", {"default": "perhaps"})).result(timeout=60)
     assert response.error is not None

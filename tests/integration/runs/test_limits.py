@@ -190,7 +190,7 @@ async def waits(task: TaskHandle) -> dict[str, object]:
             await asyncio.sleep(0.01)
 
 
-async def test_a_waiting_task_says_for_which_limit_and_starts_by_priority(client: Client) -> None:
+async def test_a_waiting_task_names_its_limit_and_starts_by_priority(client: Client) -> None:
     first = await client.submit("alone", "asks")
     asked = await question(first)
     low = await client.submit("alone", "low", options=SubmitOptions(priority=1))

@@ -86,7 +86,7 @@ async def test_each_agent_is_named(caplog: pytest.LogCaptureFixture) -> None:
         ("keeps-a-window", None, ""),
     ],
 )
-async def test_nothing_is_logged_where_nothing_is_lost(
+async def test_nothing_is_logged_if_nothing_is_lost(
     caplog: pytest.LogCaptureFixture, run: tuple[str, Any, str]
 ) -> None:
     assert await logged(caplog, run) == []

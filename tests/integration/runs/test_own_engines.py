@@ -135,7 +135,7 @@ async def test_an_engine_that_is_not_declared_is_refused_with_the_known_ones() -
         assert f"there are local, ray, spark, {COUNTING}" in (await task.result(timeout=60)).msg
 
 
-def test_an_object_that_is_no_engine_cannot_be_declared() -> None:
+def test_an_object_that_is_not_an_engine_cannot_be_declared() -> None:
     app = built()
     with pytest.raises(ConfigurationError, match="a subclass of RuntimeEngine"):
         app.add_engine(RetryPolicy)  # type: ignore[arg-type]  # what a program may do wrong

@@ -186,13 +186,13 @@ async def test_a_fork_inside_the_block_loses_no_change_if_the_record_lacks_the_r
     assert (await fork.result()).output == ["large-1", "large-1", "large-1 approved"]
 
 
-async def test_a_run_without_a_key_gives_up_nothing(client: Client) -> None:
+async def test_a_run_without_a_key_releases_nothing(client: Client) -> None:
     task = await client.submit("orders", "large-1")
     await task.signal(await question(task), True)
     assert (await task.result()).output == ["large-1", "large-1 approved"]
 
 
-async def test_an_error_inside_takes_the_key_back(client: Client) -> None:
+async def test_an_error_inside_the_block_takes_the_key_back(client: Client) -> None:
     assert (await (await client.submit("raises", None, key="k")).result()).output == "inside"
 
 

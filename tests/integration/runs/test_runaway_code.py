@@ -114,7 +114,7 @@ async def test_an_endless_answer_of_a_model_ends_its_run() -> None:
     assert "bytes" in message
 
 
-async def test_progress_without_end_costs_the_call_nothing() -> None:
+async def test_endless_progress_costs_the_call_nothing() -> None:
     app = App("reports")
 
     @app.tool

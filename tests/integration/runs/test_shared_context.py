@@ -55,7 +55,7 @@ async def test_a_coroutine_passes_on_values_that_it_does_not_use(local: LocalApp
         assert found["found"] == [1, 1], "each began with what the coroutine's own fork holds"
 
 
-async def test_answers_are_recorded_without_what_travels_beside_them(local: LocalApp) -> None:
+async def test_answers_are_recorded_without_their_metadata(local: LocalApp) -> None:
     async with local as client:
         await value_of(client, "unaware", task_id="t-1")
         recorded = await local.recorded("t-1")
@@ -63,7 +63,7 @@ async def test_answers_are_recorded_without_what_travels_beside_them(local: Loca
     assert (outputs["r/1"], outputs["r/2"], outputs["r/2/1"]) == (b"0", b"1", b"1")
 
 
-async def test_a_run_that_fails_brings_nothing_back() -> None:
+async def test_a_failed_run_returns_no_context_changes() -> None:
     lone = App("lone")
 
     @lone.agent("fails")
@@ -129,7 +129,7 @@ async def test_conflicts_between_tasks_of_a_session_are_reported(local: LocalApp
         assert told == [[], ["title"]]
 
 
-async def test_a_session_needs_an_id_and_someone_who_keeps_it() -> None:
+async def test_a_session_needs_an_id_and_a_store() -> None:
     lone = App("lone")
 
     @lone.agent("reads")

@@ -47,7 +47,7 @@ async def test_a_wrong_argument_of_the_context_ends_the_run_at_once() -> None:
             assert ran[which] == 1, which
 
 
-async def test_a_delay_that_has_passed_is_no_error() -> None:
+async def test_a_past_delay_is_not_an_error() -> None:
     """As in asyncio: `due - ctx.now()` may be negative after a long wait."""
     app = App("late")
 

@@ -28,7 +28,7 @@ def server_of(key: str) -> int:
     return key_slot(key.encode()) * SERVERS // SLOTS
 
 
-async def test_answers_on_another_server_do_not_cost_a_reconnect_each(
+async def test_answers_on_another_server_cause_no_reconnects(
     own_server: OwnServer, namespace: str, tmp_path: Path
 ) -> None:
     servers = [own_server(append=None, options=CLUSTER_OPTIONS) for _ in range(SERVERS)]

@@ -47,7 +47,7 @@ async def test_a_local_app_has_schedules_too() -> None:
         assert not await client.unschedule("often")
 
 
-async def test_a_time_in_the_past_comes_at_once() -> None:
+async def test_a_time_in_the_past_starts_at_once() -> None:
     async with asyncio.timeout(60), LocalApp(app) as client:
         schedule = await client.schedule("past", "tick", "now", at=datetime.now(UTC) - timedelta(days=1))
         assert await ended(client, schedule.next_task_id) == "now"
@@ -60,7 +60,7 @@ async def test_a_time_in_the_past_comes_at_once() -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_each_time_starts_one_task_though_leaders_die(
+async def test_each_time_starts_one_task_even_if_leaders_die(
     shared_server: Callable[[str], Server], namespace: str, tmp_path: Path
 ) -> None:
     """State-managers are killed repeatedly while a schedule fires every second."""

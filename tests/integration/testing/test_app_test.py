@@ -132,7 +132,7 @@ async def test_a_test_answers_the_questions_of_a_task(weft_app: AppTest) -> None
     assert await weft_app.assert_completed(task) == "denied"
 
 
-async def test_a_kill_is_tested_beside_sleeps_and_questions(weft_app: AppTest) -> None:
+async def test_a_kill_is_tested_with_sleeps_and_questions(weft_app: AppTest) -> None:
     report = await weft_app.kill_and_recover("asks", answer=lambda prompt: "plain" if "tone" in prompt else True)
     assert report.whole.output == "sent plain"
     assert len(report.killed) >= 6

@@ -267,7 +267,7 @@ async def test_an_entry_that_cannot_be_read_is_kept_and_stops_nothing(
     assert await store.unreadable("weft") == []
 
 
-async def test_a_task_id_that_no_index_can_hold_stops_nothing(store: TrajectoryStore) -> None:
+async def test_a_task_id_too_long_for_an_index_stops_nothing(store: TrajectoryStore) -> None:
     task = secrets.token_hex(5_000)
     await store.write("weft", 0, 1, [entry("1-0", task, step(), ends=end(task)), entry("1-1", "good", step())])
     (kept,) = await store.unreadable("weft")
@@ -335,9 +335,7 @@ async def test_steps_of_many_tasks_stream_in_order_through_all_filters(
         await anext(store.steps("weft", since=since.replace(tzinfo=None)))
 
 
-async def test_a_deleted_task_leaves_nothing_and_takes_no_other_with_it(
-    store: TrajectoryStore, database: Database
-) -> None:
+async def test_a_deleted_task_leaves_nothing_and_affects_no_other(store: TrajectoryStore, database: Database) -> None:
     for namespace, task in [("weft", "t"), ("weft", "t2"), ("other", "t")]:
         secret = step(input=msgspec.Raw(b'"a secret of the deleted task"')) if task == "t" else step()
         await store.write(namespace, 0, 1, [entry("1-0", task, secret, step(path="1"), ends=end(task, 2))])
@@ -430,7 +428,7 @@ async def test_a_database_that_does_not_exist_is_named(postgres_url: str) -> Non
         await TrajectoryStore.open(postgres_url.replace("/postgres?", "/nowhere?"))
 
 
-async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+async def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await TrajectoryStore.open(f"postgresql://u:a-secret@/d?host={tmp_path}")
 

@@ -141,7 +141,7 @@ async def test_any_member_named_messages_reads_back(store: TrajectoryStore, give
     assert json.loads(bytes(found.steps[0].input)) == json.loads(given)
 
 
-async def test_an_erased_task_takes_what_only_it_used(store: TrajectoryStore, database: Database) -> None:
+async def test_an_erased_task_removes_contents_that_only_it_used(store: TrajectoryStore, database: Database) -> None:
     history = [message(number) for number in range(30)]
     aside: dict[str, object] = {"role": "user", "content": "where another conversation went"}
     secret: dict[str, object] = {"role": "user", "content": "a secret of the erased task"}

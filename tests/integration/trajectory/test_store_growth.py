@@ -209,7 +209,7 @@ def talk() -> App:
     return app
 
 
-async def test_a_conversation_over_turns_and_tasks_is_read_unchanged(talk: App) -> None:
+async def test_a_conversation_across_turns_and_tasks_is_read_unchanged(talk: App) -> None:
     local = LocalApp(talk, trajectory=True)
     async with local as client:
         for number in range(1, 5):

@@ -94,7 +94,7 @@ async def test_usage_that_is_written_again_counts_once(store: TrajectoryStore, d
         await check(store)
 
 
-async def test_a_task_that_ends_again_counts_when_it_ended_last(store: TrajectoryStore) -> None:
+async def test_a_task_that_ends_again_counts_at_its_last_end(store: TrajectoryStore) -> None:
     """A redriven one."""
     await store.write("weft", 0, 1, [entry("1-0", "t", call("1", tokens=3), ends=end("t", status="failed"))])
     again = end("t", agent="second", ended=ENDED_MS + DAY_MS)
@@ -174,7 +174,7 @@ async def test_parts_of_days_are_read_report_by_report(store: TrajectoryStore) -
         assert len(found) == most
 
 
-async def test_usage_that_no_index_can_hold_stops_nothing(store: TrajectoryStore) -> None:
+async def test_a_usage_name_too_long_for_an_index_stops_nothing(store: TrajectoryStore) -> None:
     rows = [
         call("1", "m" * 5_000 + "\0", **{"n" * 5_000: 1.0, "\0": 2.0, "large": 1.7e308}),
         call("2", "ü" * 5_000, **{"ü" * 5_000: 1.0, "large": 1.7e308}),

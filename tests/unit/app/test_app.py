@@ -303,7 +303,7 @@ async def test_state_begins_with_the_classs_and_lives_in_the_context() -> None:
     assert Desk.state == {"seen": [], "count": 0}
 
 
-async def test_with_a_single_handler_the_data_may_come_alone_even_if_it_looks_tagged() -> None:
+async def test_with_a_single_handler_the_data_may_be_untagged() -> None:
     class Typed(BaseModel):
         type: str
         data: int
@@ -665,7 +665,7 @@ def test_names_that_work(name: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "60", None])
-def test_limits_that_are_none_are_refused(seconds: float) -> None:
+def test_invalid_limits_are_refused(seconds: float) -> None:
     with pytest.raises(ConfigurationError, match=r"timeout_seconds="):
         App("test").engine_function(name="it", timeout_seconds=seconds)(lambda: 1)
 

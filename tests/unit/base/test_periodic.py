@@ -44,7 +44,7 @@ async def test_a_trigger_does_not_wait_for_the_interval() -> None:
     await periodic.stop()
 
 
-async def test_a_trigger_during_a_call_makes_one_more_call() -> None:
+async def test_a_trigger_during_a_call_causes_one_more_call() -> None:
     inside, go_on = asyncio.Event(), asyncio.Event()
     calls = 0
 
@@ -153,7 +153,7 @@ def test_only_work_that_waits_without_progress_is_unhealthy() -> None:
     assert watch.health().ok
 
 
-def test_work_within_its_own_time_limit_is_no_stall() -> None:
+def test_work_within_its_time_limit_is_not_a_stall() -> None:
     """A supervisor that restarted the process would interrupt it each time, so a slow tool would never end."""
     now = 100.0
     watch = ProgressWatch(10.0, lambda: now, work_seconds=600.0)
@@ -189,7 +189,7 @@ def test_time_in_which_a_broker_owes_an_answer_does_not_count() -> None:
     assert not watch.health().ok, "the brokers serve, and nothing moves"
 
 
-def test_work_that_comes_while_the_broker_is_away_waits_from_its_return() -> None:
+def test_work_that_arrives_during_an_outage_waits_from_its_end() -> None:
     now = 100.0
     watch = ProgressWatch(10.0, lambda: now)
     watch.asks_broker("it")

@@ -62,7 +62,7 @@ async def test_tls_certificates_are_checked_by_default(scheme: str) -> None:
     assert unchecked.cert_reqs.name == "CERT_NONE"
 
 
-async def test_a_certificate_of_our_own() -> None:
+async def test_a_private_certificate_is_trusted() -> None:
     url = "rediss://host?ssl_ca_certs=/ca.pem&ssl_certfile=/own.pem&ssl_keyfile=/own.key"
     connection = parse_address(url).pool().make_connection()
     assert (connection.ca_certs, connection.certfile, connection.keyfile) == ("/ca.pem", "/own.pem", "/own.key")

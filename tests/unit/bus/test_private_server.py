@@ -262,7 +262,7 @@ async def submit_others(client: Client, task: TaskHandle, begun: asyncio.Event) 
 
 
 @pytest.mark.parametrize("waits", [wait_for_result, read_stream, submit_others])
-async def test_nobody_waits_for_a_server_that_has_ended(
+async def test_no_call_waits_for_a_dead_server(
     waits: Callable[[Client, TaskHandle, asyncio.Event], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_server, "_server", None)
@@ -328,7 +328,7 @@ def echoing(name: str) -> App:
     return app
 
 
-async def test_apps_of_one_process_are_apart_and_leave_nothing() -> None:
+async def test_apps_of_one_process_are_separate_and_leave_nothing() -> None:
     async with LocalApp(echoing("one")) as first, LocalApp(echoing("two")) as second:
         tasks = [await client.submit("echo", "hi") for client in (first, second)]
         assert [(await task.result(SECONDS)).value() for task in tasks] == ["one: hi", "two: hi"]

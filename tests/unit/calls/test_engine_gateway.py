@@ -129,7 +129,7 @@ async def test_a_second_loss_is_the_end_of_the_step(spark: Lossy) -> None:
     assert await spark.outcome() == "E"
 
 
-async def test_a_resumed_server_gets_requests_again(spark: Lossy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resumed_server_receives_requests_again(spark: Lossy, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has lost one session; its connection still works."""
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
     spark.driver.ends = [LOST, Value(b"2")]

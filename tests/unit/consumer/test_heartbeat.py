@@ -156,7 +156,7 @@ def test_a_task_is_known_until_it_is_forgotten() -> None:
     assert "a" not in ended.ended_ms
 
 
-def test_the_oldest_give_way_and_their_time_is_no_longer_covered() -> None:
+def test_the_oldest_entries_are_dropped_and_their_time_is_no_longer_covered() -> None:
     ended = EndedTasks(most=2)
     ended.add_remembered([("a", NOW - 30), ("b", NOW - 20)], NOW)
     assert ended.since_ms == NOW - ENDED_TASK_KEPT_MS, "the broker has forgotten older ones"

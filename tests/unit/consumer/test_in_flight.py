@@ -27,7 +27,7 @@ def as_code(handling: Handling) -> None:
 
 
 @pytest.mark.parametrize(("cancel", "by_code"), [(as_weft, False), (from_another_delivery, False), (as_code, True)])
-async def test_a_cancellation_by_weft_is_told_from_one_by_code(
+async def test_a_cancellation_by_weft_is_distinguished_from_one_by_code(
     cancel: Callable[[Handling], None], by_code: bool
 ) -> None:
     found: list[bool] = []

@@ -122,7 +122,7 @@ async def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.sleep(0)
 
 
-async def test_a_service_without_users_code_only_says_so(
+async def test_a_service_without_user_code_only_logs_the_block(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     HANDLED.set(Delivery(0, "tool", b"1-0"))

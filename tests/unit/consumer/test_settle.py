@@ -106,7 +106,7 @@ def test_a_policy_that_cannot_work_is_refused_by_name(settings: dict[str, float]
         (3, failed(parked=True, retryable=False), Park()),
     ],
 )
-def test_a_failed_attempt_is_retried_or_given_up(attempt: int, failure: Failed, decision: Decision) -> None:
+def test_a_failed_attempt_is_retried_or_dead_lettered(attempt: int, failure: Failed, decision: Decision) -> None:
     assert decide(attempt, STEADY, failure, no_chance) == decision
 
 
@@ -120,7 +120,7 @@ def test_a_mistake_in_the_code_is_not_retried_by_default(
     assert isinstance(decide(1, RetryPolicy(defects=True), failure, no_chance), RetryAt)
 
 
-def test_other_errors_are_no_mistakes_in_the_code() -> None:
+def test_other_errors_do_not_count_as_programming_errors() -> None:
     assert isinstance(decide(1, STEADY, failure_of(ValueError("x")), no_chance), RetryAt)
     assert isinstance(decide(1, STEADY, failed_from(OSError("x")), no_chance), RetryAt)
 

@@ -46,6 +46,6 @@ def test_a_manifest_survives_the_broker_and_ignores_later_fields() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"app": 1, "version": "1"}'])
-def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
+def test_an_invalid_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"^manifest: cannot be read"):
         Manifest.from_json(data)

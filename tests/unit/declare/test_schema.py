@@ -61,7 +61,7 @@ def test_a_huge_value_is_refused_before_it_is_written(name: str) -> None:
     assert peak < 32 * MIB
 
 
-def test_a_value_somewhat_over_the_limit_is_refused_with_its_size() -> None:
+def test_a_value_over_the_limit_is_refused_with_its_size() -> None:
     with pytest.raises(InvalidInput, match="is 2,000,002 bytes of JSON, over the limit of 1,048,576"):
         encode_result("x" * 2_000_000)
 

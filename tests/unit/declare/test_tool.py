@@ -158,7 +158,7 @@ def test_wrong_arguments_are_refused_by_name_in_one_line(arguments: bytes, refus
     assert len(str(refused.value)) < 300
 
 
-def test_a_union_that_nothing_fits_names_the_argument_and_not_the_member() -> None:
+def test_an_unmatched_union_names_the_argument() -> None:
     def it(value: int | list[int]) -> None: ...
 
     with pytest.raises(InvalidInput) as refused:
@@ -337,7 +337,7 @@ async def test_a_plain_tool_learns_that_its_call_was_cancelled(
     release.set()
 
 
-async def test_a_tools_own_timeout_error_is_its_own(call: Call) -> None:
+async def test_a_tools_own_timeout_error_is_kept(call: Call) -> None:
     async def it() -> None:
         raise TimeoutError("the other side is slow")
 
@@ -407,7 +407,7 @@ async def test_ends_that_would_harm_the_caller_become_errors(
         await call(function)
 
 
-def test_a_call_that_nobody_runs_any_more_is_closed_quietly() -> None:
+def test_an_abandoned_call_is_closed_quietly() -> None:
     async def it() -> None:
         await asyncio.Event().wait()
 

@@ -69,7 +69,7 @@ def test_a_function_refuses_engines_that_cannot_run_it() -> None:
     assert job.bound(b'{"table": "t"}', session=1.5)() == ["t", "float"]
 
 
-def test_a_batch_job_gives_a_command() -> None:
+def test_a_batch_job_returns_a_command() -> None:
     train = app.engine_functions["train"]
     assert train.bound(b'{"epochs": 3}')() == ["python", "-m", "train", "3"]
     with pytest.raises(InvalidInput, match=r"^result: \[\] is not a command: return a string, or a list of strings"):
@@ -133,6 +133,6 @@ def _plain() -> None: ...
         (lambda a: a.batch_job(actors=1)(_plain), r"batch job '_plain' \(.*\) has actors=1"),
     ],
 )
-def test_anything_that_cannot_be_declared_says_why(declare: Callable[[App], object], message: str) -> None:
+def test_an_impossible_declaration_is_refused_with_the_reason(declare: Callable[[App], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare(App("test"))

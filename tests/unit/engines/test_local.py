@@ -21,7 +21,7 @@ def test_local_is_an_engine_and_gets_its_settings() -> None:
     assert engine_named("local").config.workers == (os.cpu_count() or 1)
 
 
-def test_an_engine_of_ones_own_is_found() -> None:
+def test_a_custom_engine_is_found() -> None:
     engine = engine_named(f"{__name__}:OwnEngine", RunConfig(worker_num=2))
     assert type(engine).__name__ == "OwnEngine"
     assert engine.config == RunConfig(name=f"{__name__}:OwnEngine", worker_num=2)

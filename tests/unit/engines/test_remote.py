@@ -37,7 +37,7 @@ def refused(outcome: Outcome) -> Error:
     return outcome
 
 
-def test_a_call_gives_its_value() -> None:
+def test_a_call_returns_its_value() -> None:
     assert value(called("add", left=2))["sum"] == 3
     assert value(called("told", word="ü")) == ["t-1", "r/2", 3, "t-1/r/2", 9.5, "ü"]
     assert [value(called("Counter", by=2)) for _ in range(3)][-1] == value(called("Counter", by=0))
@@ -54,7 +54,7 @@ def test_any_value_survives_a_round_trip(sent: object) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_arguments_that_nobody_wrote_are_refused_and_never_raise(data: bytes) -> None:
+def test_generated_arguments_are_refused_and_never_raise(data: bytes) -> None:
     outcome = run_registered(Registered("tests.apps.remote_app:app", str(ROOT), "add", data), STEP, Results())
     assert isinstance(outcome, Value) or outcome.cause == "invalid"
 
@@ -82,7 +82,7 @@ def test_a_name_and_its_versions() -> None:
         ("unreadable", {}, "result: object cannot be written as JSON"),
     ],
 )
-def test_anything_that_cannot_be_run_so_says_why(name: str, arguments: dict[str, object], message: str) -> None:
+def test_an_impossible_run_is_refused_with_the_reason(name: str, arguments: dict[str, object], message: str) -> None:
     error = refused(called(name, **arguments))
     assert (error.cause, error.type, error.retryable) == ("invalid", "InvalidInput", False)
     assert error.message.startswith(message)
@@ -109,7 +109,7 @@ def test_a_function_that_raises_is_the_error_of_its_call(
     assert how != "value" or "in fail" in error.traceback
 
 
-def test_a_command_that_is_none_is_refused() -> None:
+def test_an_invalid_command_is_refused() -> None:
     assert value(called("train", epochs=3)) == ["python", "-m", "train", "3"]
     error = refused(called("train", epochs=0))
     assert (error.cause, error.type, error.retryable) == ("invalid", "InvalidResult", False)
@@ -218,7 +218,7 @@ print(json.dumps(told))
     return told
 
 
-def test_a_worker_imports_the_app_once_from_the_folder_of_who_asks(tmp_path: Path) -> None:
+def test_a_worker_imports_the_app_once_from_the_callers_folder(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "shop_app.py").write_text(

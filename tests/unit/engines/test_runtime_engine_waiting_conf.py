@@ -42,7 +42,7 @@ async def test_with_0_a_step_does_not_wait(agent: str) -> None:
     assert "weft.output.delta" not in kinds, "it would say that it waits"
 
 
-async def test_in_one_process_nobody_is_waited_for_long() -> None:
+async def test_in_one_process_no_wait_is_long() -> None:
     async with LocalApp(app) as client:
         task = await client.submit("ranks", "ray", stream=True)
         told = [event.data for event in [event async for event in task.stream()] if event.type == "weft.output.delta"]

@@ -39,7 +39,7 @@ async def test_a_connection_that_ends_before_the_body_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["Host", "Authorization", "Content-Type", "Content-Encoding"])
-def test_a_header_that_decides_comes_once(name: str) -> None:
+def test_a_repeated_security_header_is_refused(name: str) -> None:
     one, other = [(name.lower().encode(), value) for value in (b"one", b"other")]
     requests.check_headers(request(never, one))
     with pytest.raises(Problem, match="more than once") as refused:

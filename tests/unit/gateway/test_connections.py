@@ -107,7 +107,7 @@ async def test_a_head_is_bounded(parts: list[bytes]) -> None:
         assert said == b"" or kinds(said) == [(431, "head")]  # empty: the client still wrote
 
 
-async def test_a_large_head_says_so() -> None:
+async def test_a_large_head_is_refused_with_the_reason() -> None:
     async with served() as port:
         assert kinds(await answer(port, LINE + b"X: " + b"a" * BOUND + b"\r\n\r\n")) == [(431, "head")]
         small = LINE + b"Connection: close\r\nContent-Length: 0\r\nX: " + b"a" * (BOUND - 1000) + b"\r\n\r\n"
@@ -122,7 +122,7 @@ async def test_a_large_head_says_so() -> None:
         pytest.param(b"3;" + b"a" * 3 * READ_SIZE, id="extension of a chunk"),
     ],
 )
-async def test_what_stands_around_chunks_is_bounded(end: bytes) -> None:
+async def test_chunk_extensions_and_trailers_are_bounded(end: bytes) -> None:
     async with served() as port:
         await answer(port, LINE + b"Transfer-Encoding: chunked\r\n\r\n" + end)  # returns, so the server has closed
 
@@ -144,7 +144,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(monkeypatch: pytest
         assert kinds(after_another[after_another.rindex(b"HTTP/1.1") :]) == [(408, "slow")]
 
 
-async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
+async def test_an_unread_body_ends_the_connection() -> None:
     async with served() as port, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(LINE.replace(b"/ ", b"/early ") + b"Content-Length: 1000000\r\n\r\n")
@@ -156,7 +156,7 @@ async def test_a_body_that_nobody_reads_ends_the_connection() -> None:
         writer.close()
 
 
-async def test_the_next_request_may_follow_a_body_that_nobody_read() -> None:
+async def test_the_next_request_may_follow_an_unread_body() -> None:
     async with served() as port, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):

@@ -85,7 +85,7 @@ def test_another_schema_has_one_field(schema: dict[str, Any] | None, name: str) 
     assert [field.name for field in fields_of(schema)] == [name]
 
 
-def test_a_form_is_read_as_its_fields_say() -> None:
+def test_a_form_is_parsed_by_its_fields() -> None:
     form = {
         "token": ["x"], "agent": ["a"], "text.topic": ["42"], "whole.days": [" 3 "], "number.share": ["1.5"],
         "choice.draft": ["true"], "choice.tone": ['"dry"'], "json?.pages": ["[1]"], "text?.note": [""],
@@ -185,7 +185,7 @@ def test_failed_attempts_are_work_and_the_pauses_between_them_are_not() -> None:
 
 
 @pytest.mark.parametrize("cause", ["", "x", "e-1", f"{NOW + 40:.0f}-0"])
-def test_a_cause_that_tells_no_time_in_the_queue_draws_none(cause: str) -> None:
+def test_a_cause_without_a_time_in_the_queue_draws_no_bar(cause: str) -> None:
     """Rows of older releases have none, and the clocks of two machines may differ."""
     call = node("r", "1", "tool", NOW + 30, NOW + 50, cause=cause)
     line = views.timeline(VIEW, {"runs": [node("r", "", "agent", NOW, NOW + 100, children=[call])]})
@@ -264,7 +264,7 @@ def test_the_newest_failure_comes_first() -> None:
     assert [row["task_id"] for row in boards._failed_last(rows)] == ["2", "1", "0"]
 
 
-def test_equal_waits_are_one_line() -> None:
+def test_equal_waits_share_one_line() -> None:
     calls = [
         {"run": "r", "step": str(number), "kind": "tool", "name": "f", "handler": "", "since": NOW} for number in (1, 2)
     ]
@@ -294,7 +294,7 @@ def test_work_without_a_handler_is_in_the_queue() -> None:
     assert [(bar.kind, bar.start - NOW) for bar in own.bars if bar.kind != "tool"] == [("agent", 0), ("queue", 40)]
 
 
-def test_what_a_cancel_interrupted_is_not_own_code() -> None:
+def test_an_interrupted_call_does_not_count_as_own_code() -> None:
     """Nothing records the call that ran at the cancel, nor the runs above it."""
     call = node("r/1", "1", "tool", NOW + 10, NOW + 40)
     child = {**node("r/1", "", "", 0, 0, children=[call]), "recorded": False, "status": ""}
@@ -310,7 +310,7 @@ def test_what_a_cancel_interrupted_is_not_own_code() -> None:
     assert time_split(alone.rows[0], alone.rows) == [("not recorded: it was cancelled", 100, "lost")]
 
 
-def test_the_time_until_a_redrive_is_neither_own_code_nor_a_pause_between_attempts() -> None:
+def test_the_time_until_a_redrive_is_shown_separately() -> None:
     error = {"type": "E", "message": "m", "traceback": "", "at": NOW + 10}
     call = node(
         "r", "1", "tool", NOW + 71, NOW + 80, cause=f"{NOW + 70:.0f}-0", errors=[error], failed_at=[NOW + 10],
@@ -375,7 +375,7 @@ def unrecorded(run: str, *children: dict[str, Any]) -> dict[str, Any]:  # Any: J
     return node(run, "", "agent", 0, 0, recorded=False, status="", children=list(children))
 
 
-def test_open_steps_stand_below_their_runs() -> None:
+def test_open_steps_are_listed_below_their_runs() -> None:
     """Those of an inner run before those of an outer one, which has the inner run among its steps."""
     one = node("r", "1", "tool", NOW - 90, NOW - 80)
     inner = unrecorded("r/2", node("r/2", "1", "tool", NOW - 70, NOW - 60))
@@ -415,7 +415,7 @@ def test_a_text_that_only_the_browser_has_changed_is_not_edited(shown: str, sent
     assert edited({"text.": [sent], "before": [views.digest(shown)]}, "value") is ...
 
 
-def test_what_is_on_the_screen_is_sent() -> None:
+def test_the_displayed_text_is_sent() -> None:
     before = [views.digest('{"amount": 41}')]
     assert edited({"json.": ['{"amount": 1}'], "before": before}, "value") == {"amount": 1}
     assert edited({"text.": ["[draft] true"], "before": before}, "value") == "[draft] true"
@@ -449,7 +449,7 @@ def test_a_notice_counts_what_was_done(query: dict[str, str], words: str) -> Non
     assert notice_of(query) == words
 
 
-async def test_a_search_goes_on_until_nothing_is_left() -> None:
+async def test_a_search_continues_to_the_end() -> None:
     """A part of a search ends early, with a cursor. The page offers to search on only if its time is over."""
     parts = {"": TaskPage([{"task_id": "new"}], "a"), "a": TaskPage([], "b"), "b": TaskPage([{"task_id": "old"}], "")}
     asked: list[tuple[int, str]] = []
@@ -472,7 +472,7 @@ def test_text_that_turns_its_direction_is_seen() -> None:
     assert json.loads(sent) == {"name": "\u202egnp.exe"}
 
 
-def test_a_form_chooses_nothing_for_a_person() -> None:
+def test_a_form_preselects_nothing() -> None:
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
     templates.filters |= views.FILTERS
     fields = fields_of({**SCHEMA, "required": ["tone", "share", "size"]})

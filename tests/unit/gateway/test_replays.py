@@ -97,7 +97,7 @@ async def test_code_that_breaks_is_one_problem(
     assert why in raised.value.detail
 
 
-async def test_what_the_code_starts_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tasks_started_by_the_code_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "    import subprocess\n    open('pid', 'w').write(str(subprocess.Popen(['sleep', '1000']).pid))\n"
     await Replays(app_of(tmp_path, monkeypatch, body + FOLLOWS)).check(ANYONE, recorded())
     status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/status")

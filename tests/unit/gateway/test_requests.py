@@ -93,7 +93,7 @@ def _take_all(limits: Limits, caller: str) -> int:
         return taken
 
 
-def test_callers_that_take_all_they_may_leave_streams_to_others() -> None:
+def test_greedy_callers_leave_streams_to_others() -> None:
     limits = Limits(0, 1000, 50)
     assert [_take_all(limits, caller) for caller in "abcde"] == [500, 250, 125, 63, 31]
     limits.open_stream("f")

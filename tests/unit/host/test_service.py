@@ -253,7 +253,7 @@ def test_a_metrics_port_in_use_is_one_line_and_status_1(start: type[Running]) ->
     ]
 
 
-def test_a_crash_shows_its_traceback_and_stops_what_was_started(start: type[Running]) -> None:
+def test_a_crash_shows_its_traceback_and_stops_all_services(start: type[Running]) -> None:
     service = start("crash")
     assert service.ended() == 1
     assert any(line.endswith("ValueError: boom") for line in service.said)

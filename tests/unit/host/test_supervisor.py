@@ -82,7 +82,7 @@ async def test_names_are_coloured_only_when_asked() -> None:
         assert output.lines()[0][9:] == shown
 
 
-async def test_a_killed_child_is_started_again_and_said_so() -> None:
+async def test_a_killed_child_is_restarted_and_logged() -> None:
     output = Output()
     supervisor = Supervisor([child("a", WAITS)], output)
     running = asyncio.create_task(supervisor.run())
@@ -96,7 +96,7 @@ async def test_a_killed_child_is_started_again_and_said_so() -> None:
     assert re.search(r"a  ! exited \(signal 9, SIGKILL\) after \d+\.\d s; restarting in 0\.2 s", output.getvalue())
 
 
-async def test_the_pauses_grow_and_a_crash_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_grow_and_restarts_never_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(supervisor_module, "LONGEST_BACKOFF_SECONDS", 0.04)
     output = Output()
@@ -122,7 +122,7 @@ async def test_a_child_that_refuses_three_times_ends_them_all(log_format: str) -
     assert supervisor.pids == {}
 
 
-async def test_a_command_that_is_not_there_ends_them_all() -> None:
+async def test_a_missing_command_ends_them_all() -> None:
     output = Output()
     missing = ChildSpec("b", ["/nowhere/at-all"], dict(os.environ))
     supervisor = Supervisor([child("a", WAITS), missing], output)
@@ -195,7 +195,7 @@ async def test_a_cancelled_supervisor_leaves_no_child() -> None:
     assert not is_alive(pid)
 
 
-def test_children_get_the_settings_and_ports_of_their_own() -> None:
+def test_each_child_gets_its_own_settings_and_ports() -> None:
     settings = Settings.from_environment(
         {"WEFT_REDIS_URL": "redis://h:1", "WEFT_METRICS_PORT": "9100", "WEFT_APP": "desk:app"}
     )
@@ -378,7 +378,7 @@ async def test_a_killed_up_leaves_nothing_behind(
         ),
     ],
 )
-def test_up_refuses_what_cannot_work_in_one_line(
+def test_up_refuses_unusable_settings_in_one_line(
     up_command: Callable[..., subprocess.Popen[str]], variables: dict[str, str], said: str
 ) -> None:
     with up_command(**variables) as up:

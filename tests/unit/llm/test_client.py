@@ -26,7 +26,7 @@ def pieces(call: Call) -> TextBatcher:
     return TextBatcher(cast(ModelCall, call))
 
 
-async def test_small_pieces_are_put_together_and_nothing_is_lost() -> None:
+async def test_small_pieces_are_joined_and_nothing_is_lost() -> None:
     call = Call()
     every = pieces(call)
     for _ in range(BATCH_CHARACTERS + 50):
@@ -42,7 +42,7 @@ async def test_a_later_attempt_replaces_the_output_of_an_earlier_process() -> No
     assert call.shown == [(2, "")]
 
 
-async def test_withdrawing_takes_back_shown_text_and_drops_the_rest() -> None:
+async def test_withdrawing_retracts_shown_text_and_drops_the_rest() -> None:
     call = Call()
     every = pieces(call)
     every.add("x" * BATCH_CHARACTERS)

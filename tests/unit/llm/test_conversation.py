@@ -117,7 +117,7 @@ async def test_the_correction_of_a_wrong_answer_has_bounded_length() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"x": 1, "y": 2}', '```json\n{"x": 1, "y": 2}\n```'])
-async def test_an_answer_in_text_may_stand_in_a_fence(text: str) -> None:
+async def test_a_text_answer_may_be_in_a_code_fence(text: str) -> None:
     result, _, _ = await conversation(lambda number: [TextPart(text)], output=Point, output_mode="text")
     assert isinstance(result, Completed), result
     assert json.loads(result.output) == {"x": 1, "y": 2}

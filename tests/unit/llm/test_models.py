@@ -32,7 +32,7 @@ def test_callers_of_a_closed_gate_return_in_order_after_it_opens() -> None:
     assert gate.closed_for() is None
 
 
-def test_a_storm_does_not_wait_for_ever() -> None:
+def test_a_storm_does_not_wait_forever() -> None:
     gate = Gate(Clock(), lambda: 0.5)
     gate.close(1.0)
     places = [gate.closed_for() or 0.0 for _ in range(10_000)]
@@ -48,7 +48,7 @@ def test_a_shorter_limit_does_not_open_what_is_closed_for_longer() -> None:
     assert gate.closed_for() is not None
 
 
-def test_a_gate_that_is_closed_again_gives_places_behind_the_new_time() -> None:
+def test_a_gate_that_closes_again_assigns_places_after_the_new_time() -> None:
     clock = Clock()
     gate = Gate(clock, lambda: 0.5)
     gate.close(1.0)

@@ -94,7 +94,7 @@ async def test_a_refused_request_becomes_shorter_until_it_cannot() -> None:
     assert await KeepAll().fit(WindowContext(), messages, shrink=True) is messages
 
 
-async def test_a_summary_is_made_when_it_is_needed_and_then_kept() -> None:
+async def test_a_summary_is_written_when_needed_and_kept() -> None:
     messages = conversation(30, seed=2)
     context = WindowContext()
     window = Summarise(max_tokens=300, keep_tokens=100)

@@ -17,7 +17,7 @@ def test_a_constant_error_of_small_requests_is_added_once() -> None:
     assert estimate_errors.corrected("m", 100_000) == 100_100, "and not five times as much"
 
 
-def test_a_large_request_says_how_wrong_text_is_estimated() -> None:
+def test_a_large_request_corrects_the_token_estimate() -> None:
     estimate_errors = EstimateErrors()
     estimate_errors.note("m", LARGE_TOKENS, 2 * LARGE_TOKENS)
     assert estimate_errors.corrected("m", 1000) == 2000

@@ -143,7 +143,7 @@ def test_an_agent_is_asked_with_content_or_with_the_members_of_its_input() -> No
         weather.check({"content": "Bern"})
 
 
-def test_handing_over_has_a_separate_tool_from_asking() -> None:
+def test_handing_off_and_asking_are_separate_tools() -> None:
     found = toolset(desk(), agents=["critic"], targets=["critic", "writer"])
     assert names(found) == ["critic", "transfer_to_critic", "transfer_to_writer"]
     critic, writer = found.find("transfer_to_critic"), found.find("transfer_to_writer")

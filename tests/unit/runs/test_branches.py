@@ -224,7 +224,7 @@ async def test_a_job_that_had_ended_cannot_be_cancelled(cold: bool) -> None:
     assert await value(code, cold=cold) == [False, "quick"]
 
 
-async def test_a_replay_does_not_begin_what_was_cancelled() -> None:
+async def test_a_replay_does_not_start_cancelled_steps() -> None:
     """The cancelled job's call has its result by now, so a replay could continue to a step that was never requested."""
     program = Program(cancelling)
     world = World(unanswered=frozenset({"1.1"}))
@@ -380,7 +380,7 @@ NO_LIMITS = frozenset({"3.1", "6.1"})
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_a_wait_returns_what_ends_in_time(cold: bool) -> None:
+async def test_a_wait_returns_a_result_that_arrives_in_time(cold: bool) -> None:
     assert await value(limits, cold=cold, unanswered=NO_LIMITS) == IN_TIME
 
 
@@ -394,7 +394,7 @@ async def test_a_wait_ends_at_its_limit_and_stops_its_part(cold: bool) -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("unanswered", [NO_LIMITS, NO_ANSWERS], ids=["in time", "too late"])
-async def test_a_wait_takes_the_same_way_after_a_crash(before: bool, unanswered: frozenset[str]) -> None:
+async def test_a_wait_takes_the_same_path_after_a_crash(before: bool, unanswered: frozenset[str]) -> None:
     _, clean = await play(limits, unanswered=unanswered)
     for at in range(1, clean.writes):
         result, _ = await play(limits, unanswered=unanswered, crash_at=at, crash_before=before)
@@ -441,7 +441,7 @@ async def test_a_wait_raises_the_error_of_its_part() -> None:
     assert await value(code) == "seen"
 
 
-async def test_waits_run_beside_each_other() -> None:
+async def test_waits_run_concurrently() -> None:
     async def code(ctx: AgentContext, input: Any) -> object:
         parts = [ctx.wait_for(ctx.tool(name), 30) for name in ("one", "never", "two")]
         found = await ctx.gather(*parts, return_exceptions=True)

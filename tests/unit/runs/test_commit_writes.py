@@ -85,7 +85,7 @@ def waits_at(port: TurnPort) -> bool:
     return True
 
 
-async def test_a_run_waits_while_the_broker_has_much_to_take() -> None:
+async def test_a_run_waits_while_much_of_its_output_is_unsent() -> None:
     bus = SlowBus()
     port = port_on(bus)
     count = 0
@@ -129,7 +129,7 @@ async def test_anything_that_cannot_wait_is_refused_or_dropped() -> None:
 
 
 @pytest.mark.parametrize("error", [LimitExceeded("over"), BusUnavailable("closed")])
-async def test_the_commit_hears_how_writes_have_failed(error: Exception) -> None:
+async def test_the_commit_learns_how_writes_failed(error: Exception) -> None:
     bus = SlowBus()
     bus.error = error
     bus.taken.set()
@@ -141,7 +141,7 @@ async def test_the_commit_hears_how_writes_have_failed(error: Exception) -> None
         await port.flush()
 
 
-async def test_the_next_emit_hears_that_the_output_is_full() -> None:
+async def test_the_next_emit_learns_that_the_output_is_full() -> None:
     bus = SlowBus()
     bus.error = LimitExceeded("over")
     bus.taken.set()
@@ -172,7 +172,7 @@ async def test_only_the_latest_of_rapid_reports_is_sent() -> None:
     assert not calls._reports
 
 
-async def test_pieces_ride_in_one_write_while_another_one_is_unanswered() -> None:
+async def test_pieces_share_one_write_while_another_is_unanswered() -> None:
     bus, writes = SlowBus(), list[int]()
     port = port_on(bus)
 
@@ -206,7 +206,7 @@ async def test_branches_that_emit_in_turns_do_not_wait_for_each_other() -> None:
     assert process.bytes == 0
 
 
-async def test_an_agent_that_emits_without_end_lets_others_run() -> None:
+async def test_an_agent_that_emits_endlessly_lets_others_run() -> None:
     bus = SlowBus()
     bus.taken.set()
     port = port_on(bus)

@@ -78,7 +78,7 @@ async def test_a_map_is_one_call() -> None:
     assert seen == [6, "ValueError", "no"]
 
 
-async def test_a_function_of_another_app_is_asked_for_by_its_name() -> None:
+async def test_a_function_of_another_app_is_requested_by_its_name() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         try:
             return await ctx.engine("ray").map("theirs", [1])

@@ -229,7 +229,7 @@ async def test_each_prefix_of_the_journal_leads_to_the_same_end() -> None:
 
 
 @pytest.mark.parametrize("before", [False, True])
-async def test_a_crash_at_each_write_repeats_nothing_that_was_kept(before: bool) -> None:
+async def test_a_crash_at_each_write_repeats_no_stored_step(before: bool) -> None:
     async def program(library: Library) -> object:
         async def one(place: int) -> object:
             await library.tool("look", place, group="batch")
@@ -353,7 +353,7 @@ async def test_a_limit_ends_what_this_process_is_doing() -> None:
     assert (json.loads(again.output), begun) == ("too late", ["endless"])
 
 
-async def test_a_thread_of_the_code_holds_the_turn_and_loses_nothing() -> None:
+async def test_a_thread_of_the_code_keeps_the_turn_open() -> None:
     """The same turn makes the requests that follow a thread, however long the thread takes."""
     go_on = threading.Event()
 
@@ -600,7 +600,7 @@ async def test_exits_of_the_code_are_errors_of_the_run() -> None:
     assert "sys.exit(3)" in result.message
 
 
-async def test_steps_are_named_after_what_they_are() -> None:
+async def test_steps_are_named_by_their_kind() -> None:
     """Stored with each run: changed names would park runs that are under way."""
 
     async def program(library: Library) -> object:

@@ -26,7 +26,7 @@ def test_the_first_value_of_a_step_stays() -> None:
     assert journal.digest("2") == ""
 
 
-def test_a_journal_does_not_change_what_it_was_made_from() -> None:
+def test_a_journal_does_not_change_its_source() -> None:
     values, pending = {"1": b"x"}, {"2": "y"}
     journal = Journal(values, pending)
     journal.add("2", b"z")

@@ -195,7 +195,7 @@ async def test_the_row_of_an_unanswered_call_has_its_error() -> None:
     assert result.output == b'{"retry_after":2}'
 
 
-async def test_an_error_of_the_function_keeps_what_was_used() -> None:
+async def test_an_error_of_the_function_keeps_its_usage() -> None:
     def fail(request: object, call: ModelCall) -> object:
         call.spend(tokens=4)
         raise ValueError("no answer")
@@ -212,7 +212,7 @@ async def test_an_error_of_the_function_keeps_what_was_used() -> None:
 
 
 @pytest.mark.parametrize("reserve", [{"tokens": 4}, {"tokens": (5, 4)}, {"tokens": (-1, 4)}, {"tokens": ("1", 4)}])
-async def test_a_reservation_that_is_none_is_refused_by_name(reserve: Any) -> None:
+async def test_an_invalid_reservation_is_refused_by_name(reserve: Any) -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.model("m", {}, dict, reserve=reserve)
 

@@ -81,7 +81,7 @@ async def replaced_at(at: int, *, died_before: bool, cold: bool) -> tuple[World,
 
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("died_before", [True, False])
-async def test_a_run_goes_on_wherever_the_code_is_replaced(died_before: bool, cold: bool) -> None:
+async def test_a_run_continues_wherever_the_code_is_replaced(died_before: bool, cold: bool) -> None:
     seen = set()
     for at in range(1, 100):
         world, result = await replaced_at(at, died_before=died_before, cold=cold)

@@ -268,7 +268,7 @@ async def test_sends_and_rows_belong_to_the_turn_that_made_them() -> None:
     ]
 
 
-async def test_rows_that_a_crash_has_lost_are_made_from_the_journal() -> None:
+async def test_rows_lost_in_a_crash_are_rebuilt_from_the_journal() -> None:
     async def boom() -> None:
         raise ValueError("no")
 

@@ -301,7 +301,7 @@ async def test_the_order_of_a_dict_is_not_a_divergence() -> None:
     await world.run.aclose()
 
 
-async def test_steps_that_the_code_asks_no_more_are_fine() -> None:
+async def test_steps_that_the_code_no_longer_requests_are_fine() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.tool("a")
 
@@ -313,7 +313,7 @@ async def test_steps_that_the_code_asks_no_more_are_fine() -> None:
     assert isinstance(await world.play(code), Completed)
 
 
-async def test_another_process_was_first_with_the_same_step() -> None:
+async def test_another_process_ran_the_same_step_first() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.step(body)
 
@@ -340,7 +340,7 @@ async def test_another_process_was_first_with_the_same_step() -> None:
     )
 
 
-async def test_another_process_was_first_with_other_code() -> None:
+async def test_another_process_ran_different_code_first() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.step(body)
 
@@ -666,7 +666,7 @@ async def test_a_fenced_owner_gets_no_result() -> None:
 # ---- cancel and drop
 
 
-async def test_cancel_between_turns_is_heard_where_the_code_waits() -> None:
+async def test_a_cancel_between_turns_reaches_the_waiting_code() -> None:
     heard: list[object] = []
 
     async def code(ctx: AgentContext, _: object) -> object:

@@ -30,7 +30,7 @@ async def rows_of(world: World, code: Any) -> list[tuple[str, str, object, objec
     return [shown(row) for row in result.steps if row.kind == "emit"]
 
 
-async def test_pieces_of_output_are_no_steps() -> None:
+async def test_pieces_of_output_are_not_steps() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         for number in range(25_000):
             await ctx.emit(number)
@@ -118,7 +118,7 @@ async def test_the_next_process_records_what_the_dead_one_has_emitted() -> None:
     assert [value for _, value in world.emitted] == ["a", "b"]
 
 
-async def test_other_output_than_before_begins_anew() -> None:
+async def test_different_output_starts_over() -> None:
     """Its source is not a step, so it says something else each time: readers replace the earlier attempt."""
     said = iter([["a", "b"], ["a", "B", "c"], ["A"]])
 
@@ -137,7 +137,7 @@ async def test_other_output_than_before_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("first", [3, 1])
-async def test_less_output_than_before_begins_anew_at_the_end(first: int) -> None:
+async def test_shorter_output_starts_over_at_the_end(first: int) -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         for number in range(first if ctx.attempt == 1 else first - 1):
             await ctx.emit(number)
@@ -260,7 +260,7 @@ async def test_a_replay_may_emit_any_number_of_pieces(again: int) -> None:
     assert world.output_attempt == (1 if again == 2 else 2)
 
 
-async def test_emits_that_nobody_awaits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emits_that_are_not_awaited_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution_module, "JOURNAL_LIMIT", 20)
 
     async def code(ctx: AgentContext, _: object) -> object:

@@ -259,7 +259,7 @@ async def test_a_crash_at_any_write_changes_nothing(code: Code, before: bool) ->
         assert again <= (2 if before else 1), at
 
 
-async def test_each_branch_keeps_what_another_one_has_changed_after_a_nested_run() -> None:
+async def test_each_branch_keeps_the_changes_of_others_after_a_nested_run() -> None:
     """All of them continue after the nested run, whichever comes first in the replay."""
 
     async def code(ctx: AgentContext, _: object) -> object:
@@ -396,7 +396,7 @@ async def pays_after(ctx: AgentContext, places: int) -> object:
 
 @pytest.mark.parametrize("later", ["pay", "alone", "gathered", "inside", "Go?"])
 @pytest.mark.parametrize("places", [0, 1, 3, 8])
-async def test_finished_work_is_not_done_again_at_another_place(places: int, later: str) -> None:
+async def test_finished_work_does_not_run_again_at_another_place(places: int, later: str) -> None:
     """`ctx.uuid` takes a place in the program, and the journal does not hold it: a later number may be free."""
 
     async def before(ctx: AgentContext, input: Any) -> object:

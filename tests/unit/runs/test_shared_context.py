@@ -72,7 +72,7 @@ def forks(top: Context, count: int = 2) -> list[Context]:
     return [top.fork() for _ in range(count)]
 
 
-def test_lists_that_both_append_to_are_put_together_in_the_order_of_the_branches() -> None:
+def test_lists_appended_by_both_are_joined_in_the_order_of_the_branches() -> None:
     top = session(found=["0"])
     one, two = forks(top)
     two.get("found").append("two")
@@ -258,7 +258,7 @@ def test_a_branch_travels_as_json() -> None:
     assert (top.get("found"), top.get("tags"), top.token_usage) == (["0", "1"], {"a", "b"}, {"input_tokens": 3})
 
 
-def test_a_context_that_lives_long_forgets_who_has_added_what() -> None:
+def test_a_long_lived_context_forgets_who_added_what() -> None:
     top = session()
     for _ in range(100):
         fork = Context.restore(top.fork().snapshot())

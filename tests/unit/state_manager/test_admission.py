@@ -132,7 +132,7 @@ def test_json_is_checked_without_decoding_where_the_schema_allows() -> None:
         text.json(b"{")
 
 
-def test_a_schema_that_is_none_is_refused_by_the_agents_name() -> None:
+def test_an_invalid_schema_is_refused_with_the_agents_name() -> None:
     with pytest.raises(ConfigurationError, match="input of agent 'it' is not valid"):
         InputCheck("it", AgentEntry(input={"type": "strin"})).value("x")
 

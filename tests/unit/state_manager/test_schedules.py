@@ -54,7 +54,7 @@ def test_a_leap_day_is_found_however_far_it_is() -> None:
     assert Cron.parse("0 0 29 2 *", ZoneInfo("UTC")).after(utc("2096-03-01 00:00")) == utc("2104-02-29 00:00")
 
 
-def test_a_time_is_never_its_own_next() -> None:
+def test_a_next_time_is_always_later() -> None:
     cron = Cron.parse("0 9 * * *", ZoneInfo("UTC"))
     assert cron.after(utc("2024-05-01 09:00")) == utc("2024-05-02 09:00")
     assert cron.after(utc("2024-05-01 08:59:59.999")) == utc("2024-05-01 09:00")
@@ -84,7 +84,7 @@ def test_an_invalid_expression_is_refused_by_name(expression: str, word: str) ->
     assert error.value.field == "data.cron"
 
 
-def test_a_skipped_time_comes_later_and_once() -> None:
+def test_a_skipped_time_starts_one_task_later() -> None:
     """In Berlin 02:00 to 02:59 of 2024-03-31 do not exist."""
     assert times("30 2 * * *", "2024-03-30 00:00", 3, BERLIN) == [
         "03-30 02:30 +0100", "03-31 03:30 +0200", "04-01 02:30 +0200",
@@ -94,7 +94,7 @@ def test_a_skipped_time_comes_later_and_once() -> None:
     ]  # fmt: skip
 
 
-def test_a_repeated_time_comes_once() -> None:
+def test_a_repeated_time_starts_one_task() -> None:
     """In New York 01:00 to 01:59 of 2024-11-03 come twice."""
     assert times("30 1 * * *", "2024-11-03 00:00", 2, NEW_YORK) == ["11-03 01:30 -0400", "11-04 01:30 -0500"]
 

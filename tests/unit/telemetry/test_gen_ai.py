@@ -52,7 +52,7 @@ def test_a_model_call_is_a_client_span_under_the_task_with_the_attributes_of_the
     assert broken["events"] == []
 
 
-def test_an_sdk_of_the_apps_own_makes_spans_with_ids_that_are_known_before() -> None:
+def test_an_apps_own_sdk_creates_spans_with_derived_ids() -> None:
     *_, known, root, again = spans_of()[:6]
     assert (known["context"]["span_id"], known["parent_id"]) == ("0x0000000000000005", PARENT)
     ids = trace_context.of_task("weft", "t-1")
@@ -154,7 +154,7 @@ def test_a_request_has_its_settings_and_endpoint_as_attributes() -> None:
 
 
 @pytest.mark.parametrize(("url", "found"), [("", {}), ("nonsense", {}), ("http://[::1", {}), ("http://h:99999", {})])
-def test_a_url_that_cannot_be_read_says_nothing(url: str, found: dict[str, object]) -> None:
+def test_an_unreadable_url_reveals_nothing(url: str, found: dict[str, object]) -> None:
     assert gen_ai.server_attributes(url) == found
 
 
@@ -167,7 +167,7 @@ def test_a_url_that_cannot_be_read_says_nothing(url: str, found: dict[str, objec
         ({"usage": {"input_tokens": 0, "reasoning_tokens": 0}}, {"gen_ai.usage.input_tokens": 0}),
     ],
 )
-def test_a_sparse_result_gives_few_attributes(result: dict[str, Any], made: dict[str, object]) -> None:
+def test_a_sparse_result_has_few_attributes(result: dict[str, Any], made: dict[str, object]) -> None:
     assert gen_ai.response_attributes(result) == made
 
 

@@ -78,7 +78,7 @@ def test_a_measurement_is_shown_while_it_is_fresh_and_the_partition_is_led() -> 
     assert shown() is None
 
 
-def test_a_child_is_made_once() -> None:
+def test_a_child_is_created_once() -> None:
     metrics = Metrics(CollectorRegistry(), "agent-handler")
     assert metrics.events_handled["completed"] is metrics.events_handled["completed"]
 
@@ -89,7 +89,7 @@ def test_two_sets_of_metrics_share_nothing() -> None:
     assert b'weft_retries_total{service="tool-handler"} 0.0' in second.exposition()
 
 
-async def test_roles_that_lead_show_their_heartbeat_and_what_stands_still(tmp_path: Path, namespace: str) -> None:
+async def test_leading_roles_show_their_heartbeat_and_stalls(tmp_path: Path, namespace: str) -> None:
     transport = await connect("memory://")
     bus = EventBus(transport, (await open_namespace(transport, namespace, 1))[0])
     settings = Settings.from_environment({"WEFT_LEASE_SECONDS": "1"})
@@ -120,7 +120,7 @@ def test_the_first_piece_of_a_streamed_answer_is_timed() -> None:
     assert metrics.registry.get_sample_value(f"{name}_count", labels) == 1
 
 
-def test_own_series_are_shown_as_those_of_the_library() -> None:
+def test_own_series_look_like_those_of_the_library() -> None:
     Metrics(CollectorRegistry(), "any")  # turns off the library's series of when each was created
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     count, times = Series(names.EVENTS_HANDLED), Series(names.HANDLER_SECONDS)
@@ -173,7 +173,7 @@ def test_text_lines_are_readable_and_stay_one_line(log: logging.Logger) -> None:
     assert lines[0][2] == lines[0][5] == ":"
 
 
-def test_libraries_that_tell_of_each_request_do_so_for_debug_only(log: logging.Logger) -> None:
+def test_chatty_libraries_log_at_debug_only(log: logging.Logger) -> None:
     for level, shown in (("info", False), ("debug", True), ("warning", False)):
         stream = io.StringIO()
         logs.configure("tool-handler", level, "text", stream)

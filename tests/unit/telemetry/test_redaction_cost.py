@@ -490,7 +490,7 @@ def test_strings_without_escapes_are_skipped_without_a_scan(monkeypatch: pytest.
     assert json_redaction.string_around(data, 1, len(data) - 10) == (data.rfind(b'"', 0, -2), len(data) - 1)
 
 
-def test_few_escapes_beside_a_secret_stay_as_they_are() -> None:
+def test_a_few_escapes_beside_a_secret_stay_unchanged() -> None:
     data = b'["\\/a\\n%b\\\\ \\"%b\\/", "%b\\n", "\\n%b"]' % ((KEY.encode(),) * 4)
     assert Redactor().data(data) == data.replace(KEY.encode(), b"***")
     nested = json.dumps([data.decode()]).encode()
@@ -756,7 +756,7 @@ def test_secrets_that_an_earlier_release_redacted_stay_redacted(text: str) -> No
 
 @settings(max_examples=150)
 @given(text=TEXTS, style=st.integers(0, 15), inner=st.integers(0, 7))
-def test_json_loses_what_its_texts_lose(text: str, style: int, inner: int) -> None:
+def test_json_is_redacted_like_text(text: str, style: int, inner: int) -> None:
     known = Redactor(SECRETS)
     shown = known.text(text)
     data = _written(["x", {"k": text}, _written({"n": [text]}, inner)], style).encode()

@@ -75,7 +75,7 @@ assert spans.task_traceparent("weft", "t-1", "").endswith("-01"), "an SDK that w
 """
 
 
-def test_a_span_is_under_the_nearest_that_is_kept() -> None:
+def test_a_span_is_under_its_nearest_kept_ancestor() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -126,6 +126,6 @@ assert not kept.get_finished_spans()
 """
 
 
-def test_a_task_that_is_not_sampled_is_known_before_anything_is_made_for_it() -> None:
+def test_an_unsampled_task_is_recognised_before_any_span_is_made() -> None:
     done = subprocess.run([sys.executable, "-c", UNSAMPLED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

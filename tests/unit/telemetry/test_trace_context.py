@@ -41,7 +41,7 @@ def test_a_later_version_may_say_more() -> None:
     assert trace_context.read(f"01-{TRACE}-{SPAN}-01-more") == trace_context.read(VALID)
 
 
-def test_a_context_says_its_trace_and_keeps_all_else_when_it_is_restated() -> None:
+def test_a_restated_context_keeps_its_trace_and_everything_else() -> None:
     context = msgspec.json.encode({"session_id": "s", "traceparent": VALID, "tracestate": "a=1"})
     assert trace_context.stated(context) == (VALID, "a=1")
     other = VALID.replace(SPAN, "00f067aa0ba902b7")

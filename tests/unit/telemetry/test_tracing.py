@@ -39,7 +39,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ({**COLLECTOR, "OTEL_SDK_DISABLED": "false"}, ("otlp",)),
     ],
 )
-def test_the_variables_say_whether_anything_is_traced(environ: dict[str, str], exporters: tuple[str, ...]) -> None:
+def test_the_variables_decide_whether_anything_is_traced(environ: dict[str, str], exporters: tuple[str, ...]) -> None:
     assert tracing.wanted(environ) == exporters
 
 
@@ -64,7 +64,7 @@ def test_the_variables_say_whether_anything_is_traced(environ: dict[str, str], e
         ),
     ],
 )
-def test_anything_that_cannot_work_is_one_line_that_names_the_variable(environ: dict[str, str], message: str) -> None:
+def test_an_unusable_setting_is_reported_in_one_line(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         tracing.configure("agent-handler", "a-1", "1", environ)
     assert str(caught.value) == message

@@ -50,7 +50,7 @@ async def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     assert path.read_text().startswith("Dear reader")
 
 
-async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="cannot be opened"):
         await TrajectoryStore.open(f"sqlite:///{tmp_path}/file/t.db")

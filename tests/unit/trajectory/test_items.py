@@ -117,7 +117,7 @@ def test_a_run_without_model_calls_is_one_item() -> None:
     ]
 
 
-def test_the_last_attempt_stands_for_a_step() -> None:
+def test_a_step_is_shown_by_its_last_attempt() -> None:
     failed = row("r/3", "", "tool", "search", 3, attempt=1, status="failed")
     again = row("r/3", "", "tool", "search", 4, attempt=2, output="at last")
     (item,) = DefaultTrajectoryStrategy().items(task(STEPS[0], failed, again))
@@ -168,7 +168,7 @@ def test_a_memory_holds_what_each_agent_has_heard_and_said() -> None:
     assert MemoryTrajectoryStrategy().items(task())[0].state.messages == MESSAGES, "what is recorded stays"
 
 
-def test_a_strategy_of_ones_own_changes_a_part() -> None:
+def test_a_custom_strategy_changes_a_part() -> None:
     class Shouting(TrajectoryStrategy):
         def build_action(self, decision: Any) -> Any:
             action = super().build_action(decision)

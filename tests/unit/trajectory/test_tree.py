@@ -47,7 +47,7 @@ RESEARCH = trajectory(
 )
 
 
-def test_a_tree_shows_runs_below_what_started_them() -> None:
+def test_a_tree_shows_runs_below_their_callers() -> None:
     assert render(RESEARCH).splitlines() == [
         "task t-1  researcher  completed  session s-1",
         '└─ ◆ agent researcher  completed  3.40 s  "Redis  Streams"',
@@ -63,12 +63,12 @@ def test_a_tree_shows_runs_below_what_started_them() -> None:
     ]
 
 
-def test_it_says_how_many_steps_are_missing() -> None:
+def test_the_output_counts_missing_steps() -> None:
     lines = render(trajectory(step("r"), end=ended(3))).splitlines()
     assert lines[-1] == "not complete: 1 of 3 steps are recorded"
 
 
-def test_it_says_that_a_task_has_not_ended() -> None:
+def test_the_output_shows_that_a_task_has_not_ended() -> None:
     lines = render(trajectory(step("r", took=20))).splitlines()
     assert lines[0] == "task t-1"
     assert lines[-2:] == [
@@ -193,7 +193,7 @@ def test_durations_are_for_people(milliseconds: float, text: str) -> None:
     assert duration(milliseconds) == text
 
 
-def test_a_fork_names_its_origin_and_shows_what_it_has_from_there() -> None:
+def test_a_fork_names_its_origin_and_shows_its_inherited_steps() -> None:
     own = step("r", "3", name="own")
     forked = TaskTrajectory("weft", "f", None, [step("r"), own], Fork("t", "3"), [step("r", "1", name="theirs")])
     tree = to_tree(forked)

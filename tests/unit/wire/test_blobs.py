@@ -207,7 +207,7 @@ def test_a_place_that_pyarrow_does_not_know_is_refused() -> None:
         open_blobs("mars://x/y")
 
 
-def test_a_table_without_a_store_says_what_is_missing() -> None:
+def test_a_table_without_a_store_names_the_missing_store() -> None:
     with pytest.raises(InvalidInput, match="there is no blob store: set WEFT_BLOB_URL"):
         Results().table_url("t")
     assert Results("file:///b").table_url("t").startswith("file:///b/weft/t/")

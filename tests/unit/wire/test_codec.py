@@ -244,13 +244,13 @@ itself.append(itself)
     "value",
     [float("nan"), {"a": [1.0, float("inf")]}, 2**64, [-(2**63) - 1], "\ud800", object(), {(1, 2): 3}, itself],
 )
-def test_encode_refuses_what_json_cannot_hold(value: object) -> None:
+def test_encode_refuses_values_that_json_cannot_represent(value: object) -> None:
     with pytest.raises(InvalidInput) as caught:
         encode(value)
     assert caught.value.field == "data"
 
 
-def test_encode_refuses_what_decode_would_refuse_for_its_depth() -> None:
+def test_encode_refuses_values_too_deep_to_decode() -> None:
     value: object = 0
     for _ in range(MAX_DEPTH + 1):
         value = [value]
@@ -289,7 +289,7 @@ SLOW = ["9e300", "1.7E-308", "9e+0300", "-7e-310", "9" * 300 + ".1", "0." + "0" 
 
 
 @pytest.mark.parametrize("number", SLOW)
-def test_json_that_a_decoder_takes_seconds_for_is_refused(number: str) -> None:
+def test_slow_to_decode_json_is_refused(number: str) -> None:
     """1 MiB of them held an event loop for 5 s, longer than a lease."""
     most = codec.MAX_SLOW_NUMBERS // max(1, max(map(len, re.findall(r"\d+", number))) // 64)
     wrapped = f'{{"input":[{",".join([number] * (most + 1))}]}}'.encode()

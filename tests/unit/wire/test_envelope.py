@@ -95,7 +95,7 @@ def field_lists() -> st.SearchStrategy[list[bytes]]:
 
 @settings(max_examples=200)
 @given(field_lists())
-def test_parse_raises_nothing_but_invalid_input(fields: list[bytes]) -> None:
+def test_parse_raises_only_invalid_input(fields: list[bytes]) -> None:
     address = reply_address(fields)
     refusal = None
     try:
@@ -255,7 +255,7 @@ def test_an_event_written_by_dapr_is_read() -> None:
     assert decode(envelope.data) == document["data"]
 
 
-def test_structured_attributes_that_are_no_text() -> None:
+def test_structured_attributes_must_be_text() -> None:
     envelope = parse(
         ENTRY, [b"data", b'{"type":"t","specversion":"1.0","data":1,"n":7,"yes":true,"none":null,"id":null}']
     )
@@ -299,7 +299,7 @@ REPLY_ADDRESSES = {
 
 
 @pytest.mark.parametrize(("fields", "address"), REPLY_ADDRESSES.values(), ids=REPLY_ADDRESSES.keys())
-def test_the_reply_address_survives_what_cannot_be_read(fields: list[bytes], address: str) -> None:
+def test_the_reply_address_survives_an_unreadable_command(fields: list[bytes], address: str) -> None:
     assert reply_address(fields, namespace="mine") == address
 
 

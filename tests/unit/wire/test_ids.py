@@ -68,7 +68,7 @@ def test_a_derived_task_id_is_a_task_id(source: str, id: str) -> None:
     assert len(task_id_of(source, id)) == 32
 
 
-def test_derived_ids_tell_source_and_id_apart() -> None:
+def test_derived_ids_distinguish_source_and_id() -> None:
     assert task_id_of("a", "bc") != task_id_of("ab", "c")
     # printf 'shop\0order-7' | sha256sum | cut -c-32
     assert task_id_of("shop", "order-7") == "c87e2d1168d4a1a2e44105c45477bf49"

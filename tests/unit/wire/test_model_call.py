@@ -99,7 +99,7 @@ def test_an_answer_is_read_from_its_message() -> None:
         {"message": {"kind": "response", "parts": 3}, "seconds": "long"},
     ],
 )
-def test_other_results_are_not_taken_for_one(output: object) -> None:
+def test_other_results_have_no_model_answer(output: object) -> None:
     step = call("1", output)
     assert answer_of(step) is None
     assert is_model_call(step)
@@ -112,7 +112,7 @@ def test_a_message_with_parts_of_no_known_shape_says_nothing() -> None:
     assert (answer.text, answer.tool_calls, answer.shown) == ("", [], None)
 
 
-def test_an_item_has_the_answer_and_what_was_put_off_is_none() -> None:
+def test_an_item_has_the_answer_and_postponed_calls_have_none() -> None:
     reserved = call("2", None, status="failed", error=StepError("Reserved", "others hold it"))
     items = DefaultTrajectoryStrategy().items(of(call("1", PUT_OFF), reserved, call("3", ANSWER)))
     (item,) = items

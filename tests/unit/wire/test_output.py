@@ -47,13 +47,13 @@ def test_a_stream_may_be_read_again() -> None:
     "event",
     [delta(1, {"done": 0.5}, progress=True), StreamEvent("1-0", "weft.task.completed", {"task_id": "t"})],
 )
-def test_progress_and_other_events_are_no_output(event: StreamEvent) -> None:
+def test_progress_and_other_events_are_not_output(event: StreamEvent) -> None:
     output = TaskOutput()
     assert not output.add(event)
     assert output.pieces == []
 
 
-def test_readers_of_output_see_that_it_begins_anew() -> None:
+def test_readers_of_output_see_that_it_starts_over() -> None:
     mark = delta(1, "", attempt=2, restart=True)
     shown = {mode for mode in StreamingMode if mode.shows(mark.type, mark.data)}
     assert shown == set(StreamingMode) - {StreamingMode.CORE}

@@ -63,12 +63,12 @@ def flood(broker: Broker, requests: bytes, connections: int = 16) -> None:
                 assert other.execute_command("XADD", "weft:tasks", "*", "type", "weft.task.submit")
 
 
-def test_replies_that_a_publisher_never_reads_fill_no_memory_of_others(broker: Broker) -> None:
+def test_unread_replies_do_not_fill_the_brokers_memory(broker: Broker) -> None:
     flood(broker, b"COMMAND\r\n" * 50)
 
 
 @only_in_matrix("another way to fill the memory of a connection")
-def test_a_command_that_a_publisher_never_ends_fills_no_memory_of_others(broker: Broker) -> None:
+def test_an_unfinished_command_does_not_fill_the_brokers_memory(broker: Broker) -> None:
     flood(broker, b"*1000000\r\n$4\r\nXADD\r\n" + b"$1000000\r\n%b\r\n" % (b"x" * 1_000_000) * 20)
 
 

@@ -152,7 +152,7 @@ def test_every_command_is_refused_that_the_table_does_not_give(broker: Broker) -
 
 
 @only_in_matrix("on a Cluster")
-def test_every_server_of_a_cluster_gives_what_the_table_gives(cluster: list[Broker]) -> None:
+def test_every_server_of_a_cluster_grants_the_rights_of_the_table(cluster: list[Broker]) -> None:
     for broker in cluster:
         _check_commands(broker)
         _check_keys(broker)
@@ -479,7 +479,7 @@ def test_a_service_that_may_not_load_functions_waits_for_one_that_may(broker: Br
     asyncio.run(work())
 
 
-def test_a_service_says_who_loads_its_functions(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_names_the_services_that_load_its_functions(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LIBRARY_SECONDS", 0.0)
 
     async def work() -> None:

@@ -84,7 +84,7 @@ async def test_every_service_can_do_all_its_work_as_its_own_user(broker: Server,
 
 
 @only_in_matrix("from the users of an earlier release")
-async def test_a_fleet_goes_over_from_the_one_user_of_before(own_server: OwnServer, tmp_path: Path) -> None:
+async def test_a_fleet_migrates_from_a_single_broker_user(own_server: OwnServer, tmp_path: Path) -> None:
     """Old processes keep the user `services` while new ones use their own: no task is lost between them."""
     server = own_server("redis-8.0")
     admin: PlainRedis

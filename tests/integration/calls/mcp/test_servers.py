@@ -325,7 +325,7 @@ async def test_tools_that_come_and_go_are_followed(way: MCPSettings) -> None:
         await until(gone, SECONDS, "the name is gone")
 
 
-async def test_a_large_result_is_given_and_one_over_the_limit_is_refused_by_name(either: MCPSettings) -> None:
+async def test_a_large_result_is_returned_and_one_over_the_limit_is_refused_by_name(either: MCPSettings) -> None:
     async with running(**either) as (client, _):
         given = await used(client, "desk.large", size=900_000)
         assert len(given["text"]) == 900_000
@@ -356,7 +356,7 @@ async def test_a_tool_that_cannot_be_used_is_left_out_with_one_line(caplog: pyte
     assert "'/$defs/none' does not exist" in left_out[1]
 
 
-async def test_a_server_that_cannot_be_started_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_cannot_start_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     app = app_with(command=["no-such-program-anywhere"], when_down="fail")
 
     @app.tool

@@ -112,7 +112,7 @@ async def test_only_the_cancelled_call_is_stopped_on_the_engine(files: Files) ->
         assert driver.running == 0
 
 
-async def test_a_call_that_ignores_its_cancel_does_not_hold_up_who_cancelled_it(
+async def test_a_call_that_ignores_its_cancel_does_not_block_its_caller(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "CANCEL_SECONDS", 0.1)
@@ -206,7 +206,7 @@ async def test_a_driver_that_hangs_is_killed(files: Files, monkeypatch: pytest.M
         assert driver.starts >= 2
 
 
-async def test_a_large_message_goes_there_and_back_while_the_loop_goes_round(files: Files) -> None:
+async def test_a_large_message_round_trips_without_blocking_the_loop(files: Files) -> None:
     async with driver_of(files.folder) as driver:
         await connected(driver)
         turns = 0

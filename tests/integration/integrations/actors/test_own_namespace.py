@@ -47,7 +47,7 @@ async def program(valkey: Server) -> Runtime:
     return runtime
 
 
-async def test_programs_one_after_another_and_at_the_same_time_do_not_meet(valkey: Server) -> None:
+async def test_programs_in_sequence_and_in_parallel_stay_separate(valkey: Server) -> None:
     first = await program(valkey)
     second = Runtime(valkey.url, own_namespace=True)
     await Echo.register(second, "echo", Echo)

@@ -154,9 +154,7 @@ class _Add(DefaultInterventionHandler):
         return None if self.text is None else Answer(message.text + self.text.upper())
 
 
-async def test_a4_intervention_handlers_compose_and_none_changes_nothing(
-    make_runtime: MakeRuntime, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a4_intervention_handlers_compose(make_runtime: MakeRuntime, caplog: pytest.LogCaptureFixture) -> None:
     runtime = make_runtime(intervention_handlers=[_Add("a"), _Add(None), _Add("b")])
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
@@ -178,7 +176,7 @@ async def test_an_error_of_an_intervention_handler_reaches_the_sender(make_runti
     await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
 
 
-async def test_a5_stop_answers_who_waits_and_loses_nothing_that_is_queued(runtime: Runtime) -> None:
+async def test_a5_stop_answers_waiting_callers_and_keeps_queued_messages(runtime: Runtime) -> None:
     await Gate.register(runtime, "gate", Gate)
     runtime.start()
     gate = await gate_of(runtime)
@@ -305,7 +303,7 @@ async def test_a_subscription_of_any_class_works_in_its_process(runtime: Runtime
     assert sorted(sink.notes) == ["from a handler", "from outside"]
 
 
-async def test_a8_idle_objects_are_let_go_and_come_back_with_their_state(make_runtime: MakeRuntime) -> None:
+async def test_a8_idle_objects_are_released_and_restored_with_their_state(make_runtime: MakeRuntime) -> None:
     closed: list[str] = []
 
     class Closing(Echo):
@@ -599,7 +597,7 @@ async def test_a_runtime_belongs_to_one_thread_at_a_time(runtime: Runtime) -> No
         await asyncio.to_thread(asyncio.run, runtime.get(AgentId("echo", "a"), lazy=False))
 
 
-async def test_stop_does_not_wait_for_ever_for_a_handler(make_runtime: MakeRuntime) -> None:
+async def test_stop_does_not_wait_forever_for_a_handler(make_runtime: MakeRuntime) -> None:
     runtime = make_runtime(shutdown_seconds=0.1)
     await Gate.register(runtime, "gate", Gate)
     runtime.start()
@@ -654,7 +652,7 @@ async def test_the_error_of_a_handler_is_in_the_log_with_its_traceback(
     assert "agent 'echo'" in record.getMessage()
 
 
-async def test_a_failed_publication_is_tried_as_often_as_its_type_says_and_kept(runtime: Runtime) -> None:
+async def test_a_failed_publication_is_retried_as_declared_and_kept(runtime: Runtime) -> None:
     seen: list[str] = []
 
     class Fails(Echo):

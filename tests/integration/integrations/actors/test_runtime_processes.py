@@ -343,7 +343,7 @@ async def test_a_cascade_over_three_processes_counts_exactly(runtime: Runtime, s
     assert counts == [{"count": 2**ROUNDS - 1}] * 3
 
 
-async def test_an_object_is_brought_up_to_date_with_what_another_process_did(
+async def test_an_object_is_updated_with_the_work_of_another_process(
     runtime: Runtime, valkey: Server, namespace: str
 ) -> None:
     id = AgentId("echo", "a")
@@ -385,7 +385,7 @@ async def test_a_runtime_without_services_logs_one_warning(
     assert caplog.text.count("weft up") == 1
 
 
-async def test_a_call_back_into_another_process_shares_the_state(
+async def test_a_reentrant_call_into_another_process_shares_the_state(
     runtime: Runtime, valkey: Server, namespace: str
 ) -> None:
     """Several reentrant calls reach either process, each with its own object."""

@@ -54,7 +54,7 @@ async def until_said(caplog: pytest.LogCaptureFixture, count: int = 1) -> list[s
     return said(caplog)
 
 
-async def test_the_log_and_the_doctor_say_who_waits_behind_whom(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_and_the_doctor_name_who_waits_for_whom(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     runtime = make()
     await Gate.register(runtime, "gate", Gate)
@@ -154,9 +154,7 @@ async def notes_of(runtime: Runtime) -> list[str]:
 
 
 @pytest.mark.parametrize("start_first", [True, False])
-async def test_a_type_that_another_program_drops_is_there_again_when_its_own_starts(
-    make: Make, start_first: bool
-) -> None:
+async def test_a_type_dropped_by_another_program_returns_when_its_own_starts(make: Make, start_first: bool) -> None:
     """A program that has registered a type and does not run yet looks like one that is gone."""
     later, other = make(), make()
     await Sink.register(later, "sink", Sink)

@@ -88,7 +88,7 @@ async def test_a_question_that_nobody_listens_to_leaves_a_hint(caplog: pytest.Lo
         assert (await running)["waits"].answer == "draft: True"
 
 
-async def test_one_look_serves_all_tasks_and_its_failure_fails_none(
+async def test_one_search_serves_all_tasks_and_its_failure_fails_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No task has its own connection, and a check after a failed one still finds the questions."""
@@ -198,7 +198,7 @@ asyncio.run(main())
 """
 
 
-def test_a_terminal_asks_while_other_output_goes_on(tmp_path: Path) -> None:
+def test_a_terminal_asks_while_other_output_continues(tmp_path: Path) -> None:
     """A real terminal: the answers are typed once the prompt and the other task's output have come."""
     (tmp_path / "program.py").write_text(PROGRAM)
     parent, child = pty.openpty()

@@ -180,11 +180,11 @@ HELP = HandoffSwarm((triage, billing), (triage, support), (support, triage))
     ("text", "answer"),
     [("money", "billing: money (triaged)"), ("help", "support: help (triaged)")],
 )
-async def test_an_agent_hands_over_to_the_one_that_its_answer_names(text: str, answer: str) -> None:
+async def test_an_agent_hands_off_to_the_one_that_its_answer_names(text: str, answer: str) -> None:
     assert (await Runners.run(text, swarm=HELP)).answer == answer
 
 
-async def test_agents_that_hand_over_without_an_end_are_stopped() -> None:
+async def test_endless_handoffs_are_stopped() -> None:
     async def ping(ctx: AgentContext, text: str) -> Handoff:
         return Handoff("pong")
 
@@ -215,7 +215,7 @@ class Router:
         return [ActionModel(tool_name="billing", params={"content": f"{observation.content}, routed"})]
 
 
-async def test_an_object_hands_over_by_an_action() -> None:
+async def test_an_object_hands_off_by_an_action() -> None:
     assert (await Runners.run("x", swarm=HandoffSwarm((Router, billing)))).answer == "billing: x, routed"
 
 

@@ -109,7 +109,7 @@ async def test_recording_can_be_off_or_elsewhere(data_folder: Path, tmp_path: Pa
         await Runners.run("hi", agent=upper, trajectory=5)  # type: ignore[arg-type]  # wrong on purpose
 
 
-async def test_a_data_folder_that_cannot_be_made_is_named_with_the_remedy(
+async def test_a_data_folder_that_cannot_be_created_is_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -293,7 +293,7 @@ async def test_a_task_brings_its_own_mcp_servers(tmp_path: Path, valkey: Server,
             await Runners.run("a", agent="uses", mcp_servers_conf=conf, client=client)
 
 
-async def test_a_runner_that_ran_out_of_time_keeps_what_there_was() -> None:
+async def test_a_runner_that_ran_out_of_time_keeps_its_output() -> None:
     class Late(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
             return TaskResponse(task_id=self.task.id, content={"found": [1, 2]}, status="timeout", msg="too late")

@@ -60,7 +60,7 @@ async def test_tasks_after_one_that_must_not_fail_are_not_begun() -> None:
     assert "task a failed" in found["b"].msg
 
 
-async def test_no_more_tasks_than_allowed_are_under_way() -> None:
+async def test_no_more_tasks_run_than_allowed() -> None:
     under_way, most = 0, 0
 
     async def counted(ctx: AgentContext, text: str) -> str:
@@ -176,7 +176,7 @@ async def test_an_unknown_name_in_a_task_is_one_clear_error(task: Task, message:
     assert str(caught.value).startswith(message)
 
 
-async def test_a_client_or_a_store_that_is_none_is_refused_by_its_field() -> None:
+async def test_an_invalid_client_or_store_is_refused_by_its_field() -> None:
     wrong: Any = 5
     with pytest.raises(InvalidInput, match=r"^client: 5 is not a weft\.Client"):
         await Runners.run("hi", agent=upper, client=wrong)
@@ -184,7 +184,7 @@ async def test_a_client_or_a_store_that_is_none_is_refused_by_its_field() -> Non
         await Runners.run("hi", agent=upper, trajectory="here")
 
 
-async def test_an_app_whose_handler_is_none_is_refused_at_the_call() -> None:
+async def test_an_app_with_an_invalid_handler_is_refused_at_the_call() -> None:
     app = App("handles")
     app.handlers["agent"] = upper  # type: ignore[assignment]  # the mistake
     with pytest.raises(ConfigurationError, match=r"handlers\['agent'\] = .*: assign a subclass of weft.aworld.Handler"):

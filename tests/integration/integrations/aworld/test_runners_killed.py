@@ -133,7 +133,7 @@ async def test_w3_tries_are_counted_across_a_kill(valkey: Server, namespace: str
         assert lines(path) == ["try"] * 3
 
 
-async def test_services_refuse_what_they_do_not_have(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_services_refuse_undeclared_names(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with (
         Fleet(valkey.url, namespace, tmp_path, app=APP),
         Client.connect(valkey.url, namespace=namespace) as client,

@@ -166,7 +166,7 @@ async def test_a_hook_may_change_a_model_request() -> None:
         assert (await task.result(timeout=60)).value() == "something else"
 
 
-async def test_the_same_call_again_and_again_ends_the_run() -> None:
+async def test_a_repeated_call_ends_the_run() -> None:
     async def stubborn(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         asked.append(len(messages))
         yield {0: DeltaToolCall(name="look", json_args='{"place": 1}', tool_call_id=f"look-{len(messages)}")}

@@ -160,7 +160,7 @@ async def test_the_older_names_of_points_work_in_the_app_and_in_the_submit() -> 
     assert seen == ["init_logging", "init_context", "handle_error Reject", "send_alert"]
 
 
-async def test_hooks_that_are_not_named_do_not_run_and_named_ones_reach_the_agents_that_are_asked() -> None:
+async def test_only_named_hooks_run_and_they_reach_called_agents() -> None:
     app, seen = desk(), []
 
     @app.hook("before_tool_call")
@@ -229,7 +229,7 @@ async def test_changes_compose_in_order() -> None:
 
 
 @pytest.mark.parametrize("point", ["task_created", "agent_started", "before_tool_call", "output_process"])
-async def test_a_denial_ends_what_it_refuses_with_the_reason(point: str) -> None:
+async def test_a_denial_ends_the_denied_action_with_the_reason(point: str) -> None:
     app = desk()
 
     @app.hook(point, always=True)
@@ -482,7 +482,7 @@ async def test_hooks_around_questions() -> None:
 # ---- callbacks -------------------------------------------------------------------------------------------------
 
 
-async def test_a_callback_may_take_the_place_of_a_tools_result() -> None:
+async def test_a_callback_may_replace_a_tools_result() -> None:
     app, seen = desk(), []
 
     @app.callback("search")

@@ -23,7 +23,7 @@ def test_every_service_has_a_user_and_every_function_a_caller() -> None:
     assert set(FUNCTIONS) - called == set(), "say in bus/acl/users.py who calls them"
 
 
-def test_helpers_and_functions_that_a_function_stands_on_count() -> None:
+def test_helpers_of_a_function_count_too() -> None:
     # `fork` calls `submit`, and `release` pops from lists whose names are variables.
     assert function_rights("submit").commands <= function_rights("fork").commands
     assert {"mail:", "nest:"} <= function_rights("commit_call").writes
@@ -89,7 +89,7 @@ def test_passwords_stay_in_their_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "secret" not in str(refused.value)
 
 
-def test_rules_without_a_password_let_nobody_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_without_a_password_admit_no_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["acl", "--for", "redis-8", "--commands"]) == 0
     for line in capsys.readouterr().out.splitlines():
         assert re.search(r" reset on (#SHA256-OF-THE-PASSWORD|>probe) ", line), line

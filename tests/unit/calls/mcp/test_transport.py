@@ -52,7 +52,7 @@ async def sent(method: str, url: str, headers: dict[str, str]) -> tuple[int, Any
         ("POST", {}, (404, None, 0)),
     ],
 )
-async def test_a_session_that_the_server_has_forgotten_has_ended_and_nothing_was_looked_at(
+async def test_a_session_that_the_server_forgot_has_ended(
     method: str, headers: dict[str, str], becomes: tuple[int, Any, int]
 ) -> None:
     async with answering(NOT_FOUND) as url:

@@ -8,7 +8,7 @@ from runtime_core.engines.protocol import Away
 from runtime_core.engines.ray.cluster import Cluster, RaySettings
 
 
-def test_without_settings_it_is_a_ray_of_ones_own() -> None:
+def test_without_settings_a_local_ray_starts() -> None:
     settings = RaySettings.from_environment({})
     assert (settings.address, settings.namespace, settings.dashboard, settings.jobs_url) == ("", "weft", False, "")
     assert settings.local_cpus > 0
@@ -41,7 +41,7 @@ def test_all_are_read() -> None:
         ("WEFT_RESULT_INLINE_BYTES", "-1", "must be a whole number"),
     ],
 )
-def test_anything_that_cannot_be_used_is_named_in_one_line(variable: str, value: str, message: str) -> None:
+def test_an_unusable_value_is_named_in_one_line(variable: str, value: str, message: str) -> None:
     with pytest.raises(Away) as error:
         RaySettings.from_environment({variable: value})
     assert str(error.value).startswith(f"{variable}=")
@@ -49,7 +49,7 @@ def test_anything_that_cannot_be_used_is_named_in_one_line(variable: str, value:
     assert "\n" not in str(error.value)
 
 
-async def test_a_head_that_is_not_there_is_one_line_before_ray_is_asked() -> None:
+async def test_a_missing_head_is_reported_in_one_line_before_ray_starts() -> None:
     settings = RaySettings.from_environment({"WEFT_RAY_ADDRESS": "127.0.0.1:1"})
     with pytest.raises(Away, match=r"no Ray at WEFT_RAY_ADDRESS=127.0.0.1:1: .*is its head up") as error:
         await Cluster(settings).open()

@@ -123,7 +123,7 @@ async def test_a_map_of_nothing_is_an_empty_list() -> None:
     assert reports == [{"done": 0, "failed": 0, "total": 0}]
 
 
-async def test_a_cancel_stops_the_items_under_way() -> None:
+async def test_a_cancel_stops_running_items() -> None:
     begun, stopped = asyncio.Semaphore(0), 0
 
     async def play(items: list[int], seconds: float) -> Answer:

@@ -88,7 +88,7 @@ def test_a_call_that_does_not_notice_its_interrupt_ends_with_its_process() -> No
     assert run(program) == (1, "")
 
 
-def test_a_call_that_catches_its_interrupt_and_goes_on_ends_with_its_process() -> None:
+def test_a_call_that_catches_its_interrupt_and_continues_ends_with_its_process() -> None:
     program = """
     with Interrupts().watched():
         end_when_interrupted()

@@ -20,7 +20,7 @@ def test_java_is_found_as_sparks_scripts_find_it(tmp_path: Path) -> None:
     assert java_checked({"PATH": str(java.parent)}) == str(java)
 
 
-def test_no_java_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_java_is_reported_in_one_line_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         Away,
         match=r"^there is no Java; Spark needs Java 17 or newer: install it, .*WEFT_SPARK_REMOTE to a running server$",
@@ -39,5 +39,5 @@ def test_the_address_of_a_server() -> None:
             address_of(wrong)
 
 
-async def test_nobody_listens() -> None:
+async def test_a_port_without_a_listener_does_not_answer() -> None:
     assert not await answers("127.0.0.1", free_port())

@@ -107,7 +107,7 @@ def run_of(
     return ActorRun(definition, Attempt("t-1", "r", key="one"), stored, broker, Workplace(broker.functions), Meta())
 
 
-async def test_steps_are_named_after_what_they_say() -> None:
+async def test_steps_are_named_by_their_content() -> None:
     """Processes of other releases find these ids in the journal, so they may not change."""
     told, asked = MessageEnvelope(message_id="told"), MessageEnvelope(message_id="asked")
 
@@ -150,7 +150,7 @@ async def test_a_handler_that_takes_too_long_fails_permanently() -> None:
     assert "a handler of agent 'handler' ran for more than 0.05 s" in result.message
 
 
-async def test_an_error_of_the_broker_ends_the_run_whatever_the_handler_makes_of_it() -> None:
+async def test_a_broker_error_ends_the_run_whatever_the_handler_catches() -> None:
     async def handle(run: ActorRun) -> None:
         try:
             await run.request(ECHO, MessageEnvelope(), None)
@@ -161,7 +161,7 @@ async def test_an_error_of_the_broker_ends_the_run_whatever_the_handler_makes_of
         await run_of(handle, Broker(BusError("gone"))).advance()
 
 
-async def test_a_request_that_the_broker_has_lost_ends_the_run_whatever_the_handler_makes_of_it() -> None:
+async def test_a_lost_request_ends_the_run_whatever_the_handler_catches() -> None:
     """It is replayed from what the broker holds, and sends its request again."""
 
     async def handle(run: ActorRun) -> None:
@@ -352,7 +352,7 @@ PLACE = ("handler", "one")
 
 
 @pytest.mark.parametrize("again", [("t", "r"), ("u", "r")], ids=["the same run", "another task"])
-async def test_a_handler_shares_no_object_with_one_that_is_over(again: tuple[str, str]) -> None:
+async def test_a_handler_does_not_share_an_object_with_an_ended_one(again: tuple[str, str]) -> None:
     """The broker has lost its last writes, and has given the instance away: the first handler has yet to learn that."""
     instances = stateful()
     over = await instances.enter(*PLACE, "t", "r", b'{"n":1}', alone=True, shared=True, waits=lambda: True)
@@ -366,7 +366,7 @@ async def test_a_handler_shares_no_object_with_one_that_is_over(again: tuple[str
     assert over.agent.closed, "with the last handler that used it"
 
 
-async def test_a_call_back_finds_the_object_of_the_handler_that_waits() -> None:
+async def test_a_reentrant_call_finds_the_object_of_the_handler_that_waits() -> None:
     instances = stateful()
     waiting = await instances.enter(*PLACE, "t", "r", b"", alone=True, shared=True, waits=lambda: True)
     waiting.known = b'{"n":1}'
@@ -413,7 +413,7 @@ async def test_messages_that_left_with_a_request_are_not_written_again(monkeypat
     assert (flushed, broker.requests) == ([True], 1)
 
 
-async def test_a_handler_of_a_process_that_stops_asks_nobody() -> None:
+async def test_a_handler_in_a_stopping_process_sends_no_request() -> None:
     """No agent of this process would answer: the message is handled again elsewhere."""
 
     async def handle(run: ActorRun) -> None:
@@ -426,7 +426,7 @@ async def test_a_handler_of_a_process_that_stops_asks_nobody() -> None:
     assert broker.requests == 0
 
 
-async def test_over_a_limit_the_commit_publishes() -> None:
+async def test_the_commit_publishes_for_a_task_over_its_limit() -> None:
     """The broker refused a write in the middle of the turn, which changes nothing."""
     broker = Broker(LimitExceeded("max_steps"))
 

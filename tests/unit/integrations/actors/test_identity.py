@@ -18,7 +18,7 @@ KEYS = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
 @given(TYPES)
-def test_every_type_has_a_name_and_comes_back_from_it(type: str) -> None:
+def test_every_type_is_found_by_its_name(type: str) -> None:
     name = agent_name(type)
     assert NAME.fullmatch(name)
     assert POOL.fullmatch(pool_of(name))

@@ -166,7 +166,7 @@ class _Upper:
         return Inner(int(payload.split()[1]))
 
 
-def test_a_serializer_of_the_users_goes_first() -> None:
+def test_a_users_serializer_has_precedence() -> None:
     registry = SerializationRegistry()
     registry.add_serializer(_Upper())
     content = content_of(Inner(7), registry)

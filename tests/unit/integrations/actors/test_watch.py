@@ -34,7 +34,7 @@ class EmptyMailboxes:
         self.asked += 1
 
 
-async def test_one_look_reads_a_bounded_number_of_mailboxes_and_the_next_one_continues(
+async def test_one_check_reads_a_bounded_number_of_mailboxes_and_the_next_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch, "WAIT_SECONDS", 1000.0)

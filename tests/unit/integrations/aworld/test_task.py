@@ -118,7 +118,7 @@ def test_none_stands_for_the_default_of_a_field() -> None:
     assert given == Task(id=given.id)
 
 
-def test_a_response_takes_and_gives_the_names_of_other_runtimes() -> None:
+def test_a_response_accepts_and_offers_the_names_of_other_runtimes() -> None:
     done = TaskResponse(task_id="t", content="x", status="success")
     assert done == TaskResponse("t", "completed", "x") == TaskResponse(id="t", answer="x", success=True)
     assert (done.id, done.answer, done.content, done.output, done.success, done.msg) == ("t", "x", "x", "x", True, "")

@@ -62,7 +62,7 @@ def test_agents_come_once_and_in_order_and_a_swarm_travels_as_json(swarm: Swarm,
         (lambda: Loopable("a", 0), "max_run_times: 0"),
     ],
 )
-def test_a_topology_that_cannot_run_is_refused_in_one_line(make: object, message: str) -> None:
+def test_an_impossible_topology_is_refused_in_one_line(make: object, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         make()  # type: ignore[operator]  # a lambda each
     assert message in str(caught.value)

@@ -21,7 +21,7 @@ def test_a_model_that_repeats_a_call_is_warned_and_then_stopped() -> None:
     assert ended.value.type == "RepeatedCall"
 
 
-def test_another_call_between_them_begins_the_count_again() -> None:
+def test_a_different_call_in_between_resets_the_count() -> None:
     counted = guards()
     for _ in range(4):
         assert counted.called("search", {"query": "a"}) == ""

@@ -148,7 +148,7 @@ async def test_a_run_that_began_before_there_were_hooks_continues_without_them()
     assert world.failures == []
 
 
-async def test_a_hook_that_was_added_meanwhile_waits_for_the_next_run() -> None:
+async def test_a_newly_added_hook_waits_for_the_next_run() -> None:
     world = HookedWorld(cold=True)
     program = Program(lambda ctx, _: _tools(ctx))
     assert isinstance(await world.turn(program, None), Suspended)
@@ -165,7 +165,7 @@ async def test_a_hook_that_was_added_meanwhile_waits_for_the_next_run() -> None:
 
 
 @pytest.mark.parametrize("guard", [False, True])
-async def test_a_hook_that_was_removed_meanwhile_counts_as_one_that_fails(guard: bool) -> None:
+async def test_a_removed_hook_counts_as_a_failing_one(guard: bool) -> None:
     world = HookedWorld(cold=True)
     world.app.hook("before_tool_call", name="old", always=True, guard=guard)(lambda event: None)
     program = Program(lambda ctx, _: _tools(ctx))
@@ -227,7 +227,7 @@ async def _tools(ctx: AgentContext) -> object:
     return [await ctx.tool("a"), await ctx.tool("b")]
 
 
-async def test_a_task_that_answers_a_step_of_another_leaves_the_tasks_own_points_to_that_one() -> None:
+async def test_a_task_started_by_a_step_runs_no_task_hooks() -> None:
     for asked in (False, True):
         seen: list[str] = []
         world = HookedWorld(app=App("asked"))

@@ -74,7 +74,7 @@ def test_objects_in_tasks_are_sent_with_the_app_under_the_same_names() -> None:
     assert [name for name in made.agents if name.startswith("upper")] == ["upper"]
 
 
-def test_an_app_that_no_module_has_travels_with_what_it_declares() -> None:
+def test_an_app_outside_any_module_travels_with_its_declarations() -> None:
     own = App("nowhere")
     own.agent("upper")(upper)
     assert reference_of(own) == ""
@@ -89,7 +89,7 @@ def test_anything_that_cannot_be_sent_is_named() -> None:
         sent(Task(input="a", agent=doubler, tools=[Refusing()]))
 
 
-def test_an_app_that_cannot_be_imported_there_is_one_line() -> None:
+def test_an_app_that_cannot_be_imported_there_is_reported_in_one_line() -> None:
     packed = PackedApp("sent-tasks", "tests.no_such_module:app", ".", [], b"")
     with pytest.raises(ConfigurationError, match=r"there is no module 'tests\.no_such_module'"):
         unpack(packed, pickle.loads)

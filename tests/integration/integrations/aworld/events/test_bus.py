@@ -93,7 +93,7 @@ async def test_other_sessions_do_not_wait(make: Make) -> None:
     assert sorted(message.payload for message in taken) == [1, 2]
 
 
-async def test_a_repeated_publication_reaches_nobody_twice(make: Make) -> None:
+async def test_a_repeated_publication_reaches_no_subscriber_twice(make: Make) -> None:
     bus = await make()
     for _ in range(2):
         await bus.publish(news(1, id="m-1"))
@@ -118,7 +118,7 @@ async def test_a_handler_is_retried_before_the_next_message(make: Make) -> None:
     assert [await seen.get() for _ in range(3)] == ["bad", "bad", "good"]
 
 
-async def test_without_a_handler_left_nothing_is_delivered(make: Make) -> None:
+async def test_without_handlers_nothing_is_delivered(make: Make) -> None:
     bus = await make()
     seen: asyncio.Queue[object] = asyncio.Queue()
 
@@ -150,7 +150,7 @@ async def test_a_message_that_is_consumed_by_topic_and_by_category_is_done_twice
             await bus.done(message)
 
 
-async def test_without_a_consumer_left_nothing_is_kept(make: Make) -> None:
+async def test_without_consumers_nothing_is_kept(make: Make) -> None:
     bus = await make()
     with pytest.raises(InvalidInput, match="consume is not subscribed"):
         await bus.unsubscribe("agent", "news")

@@ -171,11 +171,11 @@ async def test_the_result_of_a_tool_goes_to_the_caller() -> None:
     assert response.value() == 12
 
 
-async def test_a_group_gives_the_results_of_its_members_in_order() -> None:
+async def test_a_group_returns_the_results_of_its_members_in_order() -> None:
     assert (await run([GROUP])).value() == [8, 3]
 
 
-async def test_a_cancel_overtakes_what_waits() -> None:
+async def test_a_cancel_overtakes_waiting_commands() -> None:
     response = await run([AgentMessage(receiver="adder", payload=[1]), CancelMessage(payload="enough")])
     assert response.status == "cancelled"
     assert response.error == {"type": "Cancelled", "message": "enough"}
@@ -191,7 +191,7 @@ async def test_a_cancel_overtakes_what_waits() -> None:
         (TaskMessage(topic="__whatever"), "__whatever"),
     ],
 )
-async def test_w15_a_message_that_nobody_takes_ends_the_task_by_an_error_that_names_it(
+async def test_w15_a_message_without_a_handler_ends_the_task_with_an_error_that_names_it(
     message: Message, told: str
 ) -> None:
     async with LocalApp(app) as client:
@@ -361,7 +361,7 @@ async def test_a_task_with_tools_a_human_and_an_agent_is_event_driven_and_record
         assert [one.topic for one in await history.messages_by_topic(TopicType.FINISHED)] == [TopicType.FINISHED]
 
 
-async def test_a_human_who_says_no_ends_the_task() -> None:
+async def test_a_humans_denial_ends_the_task() -> None:
     async with LocalApp(app) as client:
         task = await client.submit("pipeline", [1])
         await answer_question(client, task.task_id, False)

@@ -213,7 +213,7 @@ async def test_a_failed_task_fails_again_with_the_same_error() -> None:
     assert calls == Counter()
 
 
-async def test_calls_that_nobody_takes_are_on_record_and_fail_again_in_a_replay() -> None:
+async def test_unaccepted_calls_are_recorded_and_fail_again_in_a_replay() -> None:
     app = desk(Counter())
     trajectory = await recorded(app, "lost", None)
     assert trajectory.complete

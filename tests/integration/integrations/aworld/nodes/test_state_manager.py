@@ -92,7 +92,7 @@ async def test_a_task_is_seen_while_it_runs_and_after_the_broker_has_forgotten_i
             assert (await state.wait_for_task(task.task_id, WAIT)).status is RunNodeStatus.SUCCESS
 
 
-async def test_a_task_that_fails_says_why(local: tuple[LocalApp, Client]) -> None:
+async def test_a_failed_task_reports_why(local: tuple[LocalApp, Client]) -> None:
     running, client = local
     async with StateManager(client, running.trajectories) as state:
         task = await client.submit("lead", ["a", "nothing"])

@@ -109,7 +109,7 @@ async def test_anything_that_cannot_be_kept_is_refused_where_it_is_emitted() -> 
     await World().play(emitting)
 
 
-async def test_handlers_do_not_share_what_they_get() -> None:
+async def test_handlers_do_not_share_their_messages() -> None:
     """A change by one is invisible to the others."""
 
     async def sharing(ctx: AgentContext, input: object) -> None:
