@@ -72,21 +72,21 @@ def test_a_test_that_passes_runs_once(tmp_path: Path) -> None:
 
 
 def test_a_test_that_fails_once_is_reported(tmp_path: Path) -> None:
-    done = rerun(tmp_path, "good or bad_at_first")
+    done = rerun(tmp_path, "good or fails_at_first")
     assert done.returncode == 0
     assert f"FLAKY: {NAME} failed above and passed alone" in done.stdout
     assert f"FLAKY: add this line to tests/flaky.txt: 2026-01-31 {NAME}\n" in done.stdout
 
 
 def test_a_listed_test_is_rerun_for_fourteen_days(tmp_path: Path) -> None:
-    done = rerun(tmp_path, "bad_at_first", f"{TODAY - timedelta(days=14)} {NAME}\n")
+    done = rerun(tmp_path, "fails_at_first", f"{TODAY - timedelta(days=14)} {NAME}\n")
     assert done.returncode == 0
     assert f"FLAKY: {NAME} failed above and passed alone" in done.stdout
     assert "add this line" not in done.stdout
 
 
 def test_a_test_that_is_listed_for_longer_fails_permanently(tmp_path: Path) -> None:
-    done = rerun(tmp_path, "bad_at_first", f"{TODAY - timedelta(days=15)} {NAME}\n")
+    done = rerun(tmp_path, "fails_at_first", f"{TODAY - timedelta(days=15)} {NAME}\n")
     assert done.returncode == 1
     assert f"Not rerun: {NAME} has been listed as flaky since 2026-01-16" in done.stdout
     assert "FLAKY" not in done.stdout
