@@ -42,7 +42,7 @@ PROCESSES = (CLIENT, *SERVICES)
 BATCHED = ("state_manager", "trajectory_recorder")
 """Stopped while tasks run: otherwise the sizes of their reads would depend on timing."""
 SETTINGS = {"WEFT_LEASE_SECONDS": "60"}
-"""Long enough to stand still for, and that heartbeats are rare."""
+"""Long enough to measure, with rare heartbeats."""
 WARM, TASKS, ROUNDS, WATCHED = 30, 40, 5, 10
 IDLE_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
@@ -157,7 +157,7 @@ async def _round(
         end = last if process in BATCHED else after
         spent = {name: count - before.calls[process].get(name, 0) for name, count in end.calls[process].items()}
         for name, in_a_second in idle.calls[process].items():
-            # Nobody can tell the batches of work from those of the idle reads beside them.
+            # Batches of work and of idle reads cannot be distinguished.
             spent[name] = 0 if process in BATCHED else spent[name] - in_a_second * seconds
         calls[process] = {name: count / TASKS for name, count in spent.items()}
     return calls, {

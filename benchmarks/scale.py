@@ -75,7 +75,7 @@ async def _keys(stack: Stack, client: Client, tasks: int) -> tuple[float, float]
 
 
 async def _wakes(client: Client) -> list[float]:
-    """Return how long waiting runs took to go on, in milliseconds, in ascending order."""
+    """Return how long waiting runs took to continue, in milliseconds, in ascending order."""
     took = []
     for number in range(WAKES):
         task = await client.submit("waker", f"question {number}")

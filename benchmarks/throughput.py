@@ -65,7 +65,7 @@ async def throughput(tasks: int, in_flight: int, rounds: int) -> dict[str, objec
 
 
 async def weft_round(tasks: int, in_flight: int, alone: int = 0) -> WeftRound:
-    """Measure `tasks` at once and then, if asked for, some one at a time."""
+    """Measure `tasks` concurrently and then, on request, some one at a time."""
     warm = max(1, tasks // 10)
     async with started() as stack, ledger_of(stack) as ledger:
         client = await stack.start_client()

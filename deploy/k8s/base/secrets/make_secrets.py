@@ -110,7 +110,7 @@ def create() -> str:
         ).encode(),
     )
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
-    # From Python 3.13 on fields of a certificate are asked for that the CAs of many clusters lack.
+    # Python 3.13 and later require fields that certificates of many clusters' CAs lack.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     try:
         with urllib.request.urlopen(request, timeout=10, context=context):  # noqa: S310 - as above

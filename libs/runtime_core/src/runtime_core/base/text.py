@@ -56,7 +56,7 @@ def duration(milliseconds: float) -> str:
 
 
 def about(milliseconds: float) -> str:
-    """Return a time span that goes on, without decimals: `371 ms`, `54 s`, `2 min 05 s`."""
+    """Return a time span that still grows, without decimals: `371 ms`, `54 s`, `2 min 05 s`."""
     if milliseconds < 999.5:
         return f"{max(milliseconds, 0.0):.0f} ms"
     return f"{milliseconds / 1_000:.0f} s" if milliseconds < 59_500 else duration(max(milliseconds, 60_000))

@@ -79,7 +79,7 @@ class CommitVerbs(Partition):
         parts: Sequence[Argument],
         count: int,
     ) -> bool:
-        """Commit a turn with many parts while no other such commit is under way, so that the broker serves others."""
+        """Commit a turn with many parts; one such commit at a time, so that the broker serves others in between."""
         async with self._wide_commits:
             return await self.commit_turn(delivery, mode, now_ms, record, steps, body, state, parts, count)
 

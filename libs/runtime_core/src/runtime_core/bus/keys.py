@@ -117,11 +117,11 @@ class Keys:
 
     @property
     def limited(self) -> str:
-        """How many hold slots of limits and wait for them, by agent or tool: a hash."""
+        """Numbers of runs and calls that hold or await slots of limits, by agent or tool: a hash."""
         return self.base + "limited"
 
     def slots_of_task(self, task: str) -> str:
-        """What a task's runs and calls hold of limits, or wait for, by path: a hash."""
+        """Limits that a task's runs and calls hold or wait for, by path: a hash."""
         return f"{self.base}held:{task}"
 
     def turns(self, stream: str) -> str:

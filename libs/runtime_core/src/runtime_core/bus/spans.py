@@ -145,7 +145,7 @@ def task_span(
     error: str = "",
     again: bool = False,
 ) -> None:
-    """Record the span of an ended task, `task <agent>`: beside its turns, or the root if its submit named no trace.
+    """Record the span of an ended task, `task <agent>`: a sibling of its turns, or root if its submit named no trace.
 
     `again`: the task had ended before, and the earlier span is the root; this one is below it.
     """

@@ -331,7 +331,7 @@ async def find_place(buses: Sequence[Bus], task: str) -> Bus:
     if noted is not None:
         return buses[int(cast(bytes, noted))]
     if status is None:
-        # A message starts its task beside its sender or in its instance's partition, and notes the place nowhere.
+        # The task of a message is in its sender's or its instance's partition, which nothing records.
         others = [bus for bus in buses if bus is not home]
         found = await asyncio.gather(*(bus.transport.call("HGET", bus.keys.task(task), "status") for bus in others))
         for bus, status in zip(others, found, strict=True):

@@ -47,12 +47,12 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     """Return a description of the task; None if the broker does not know it.
 
     `letters`: whether to look through all dead letters of the partition for those of the task. `calls`: whether to look
-    through the calls of tools that are under way.
+    through the running calls of tools.
 
     In addition to what `describe_task` returns, it has `max_steps`, `time_limit_at`, `waits_for`, `questions` and
     `dead_letters` (ids). Each item of `waits_for` has `run`, `step`, `kind`, and if known `name`, `due`, `attempt`,
-    `since`, `errors`, `task_id` of an agent in another partition, the `limit` for whose slot it waits, of a call under
-    way the `handler` that has it, and of a run in a mailbox the task that is its `holder`, if the tenant is the same.
+    `since`, `errors`, `task_id` of an agent in another partition, the `limit` for whose slot it waits, of a running
+    call its `handler`, and of a run in a mailbox the task that is its `holder`, if the tenant is the same.
     """
     keys = bus.keys
     fields = await hash_at(bus, keys.task(task))
@@ -107,7 +107,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
 
 
 def _wait_in_queue(waits: Sequence[Row], lacks: set[tuple[str, str]]) -> None:
-    """Say of what no running handler has that no handler has taken it: handlers put it off by a second, uncounted."""
+    """Report names without a running handler as not taken: handlers postpone such a delivery by a second, uncounted."""
     for wait in waits:
         if (wait["kind"], wait.get("name")) in lacks and not wait.get("errors") and not wait.get("handler"):
             wait.pop("due", None)
@@ -189,11 +189,11 @@ _CALLS_READ = 300
 
 
 async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
-    """Add to the waits for tools which tool it is, who has the call, since when, which attempt it is, and why
-    the earlier ones failed.
+    """Add to the waits for tools the tool's name, the handler that runs the call, its start, its attempt, and why
+    earlier attempts failed.
 
-    The journal has only the digest of an open call, so its entry is looked for: among those that handlers hold, then
-    among the first that nobody has read. About a call after these nothing is known.
+    The journal has only the digest of an open call, so this searches for its entry: among those that handlers hold,
+    then among the first unread ones. A call after these gets no details.
     """
     open_calls = {
         f"{wait['run']}/{wait['step']}": wait for wait in waits if wait["kind"] == "tool" and "name" not in wait
@@ -342,7 +342,7 @@ class TaskFilter:
     key: str = ""
     tenant: str = ""
     version: str = ""
-    """The app's version that began the task. An ended task has none, nor has one that has not waited yet."""
+    """The version of the app that began the task. Empty for ended tasks, and for those that have not waited yet."""
     since_ms: float = 0.0
     """Only tasks created at or after this time, in epoch milliseconds."""
     until_ms: float = math.inf
@@ -461,7 +461,7 @@ class _Scan:
             )  # fmt: skip
             ids, times = flat[::2], flat[1::2]
             named = [_place(id, at) for id, at in zip(ids, times, strict=True) if id.startswith(prefix)]
-            # An id costs a twentieth of a task: a small tenant's list passes the tasks of the others quickly.
+            # Reading an id costs a twentieth of a task: a small tenant's list skips the tasks of others quickly.
             scanned += len(named) + len(ids) // 20
             await self._take([place for place in named if last is None or place < last])
             if len(ids) < together:

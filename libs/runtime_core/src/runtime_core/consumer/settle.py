@@ -224,7 +224,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Neither retry nor fail: keep a dead letter and leave the run suspended until a rollback or a fix."""
+    """Do not retry or fail: keep a dead letter, and leave the run suspended until a rollback or a fix."""
 
 
 Decision = RetryAt | GiveUp | Park

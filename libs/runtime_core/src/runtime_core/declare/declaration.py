@@ -136,7 +136,7 @@ class Limit:
     """How many may start within any `seconds`; None: any number."""
     seconds: float | None = None
     debounce: float | None = None
-    """Of an agent: how many seconds no newer run for the key may be asked for before one starts. The older ones end."""
+    """Of an agent: a run starts after this many seconds without a newer one for its key. The older ones end."""
     replaces: Literal["", "waiting", "running"] = ""
     """Of an agent: which older runs for the key end, as cancelled with the error `Superseded`, when a newer one comes:
     those that wait, or also those that run. With `debounce`, those that wait."""

@@ -145,7 +145,7 @@ class EngineFunction(DeclaredFunction):
                 f"{self.what} ({place}) is async: declare a plain function, since it runs on workers without a loop"
             )
         self.driver_side = bool(self._arguments) and self._arguments[0].name == SESSION
-        """Whether it runs beside Spark's driver, with the session as its first argument."""
+        """Whether it runs in Spark's driver process, with the session as its first argument."""
         if self.driver_side:
             self._arguments = self._arguments[1:]
         self._context_name, self._arguments = without_context(self.what, self._arguments, EngineContext, place)

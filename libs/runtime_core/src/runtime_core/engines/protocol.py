@@ -153,7 +153,7 @@ class Work(Struct, frozen=True):
     batch: bool = False
     """Whether the function returns a command that runs as a batch job."""
     driver_side: bool = False
-    """Whether the function runs beside the driver, with the engine's session as its argument `spark`."""
+    """Whether the function runs in the driver process, with the engine's session as its argument `spark`."""
     step: Step = Step()
 
 

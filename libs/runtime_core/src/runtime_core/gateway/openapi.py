@@ -404,7 +404,7 @@ EVENT_DATA = {
 }
 """The schema of the data of each event of a task."""
 _FOLLOW = """\
-Server-sent events: output, questions, steps if they are asked for, and the final event, which ends the stream.
+Server-sent events: output, questions, steps on request, and the final event, which ends the stream.
 The first block has only `retry: 1000`; each later one has `id`, `event` and `data`, which is JSON. A comment breaks
 a silence of 15 seconds.
 
@@ -412,7 +412,7 @@ a silence of 15 seconds.
 |---|---|---|
 | `weft.output.delta` | OutputDelta | for each piece of output |
 | `weft.human.requested` | Question | for each question; answer it with `answerQuestion` |
-| `weft.step.recorded` | RecordedSteps | for each commit with finished steps, only if steps are asked for |
+| `weft.step.recorded` | RecordedSteps | for each commit with finished steps, only on request |
 | `weft.task.completed`, `weft.task.failed`, `weft.task.cancelled` | TaskEnd | once, at the end |
 
 A task writes its steps if its `conf.streaming_mode` is `core` or `all`, or from the moment that a reader follows it

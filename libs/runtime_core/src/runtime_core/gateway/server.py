@@ -526,7 +526,7 @@ class Connection(HttpToolsProtocol):
             self._silence = None
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with a problem, if no other answer is under way, and close the connection."""
+        """Answer with a problem, unless another answer has begun, and close the connection."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not (cycle.response_started or self.pipeline):
             if cycle is not None:

@@ -61,7 +61,7 @@ Item = TypeVar("Item")
 BATCH_MAX = 1000
 """Tasks of one batch."""
 _TOGETHER = 32
-"""Submits of one batch that are under way at once."""
+"""Submits of one batch that run concurrently."""
 PAGE_MAX = 500
 PAGE = 50
 STATUSES = ("accepted", "running", "waiting", "completed", "failed", "cancelled")

@@ -349,7 +349,7 @@ class Conversation(RequestHooks):
 
     async def _make(self, ctx: RunContext[Conversation], decided: DecidedCall, arguments: dict[str, Any]) -> object:
         guest, agent, there = self._guest(), self._definition.name, CallTarget(decided.name, decided.pool)
-        # pydantic-ai waits for all calls of an answer before it goes on.
+        # pydantic-ai waits for all calls of an answer before it continues.
         group, order = f"{ctx.run_id}/{ctx.run_step}", 2 * ctx.run_step + 1
         if decided.kind == "tool":
             given: object = {StepTool.ARGUMENT: arguments} if decided.wraps else arguments

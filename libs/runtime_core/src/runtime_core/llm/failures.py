@@ -119,7 +119,7 @@ class Transient:
     detail: str
     """The client's description of the failure."""
     after_seconds: float | None = None
-    """The wait that the provider asked for, in seconds; None if it gave none."""
+    """The wait that the provider requested, in seconds; None if it gave none."""
 
     @property
     def rate_limited(self) -> bool:

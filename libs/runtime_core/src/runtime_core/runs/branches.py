@@ -302,7 +302,7 @@ class Cancellation:
         self._job = job
         self._place = place
         self._wait = Wait()
-        # A branch beside the job's: the end of the job stops all branches below it.
+        # A sibling of the job's branch: the end of the job stops all branches below it.
         self._branch = Branch(f"c{job.id}.", place.now_ms)
         self._task = job.run.flow.help(self._stop(), self._branch, self._wait)
 

@@ -1,6 +1,6 @@
 """Steps that others perform (tools, agents, engines, humans, timers), and steps that nobody waits for.
 
-For each kind: first what it requests from the commit, with its part of it, then the step that code awaits.
+For each kind: first its request with its part of the commit, then the step that code awaits.
 """
 
 from __future__ import annotations

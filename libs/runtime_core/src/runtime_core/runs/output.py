@@ -34,7 +34,7 @@ PROCESS_BYTES = 32 * RUN_BYTES
 PIECE_BYTES = 128
 """The memory that an unanswered piece takes besides its value."""
 BATCH_PIECES = 200
-"""The most pieces of one write. The broker serves nobody else meanwhile."""
+"""The most pieces of one write, during which the broker serves no one else."""
 BATCH_BYTES = 256 * 1024
 """The size in bytes at which a write takes no further piece."""
 ROUND_PIECES = 64

@@ -74,7 +74,7 @@ class Observation:
 class ActionModel:
     """One action of an agent: a call of `tool_name` with `params`; without a name, the answer `policy_info`.
 
-    `tool_name` may also name an agent to call. `agent_name` names an agent to hand over to.
+    `tool_name` may also name an agent to call. `agent_name` names an agent to hand off to.
     """
 
     tool_name: str = ""
@@ -136,7 +136,7 @@ def _is_action(value: object) -> bool:
 
 
 MAX_HANDOFFS = 100
-"""How often the peers of a team may hand over before one must answer."""
+"""How often the peers of a team may hand off before one must answer."""
 
 
 async def ask_among_peers(ctx: AgentContext, name: str, content: object, peers: Sequence[str]) -> object:
@@ -208,7 +208,7 @@ async def act(
     """Perform the actions concurrently and return their results in order. A failed action is a result, not an error.
 
     A `tool_name` means an agent if it is in `team`, or if it names an agent but no tool; otherwise a tool. Agents in
-    `peers` may hand over to each other.
+    `peers` may hand off to each other.
     """
     found = await ctx.gather(*(_step(ctx, action, team, peers) for action in actions), return_exceptions=True)
     return [_result(action, result) for action, result in zip(actions, found, strict=True)]

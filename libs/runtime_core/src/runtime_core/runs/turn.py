@@ -473,7 +473,7 @@ class TurnHandler:
         place = (delivery.task, delivery.run)
         other = self._warm.pop(place, None)
         if other is not None:
-            # A resume was read before the reply to the commit that caused it, and replayed beside this run.
+            # A resume was read before the reply to the commit that caused it, and replayed together with this run.
             older, warm = sorted((other, warm), key=lambda each: each.turn)
             older.run.drop()
         self._warm[place] = warm

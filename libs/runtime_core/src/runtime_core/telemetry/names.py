@@ -49,7 +49,7 @@ class MetricName:
     by: str = EVERY
     """The services that emit it."""
     attention: str = ""
-    """The value that needs attention, and what it then means."""
+    """The value that needs attention, and its meaning."""
     unit: str = ""
     """`seconds`, `bytes`, …; empty for a plain count."""
 

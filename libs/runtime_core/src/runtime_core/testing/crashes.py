@@ -1,4 +1,4 @@
-"""Kills an app's services at each of their commits. A thread of this process stands in for their process."""
+"""Kills an app's services at each of their commits. A thread of this process replaces their process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Kill:
     number: int
     """The number of its commit, from 1."""
     when: When
-    """`before`: the work was done and nobody knew. `after`: it was recorded, and the process did not learn it."""
+    """`before`: the work was done but not recorded. `after`: it was recorded, but the process did not learn it."""
     commit: str
     """What it was about to commit."""
 

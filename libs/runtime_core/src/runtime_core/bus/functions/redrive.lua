@@ -54,7 +54,7 @@ local function uncount_rows(key, again)
 end
 
 -- Finds the child runs through which a dead letter has failed its task, from `run` up. Returns {run, step, whether the
--- step has its error} for each step that waited for one, or nil if one of the runs cannot go on from its journal: its
+-- step has its error} for each step that waited for one, or nil if one of the runs cannot continue from its journal: its
 -- caller has a different result, or has ended otherwise.
 local function failed_above(base, task, run)
   local key, found = base .. 'task:' .. task, {}

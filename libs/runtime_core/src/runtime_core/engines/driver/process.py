@@ -1,7 +1,7 @@
 """The near end of a driver: starts the driver's process, and restarts it if it dies or loses its engine.
 
 `run` runs a call and stops it if cancelled. `begin` starts a call that can be detached from. `RayEngine` and
-`SparkEngine` have a driver of their own: programs run any functions on a cluster with them, without a gateway.
+`SparkEngine` have separate drivers: programs run any functions on a cluster with them, without a gateway.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class _Task:
         return True
 
     async def stop(self) -> None:
-        """Interrupt the task. Its worker ends if the task goes on. Wait up to TASK_STOP_SECONDS for the end."""
+        """Interrupt the task. Its worker ends if the task continues. Wait up to TASK_STOP_SECONDS for the end."""
         self._cancelling = asyncio.create_task(self._cancel_until_ended())
         if not await self.wait(self.ended, TASK_STOP_SECONDS):
             logger.error("a task did not stop within %g s; it is cancelled again until it ends", TASK_STOP_SECONDS)

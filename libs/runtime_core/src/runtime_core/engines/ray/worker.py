@@ -25,7 +25,7 @@ from runtime_core.engines.results import Results
 CHUNK_SECONDS = 1.0
 """The time after which a worker with several items returns those that it has not started, in seconds."""
 INTERRUPT_SECONDS = 0.4
-"""How long a call may go on after KeyboardInterrupt, in seconds."""
+"""How long a call may continue after KeyboardInterrupt, in seconds."""
 FIRST_MARK = 128
 """A mark of a call is a byte from this one on: no signal has such a number."""
 
@@ -63,7 +63,7 @@ Answer = Value | Error | Items
 
 
 def run_job(job: bytes) -> Iterator[Begun | Answer]:
-    """Yield that the call has started, then its outcome. Ends this process if a cancelled call goes on."""
+    """Yield that the call has started, then its outcome. Ends this process if a cancelled call continues."""
     # Load first: the imports of a new process do not count against the call's limit.
     unpacked = msgspec.msgpack.decode(job, type=Job)
     with interrupts().watched():
@@ -76,7 +76,7 @@ def run_job(job: bytes) -> Iterator[Begun | Answer]:
 
 
 class Interrupts:
-    """Ends this process if a call goes on after it was interrupted. Calls run one after the other in the main thread.
+    """Ends this process if a call continues after it was interrupted. Calls run one after the other in the main thread.
 
     Ray can end a process, too. But Ray does not know what the process runs: if the call ends while Ray's request is on
     its way, Ray may kill the next call.

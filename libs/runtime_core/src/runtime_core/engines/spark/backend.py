@@ -28,7 +28,7 @@ IN_FLIGHT = 8
 
 
 class SparkBackend:
-    """Plain functions run on the executors, jobs beside the driver."""
+    """Plain functions run on the executors, jobs in the driver process."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Raise ImportError if PySpark is not installed, ConfigurationError for an invalid variable."""

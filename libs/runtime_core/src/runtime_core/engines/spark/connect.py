@@ -325,7 +325,7 @@ class Sessions:
         from pyspark.sql import SparkSession
 
         self._remote = remote
-        # The builder, not a constructor: it tells all of PySpark that this process uses a remote server.
+        # The builder, not a constructor: it makes all of PySpark use a remote server in this process.
         self.first: SparkSession = SparkSession.builder.remote(remote).create()
         _hurry(self.first)
 

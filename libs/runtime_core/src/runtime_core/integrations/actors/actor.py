@@ -184,7 +184,7 @@ class ActorRun(Run):
         """Held by the request that carries the state."""
         self._flushing: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[object] | None = None
-        """The write of publications that is under way."""
+        """The running write of publications."""
         self._answered: list[str] = []
         """Requests whose answers the handler has used."""
         self._is_rpc = False
@@ -488,7 +488,7 @@ class ActorRun(Run):
     def _undo(self, instance: Instance) -> None:
         """Discard the changes of a failed handler: the next one begins with the state on the broker.
 
-        With concurrent handlers the changes cannot be told apart, so the object stays as it is.
+        With concurrent handlers the changes cannot be separated, so the object stays as it is.
         """
         if instance.keeps_state and not self.actor.interleave:
             instance.known = None
@@ -500,7 +500,7 @@ class ActorRun(Run):
             await self._ask([])
 
     async def _written(self) -> None:
-        """Wait for a write that is under way: the commit publishes what it cannot write."""
+        """Wait for a running write: the commit publishes what it cannot write."""
         if self._writing is not None:
             await asyncio.wait((self._writing,))
 

@@ -70,7 +70,7 @@ _FINAL = (InvalidInput, LimitExceeded, ConfigurationError, Reject, TaskCancelled
 
 
 def neither(task: Task) -> InvalidInput:
-    """Return the error of a task that has nobody to work for it."""
+    """Return the error of a task without an agent or a swarm."""
     return InvalidInput("agent", f"task {task.id!r} has neither an agent nor a swarm: set one of them")
 
 

@@ -241,7 +241,7 @@ class Task:
         return self.task_status in (TaskStatus.CANCELLED, TaskStatus.INTERRUPTED)
 
     def note_status(self, status: TaskStatus) -> None:
-        """Note the state of the task. An interruption that was asked for ends as such."""
+        """Record the state of the task. A requested interruption ends as one."""
         if status is TaskStatus.CANCELLED and self.task_status == TaskStatus.INTERRUPTED:
             return
         object.__setattr__(self, "task_status", status)

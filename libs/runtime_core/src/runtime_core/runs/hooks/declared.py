@@ -348,7 +348,7 @@ class Chosen(msgspec.Struct, frozen=True):
 class Selection(msgspec.Struct, frozen=True):
     """All hooks of a run, in the order in which they run, and the keys of callbacks.
 
-    It is fixed and recorded when the run begins, so a later deployment does not change a run under way.
+    It is fixed and recorded when the run begins, so a later deployment does not change a running one.
     """
 
     hooks: dict[str, list[Chosen]] = {}

@@ -202,7 +202,7 @@ function KEY.release(base, inst, task, run, state)
 end
 
 -- A run that holds the instance, but has not begun since it waits for a slot of a limit, goes back to the front of the
--- mailbox. Returns the limits that it no longer waits for, or nil if the holder is no such run.
+-- mailbox. Returns the limits that it no longer waits for, or nil if the holder is not such a run.
 function KEY.put_back(base, inst, holder)
   local task, run = split_ref(holder)
   local rk = task and run_key(base, task, run)

@@ -36,7 +36,7 @@ function QUEUE.put(base, stream, tenant, priority, task)
   local queues = base .. 'queues'
   local order = (QUEUE.HIGHEST - priority) * QUEUE.PRIORITY + redis.call('HINCRBY', queues, 'seq', 1)
   redis.call('ZADD', QUEUE.key(base, stream, tenant), text(order), task)
-  -- A tenant that comes back starts at the current turn: it makes up for no missed turns.
+  -- A tenant that comes back starts at the current turn, without catching up on missed ones.
   redis.call('ZADD', base .. 'turns:' .. stream, 'NX', redis.call('HGET', queues, stream .. '|now') or '0', tenant)
   redis.call('HINCRBY', queues, stream, 1)
   redis.call('HINCRBY', base .. 'meta', 'queued', 1)

@@ -22,7 +22,7 @@ local function keep_held_back(rk)
 end
 
 -- Removes the steps that a run waited for, and the fields `gone`. A call that may not be repeated stays missing while
--- its mark exists: its holder commits its result, or that its outcome is unknown. If the task goes on (`goes_on`), so
+-- its mark exists: its holder commits its result, or that its outcome is unknown. If the task continues (`goes_on`), so
 -- do child runs: they stay missing too. Returns whether the run has a journal.
 local function forget_waits(base, task, run, gone, goes_on)
   local rk, has_journal = run_key(base, task, run), false

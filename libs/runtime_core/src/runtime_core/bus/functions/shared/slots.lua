@@ -203,7 +203,7 @@ function SLOT.pass_on(base, limits)
   local seen, at = {}, 1
   while limits[at] do
     local limit = limits[at]
-    -- pcall: a timer tries again what a key of another type has stopped.
+    -- pcall: a timer retries after a failure on a key of another type.
     if not seen[limit] and not pcall(SLOT.start_next, base, limit, limits) then
       redis.pcall('ZADD', base .. 'timers', text(server_ms() + 60000), 'l|' .. limit)
     end

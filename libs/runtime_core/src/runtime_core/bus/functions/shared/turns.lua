@@ -123,7 +123,7 @@ function QUEUE.flush(base, caller)
     QUEUE.add(base .. 'timers', all.timers)
     set_fields(base .. 'delayed', all.packed)
     if all.listed[1] then set_fields(caller.key, all.listed) end
-    -- A tenant that comes back starts at the current turn: it makes up for no missed turns.
+    -- A tenant that comes back starts at the current turn, without catching up on missed ones.
     redis.call('ZADD', base .. 'turns:' .. stream, 'NX', all.now, all.name)
     redis.call('HINCRBY', queues, 'seq', all.count)
     redis.call('HINCRBY', queues, stream, all.count)
