@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -151,6 +152,23 @@ def test_every_key_is_listed() -> None:
     assert python | lua <= known, "docs/internals/keys.md does not list all keys of a partition"
 
 
+def fields_of(lua: str, table: str) -> set[str]:
+    """Return the stored names in one table of `fields.lua`."""
+    found = re.search(rf"^local {table} = {{\n(.*?)^}}", lua, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, f"there is no table {table}"
+    return set(re.findall(r"^  \w+ = '([^']+)',", found.group(1), flags=re.MULTILINE))
+
+
+def test_every_field_of_a_hash_is_listed() -> None:
+    hashes = section(read("docs/internals/keys.md"), "What the hashes hold")
+    listed = {field.partition("<")[0] for field in first_cells(hashes)}
+    lua = (CORE / "runtime_core/bus/functions/shared/fields.lua").read_text(encoding="utf-8")
+    fields = fields_of(lua, "RUN") | fields_of(lua, "TASK") | fields_of(lua, "INSTANCE")
+    assert fields - listed == set(), "docs/internals/keys.md does not list these fields"
+    [flags] = re.findall(r"^\| `fl` \|.*$", hashes, flags=re.MULTILINE)
+    assert fields_of(lua, "FLAG") == set(re.findall(r"`(\w)`", flags))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -173,6 +191,32 @@ def test_paths_in_the_documents_exist(name: str) -> None:
 
 def test_the_architecture_is_read_in_one_go() -> None:
     assert len(read("ARCHITECTURE.md").splitlines()) <= 120
+
+
+def test_the_layers_of_the_architecture_are_those_of_the_contract() -> None:
+    """A row of the table has the packages of one layer or of several, in the contract's order."""
+    contracts = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    [contract] = [each for each in contracts if each.get("containers") == ["runtime_core"]]
+    layers = [set(layer.split(" : ")) for layer in contract["layers"]]
+    table = [row for row in section(read("ARCHITECTURE.md"), "The layers").splitlines() if row.startswith("|")]
+    for row in table[3:]:
+        packages = {name.removesuffix(".py") for name in re.findall(r"`([\w.]+)`", row.split("|")[2])}
+        rest = packages - {"weft.testing"}
+        while rest:
+            assert layers, f"the contract has no layer for {row!r}"
+            assert layers[0] <= rest, f"{row!r} mixes or omits packages of the contract's layer {sorted(layers[0])}"
+            rest -= layers.pop(0)
+    assert layers == [], "ARCHITECTURE.md does not list these layers"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_list_of_contents_names_each_section(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^- \[.*$", prose.partition("\n## ")[0], flags=re.MULTILINE)
+    listed = [anchor for line in lines for anchor in re.findall(r"\]\(#([^)]+)\)", line)]
+    headings = [anchor for title in re.findall(r"^## .*$", prose, flags=re.MULTILINE) for anchor in anchors_of(title)]
+    if listed:
+        assert listed == headings
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name)

@@ -97,10 +97,11 @@ class CommitVerbs(Partition):
     ) -> bool:
         """Commit a turn: effects, state and acknowledgement in one step.
 
-        `mode` is `w` (waits), `c` (completed), `f` (failed) or `x` (the whole task fails). `commit_turn.lua` describes
-        `parts`. Redacts secrets in the rows, and in the error of a failed run. Returns False if the event was handled
-        before, or its task has ended. Raises `LimitExceeded` if the task would exceed a limit, and `JournalLost` if the
-        journal lacks a step of the turn: in both cases nothing was written.
+        `mode` is `w` (waits), `c` (completed), `f` (failed), `k` (failed, and a task that ends with it is cancelled) or
+        `x` (the whole task fails). `commit_turn.lua` describes `parts`. Redacts secrets in the rows, and in the error
+        of a failed run. Returns False if the event was handled before, or its task has ended. Raises `LimitExceeded` if
+        the task would exceed a limit, and `JournalLost` if the journal lacks a step of the turn: in both cases nothing
+        was written.
         """
         new_lists: NewLists = {}
         if len(record) >= UNSHORTENED_BYTES:
