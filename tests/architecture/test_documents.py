@@ -170,7 +170,7 @@ def test_every_field_of_a_hash_is_listed() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_resolve(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     broken = []
     for link in links_of(text):

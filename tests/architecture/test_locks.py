@@ -41,7 +41,7 @@ def asked_for(lock: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_holds_what_is_asked_for(name: str) -> None:
+def test_a_lock_satisfies_the_requirements(name: str) -> None:
     versions = locked(name)
     wrong = [
         str(requirement)

@@ -213,7 +213,7 @@ async def test_interleave_names_only_types_that_are_registered() -> None:
 
 
 @pytest.mark.parametrize("runtime_class", [WeftAgentRuntime, SingleThreadedAgentRuntime])
-async def test_a_message_is_not_for_those_who_subscribe_later(runtime_class: type[Any]) -> None:
+async def test_a_message_does_not_reach_later_subscribers(runtime_class: type[Any]) -> None:
     runtime = runtime_class()
     await runtime.publish_message(Said("early"), DefaultTopicId())
     runtime.start()

@@ -41,7 +41,7 @@ teams and graphs.
 """
 
 
-def test_teams_pass_whose_agents_are_in_other_processes(valkey: Server, autogen_cache: Path, tmp_path: Path) -> None:
+def test_teams_with_agents_in_other_processes_pass(valkey: Server, autogen_cache: Path, tmp_path: Path) -> None:
     chosen, only = IN_PROCESSES, "not embedded"
     if is_full():
         more = (*IN_PROCESSES, "test_group_chat_nested", "test_group_chat_graph")

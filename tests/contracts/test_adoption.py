@@ -49,7 +49,7 @@ async def test_the_deliveries_of_a_dead_owner_are_adopted_once(broker: Broker, b
     await broker.idle()
 
 
-async def test_a_late_commit_after_the_adopters_changes_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_a_commit_after_the_new_owners_changes_nothing(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """The stopped process continues after another has done its work."""
     await broker.submit(bus, "t")
     assert await suspend(bus, await broker.take(bus), ask("1"))

@@ -42,7 +42,7 @@ async def test_an_answer_to_an_ended_task_is_dropped(broker: Broker, bus: EventB
     assert await broker.snapshot() == before
 
 
-async def test_a_message_leaves_by_the_stream_of_asks(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_is_written_to_the_stream_of_asks(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     assert await complete(bus, await broker.take(bus), send("note", "@1:editor", key="e", data=b'"news"'))
     (entry,) = await broker.entries("asks")

@@ -77,7 +77,7 @@ async def test_a_turn_of_any_size_is_committed_whole(broker: Broker, bus: EventB
     await broker.idle()
 
 
-async def test_a_timer_that_cannot_fire_does_not_hold_up_others(broker: Broker, bus: EventBus) -> None:
+async def test_a_timer_that_cannot_fire_does_not_delay_others(broker: Broker, bus: EventBus) -> None:
     """It stays, is retried later, and continues once the cause is fixed."""
     for task in ("broken", "sound"):
         await broker.submit(bus, task)
@@ -119,7 +119,7 @@ async def test_a_timer_whose_stream_is_damaged_fires_later(broker: Broker, bus: 
     await broker.idle()
 
 
-async def test_a_damaged_task_does_not_hold_up_its_mailbox(broker: Broker, bus: EventBus) -> None:
+async def test_a_damaged_task_does_not_block_its_mailbox(broker: Broker, bus: EventBus) -> None:
     for task in ("first", "damaged", "third"):
         await broker.submit(bus, task, key="k")
     await broker.call("DEL", broker.keys.task("damaged"))

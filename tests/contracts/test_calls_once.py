@@ -59,7 +59,7 @@ async def ask_to_charge(broker: Broker, bus: EventBus, data: bytes) -> None:
     assert await suspend(bus, await broker.take(bus), ask("1", "charge", data=data))
 
 
-async def test_a_mark_goes_with_the_result(broker: Broker, bus: EventBus, threads: ThreadPoolExecutor) -> None:
+async def test_a_mark_is_removed_with_the_result(broker: Broker, bus: EventBus, threads: ThreadPoolExecutor) -> None:
     await ask_to_charge(broker, bus, b'{"fails":false}')
     await handler(bus, threads).handle(await broker.take(bus, "tool"))
     assert await broker.hash("started") == {}

@@ -249,7 +249,7 @@ async def test_a_rejected_submit_frees_no_id_of_an_equal_one_that_has_started(pa
     assert await started(pair) == [(0, submit.task, "s/e")]
 
 
-async def test_a_refusal_that_comes_late_does_not_lift_a_newer_one(pair: Pair) -> None:
+async def test_a_late_refusal_does_not_replace_a_newer_one(pair: Pair) -> None:
     new = Submit("t", 0).make()
     for field in ("id", "task_id"):
         for token in ("100", "50"):

@@ -348,7 +348,7 @@ async def test_an_entry_of_a_newer_release_is_left_to_it(broker: Broker) -> None
             await broker.call("DEL", settings)
 
 
-async def test_a_malformed_entry_whose_dead_letter_is_refused_is_logged_and_buried_later(
+async def test_a_malformed_entry_whose_dead_letter_is_refused_is_logged_and_retried(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with consumer_of(broker) as (consumer, bus, _):

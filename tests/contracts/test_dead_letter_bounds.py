@@ -193,7 +193,7 @@ async def test_errors_of_many_attempts_are_bounded(broker: Broker, bus: EventBus
     assert "cut" not in letter, "it can be redriven"
 
 
-async def test_long_errors_that_are_not_json_are_left_out(broker: Broker, bus: EventBus) -> None:
+async def test_long_errors_that_are_not_json_are_omitted(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     assert await bus.dead_letter(turn.stream, turn.entry, "attempts", b"[" + b"x" * 500_000, 1, b"{}")
@@ -337,7 +337,7 @@ async def test_the_letter_of_a_parked_run_needs_no_room(broker: Broker, bus: Eve
     await counts_agree(broker, bus)
 
 
-async def test_letters_that_leave_are_not_counted(broker: Broker, bus: EventBus) -> None:
+async def test_dropped_and_redriven_letters_are_not_counted(broker: Broker, bus: EventBus) -> None:
     for task in ("dropped", "redriven", "erased"):
         await broker.submit(bus, task)
         assert await bury(bus, await broker.take(bus))

@@ -191,7 +191,7 @@ async def test_a_late_copy_of_a_waiting_run_does_not_hide_a_circle(broker: Broke
 
 
 @pytest.mark.parametrize("end", ["cancel", "complete"])
-async def test_a_task_that_ended_leaves_the_line(broker: Broker, bus: EventBus, end: str) -> None:
+async def test_an_ended_task_leaves_the_queue(broker: Broker, bus: EventBus, end: str) -> None:
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")
     await suspend(bus, one, ask_agent("1", "editor", "k"))

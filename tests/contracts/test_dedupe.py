@@ -101,7 +101,7 @@ async def test_a_random_id_needs_no_place_in_the_window(broker: Broker, bus: Eve
 @pytest.mark.parametrize(
     ("retention", "claims"), [(599, ""), (3600, "|")], ids=["ended tasks are kept too short", "several partitions"]
 )
-async def test_a_random_id_has_a_place_where_the_task_cannot_tell(
+async def test_a_random_id_has_a_place_where_its_task_would_not_show_it(
     broker: Broker, bus: EventBus, retention: int, claims: str
 ) -> None:
     await broker.call("HSET", broker.keys.meta, "retention", retention)

@@ -159,7 +159,7 @@ async def test_a_wait_repeated_on_a_new_connection_confirms_nothing(
         assert await broker.status("t") == "accepted", "it runs, and the client does not count on it"
 
 
-async def test_a_lagging_replica_holds_up_every_repeat(replicated: tuple[Server, Server, Broker]) -> None:
+async def test_a_lagging_replica_delays_every_repeat(replicated: tuple[Server, Server, Broker]) -> None:
     master, replica, broker = replicated
     async with durable(master.url, broker, "quorum") as bus:
         assert (await broker.submit(bus, "before")).started

@@ -239,7 +239,7 @@ async def test_a_gateway_that_starts_between_the_check_and_the_end_gets_the_step
     assert await outcome(broker, bus) == ("K", {"a": "b"})
 
 
-async def test_a_gateway_that_reads_without_a_word_does_not_end_the_step_twice(broker: Broker, bus: EventBus) -> None:
+async def test_a_gateway_declared_dead_does_not_end_the_step_twice(broker: Broker, bus: EventBus) -> None:
     """It is declared dead while it works, and returns under another name: the first end counts."""
     seen = await overdue(broker, bus)
     there = await broker.owner("ray-gateway")

@@ -261,7 +261,7 @@ async def test_the_result_of_a_call_waits_for_a_broker_that_cannot_write(
     assert disk.refused == 1
 
 
-async def test_an_error_that_stays_is_raised_at_once(
+async def test_a_lasting_error_is_raised_at_once(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*args: Argument) -> Reply:

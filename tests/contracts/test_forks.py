@@ -130,7 +130,7 @@ async def test_the_runs_that_a_fork_never_requests_go_with_it(broker: Broker, bu
     await broker.idle()
 
 
-async def test_a_long_journal_is_taken_over_whole(broker: Broker, bus: EventBus) -> None:
+async def test_a_long_journal_is_copied_completely(broker: Broker, bus: EventBus) -> None:
     many = {str(step): VALUE for step in range(1, 6001)}
     await broker.submit(bus, "f", begun=Begun("origin", "6001", many))
     fields = await bus.load(await broker.take(bus))

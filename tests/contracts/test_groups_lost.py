@@ -77,7 +77,7 @@ async def test_a_result_delivered_twice_is_applied_once(broker: Broker, bus: Eve
     await broker.idle()
 
 
-async def test_a_reader_makes_a_lost_group_again_from_the_start(broker: Broker, bus: EventBus) -> None:
+async def test_a_reader_recreates_a_lost_group_from_the_start(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await broker.call("XGROUP", "DESTROY", broker.keys.stream("agent"), group("agent"))
     assert await bus.read(["agent"], 1, 5) == ([], [])

@@ -188,9 +188,7 @@ async def test_a_completed_task_starts_nothing(broker: Broker, bus: EventBus) ->
     assert await started(broker) == []
 
 
-async def test_a_task_for_a_step_elsewhere_leaves_the_hooks_to_the_one_that_asked(
-    broker: Broker, bus: EventBus
-) -> None:
+async def test_a_task_for_a_step_of_another_partition_runs_no_task_hooks(broker: Broker, bus: EventBus) -> None:
     await declare(broker, always=True)
     await broker.submit(bus, "t", context=HOOKS, replyto="@1|other|r|1|writer")
     await fail(bus, await broker.take(bus))

@@ -187,7 +187,7 @@ async def test_an_oversized_command_leaves_a_small_letter(broker: Broker, bus: E
 # -- commands that wait --------------------------------------------------------------------------------------------
 
 
-async def test_a_submit_that_waits_holds_up_no_cancel(broker: Broker, bus: EventBus) -> None:
+async def test_a_waiting_submit_delays_no_cancel(broker: Broker, bus: EventBus) -> None:
     """Until a handler has published its agents, submits wait in their order."""
     await broker.submit(bus, "runs")
     await waits_for_answer_of_second(broker, bus)
@@ -373,7 +373,7 @@ async def test_a_command_that_always_fails_is_abandoned(
 
 
 @pytest.mark.parametrize("kind", repeat_on(*MATRIX))
-async def test_a_full_broker_holds_up_no_cancel_and_no_answer(
+async def test_a_full_broker_delays_no_cancel_and_no_answer(
     own_server: OwnServer, namespace: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They end tasks, and so make room for the submit before them."""
@@ -576,7 +576,7 @@ async def test_a_step_in_another_partition_is_answered_however_long_the_broker_i
 
 
 @pytest.mark.usefixtures("quick")
-async def test_an_answer_that_never_passes_becomes_a_dead_letter(
+async def test_an_answer_that_cannot_be_written_becomes_a_dead_letter(
     broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "GIVE_UP_SECONDS", 0.2)

@@ -465,7 +465,7 @@ async def test_a_kept_run_is_replayed_after_a_reconnect(broker: Broker, bus: Eve
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-async def test_a_copy_of_an_earlier_turn_does_no_later_step(
+async def test_a_copy_of_an_earlier_turn_runs_no_later_step(
     broker: Broker, bus: EventBus, other: EventBus, key: str
 ) -> None:
     """The run has continued: its journal would take the copy further than its own entry."""

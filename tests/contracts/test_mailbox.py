@@ -108,7 +108,7 @@ async def test_a_message_to_a_busy_instance_waits(broker: Broker, bus: EventBus)
     await broker.idle()
 
 
-async def test_mail_of_ended_tasks_is_passed_over(broker: Broker, bus: EventBus) -> None:
+async def test_mail_of_ended_tasks_is_skipped(broker: Broker, bus: EventBus) -> None:
     for task in ("first", "second", "third"):
         await broker.submit(bus, task, key="k")
     assert await bus.cancel("second", "no more") == ["cancelled"]
@@ -119,7 +119,7 @@ async def test_mail_of_ended_tasks_is_passed_over(broker: Broker, bus: EventBus)
     await broker.idle()
 
 
-async def test_mail_of_an_ended_task_that_keeps_its_fields_is_passed_over(broker: Broker, bus: EventBus) -> None:
+async def test_mail_of_a_kept_ended_task_is_skipped(broker: Broker, bus: EventBus) -> None:
     """A task with a dead letter keeps its fields when it ends, `cur` too."""
     for task in ("first", "second", "third"):
         await broker.submit(bus, task, key="k")
@@ -161,7 +161,7 @@ async def test_a_long_line_of_ended_tasks_does_not_stop_the_mailbox(broker: Brok
     await broker.idle()
 
 
-async def test_a_late_timer_of_a_mailbox_starts_nothing_beside_its_holder(broker: Broker, bus: EventBus) -> None:
+async def test_a_late_timer_of_a_mailbox_starts_nothing_while_it_has_a_holder(broker: Broker, bus: EventBus) -> None:
     """Another release of the instance has started the next event already."""
     await broker.submit(bus, "first", key="k")
     await broker.submit(bus, "second", key="k")

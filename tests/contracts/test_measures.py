@@ -127,7 +127,7 @@ async def test_the_lag_of_the_record_follows_each_cursor(broker: Broker, bus: Ev
     assert (await look(bus)).value(names.STREAM_OLDEST_WAITING, "record", STATE_MANAGER) == 0
 
 
-async def test_a_look_at_a_long_record_is_bounded_and_never_says_too_little(broker: Broker, bus: EventBus) -> None:
+async def test_a_check_of_a_long_record_is_bounded_and_never_reports_too_little(broker: Broker, bus: EventBus) -> None:
     if broker.kind != VALKEY_9:
         pytest.skip("one broker is enough: what is counted is calls")
     beyond = COUNT_PAGE * COUNT_PAGES_MAX + 50

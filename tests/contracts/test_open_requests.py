@@ -213,7 +213,7 @@ async def test_a_repeated_request_waits_for_the_relay_too(pair: Pair) -> None:
     assert await pair.here.bus.repeat_request(request) == "DONE"
 
 
-async def test_a_look_is_bounded(pair: Pair) -> None:
+async def test_a_check_of_open_requests_is_bounded(pair: Pair) -> None:
     for number in range(5):
         await pair.here.broker.submit(pair.here.bus, f"t{number}")
         turn = await pair.here.broker.take(pair.here.bus)
@@ -222,7 +222,7 @@ async def test_a_look_is_bounded(pair: Pair) -> None:
     assert [(await pair.here.bus.due_requests(2))[0] for _ in range(4)] == [2, 2, 1, 0]
 
 
-async def test_a_damaged_task_does_not_hold_up_other_requests(pair: Pair) -> None:
+async def test_a_damaged_task_does_not_block_other_requests(pair: Pair) -> None:
     await running(pair)
     await pair.here.broker.submit(pair.here.bus, "damaged")
     part = ask("1", "editor", stream="@1:other", key="e")
@@ -246,7 +246,7 @@ async def test_requests_of_an_older_release_work_as_before(pair: Pair) -> None:
     await assert_nothing_left(pair)
 
 
-async def test_an_answered_request_is_not_checked_any_more(pair: Pair) -> None:
+async def test_an_answered_request_is_no_longer_checked(pair: Pair) -> None:
     """Its input is not kept for the rest of the run."""
     await running(pair)
     await work(pair)

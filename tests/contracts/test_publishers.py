@@ -648,7 +648,7 @@ async def test_the_streams_of_registered_publishers_are_followed(world: World) -
 # -- dead letters --------------------------------------------------------------------------------------------------
 
 
-async def test_a_redriven_letter_goes_back_to_its_publishers_stream(world: World) -> None:
+async def test_a_redriven_letter_returns_to_its_publishers_stream(world: World) -> None:
     """On the shared stream of trusted programs it would be bound to nobody."""
     await world.send("shop", "task.submit", submit("t", agent="nobody"))
     await world.admitted("shop")

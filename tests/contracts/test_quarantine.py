@@ -28,7 +28,7 @@ async def adopt_alone(owner: EventBus) -> Adopted:
     return await owner.adopt("agent", 1, True) if adopted.must_be_idle else adopted
 
 
-async def test_an_entry_is_run_alone_and_then_condemned(broker: Broker, bus: EventBus) -> None:
+async def test_an_entry_runs_alone_and_then_becomes_a_dead_letter(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "poison", key="k")
     await broker.submit(bus, "next", key="k")
     await broker.take(bus)
@@ -57,7 +57,7 @@ async def test_an_entry_is_run_alone_and_then_condemned(broker: Broker, bus: Eve
     await broker.idle()
 
 
-async def test_innocents_are_never_convicted(broker: Broker, bus: EventBus) -> None:
+async def test_innocent_entries_never_become_dead_letters(broker: Broker, bus: EventBus) -> None:
     """However often the processes that read them die, each entry gets to run alone, and ends well."""
     tasks = [f"t{number}" for number in range(5)]
     for task in tasks:
@@ -396,7 +396,7 @@ async def test_a_handler_that_runs_a_delivery_alone_is_shown_with_what_waits_for
     assert await find_quarantines(successor) == [], "another one takes its turn"
 
 
-async def test_a_lone_handler_is_told_from_one_beside_others(broker: Broker, bus: EventBus) -> None:
+async def test_a_handler_alone_is_distinguished_from_one_of_several(broker: Broker, bus: EventBus) -> None:
     """Others read on, so nothing waits for the delivery that runs alone."""
     await broker.submit(bus, "poison")
     turn = await broker.take(bus)

@@ -297,7 +297,7 @@ async def test_redrive_of_a_turn_without_a_key(broker: Broker, bus: EventBus) ->
     await broker.idle()
 
 
-async def test_a_letter_of_no_work_cannot_be_driven(broker: Broker, bus: EventBus) -> None:
+async def test_a_letter_without_work_cannot_be_redriven(broker: Broker, bus: EventBus) -> None:
     """It has no task."""
     await broker.call("XADD", broker.keys.stream("agent"), "*", "some", "thing")
     _, malformed = await bus.read(["agent"], 1, 5)
@@ -334,7 +334,7 @@ async def test_a_diverged_run_is_parked(broker: Broker, bus: EventBus) -> None:
     assert (await broker.take(bus)).task == "next"
 
 
-async def test_a_parked_run_is_driven_once(broker: Broker, bus: EventBus) -> None:
+async def test_a_parked_run_is_redriven_once(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     assert await bury(bus, await broker.take(bus), reason="diverged")
     found = await letter(broker)
@@ -393,7 +393,7 @@ async def expires(broker: Broker, task: str) -> bool:
     return await broker.call("TTL", broker.keys.task(task)) != -1
 
 
-async def test_a_task_that_went_on_expires(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_that_continued_expires(broker: Broker, bus: EventBus) -> None:
     """Its letter is gone, so nothing pins it any more."""
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True) == ["ok", "t"]

@@ -135,7 +135,7 @@ async def test_a_replay_begins_with_the_state_of_the_run_s_start(broker: Broker,
     assert await result(broker, "first", "5") == 'K{"n":3}'
 
 
-async def test_a_late_or_repeated_commit_gives_up_nothing(broker: Broker, bus: EventBus) -> None:
+async def test_a_late_or_repeated_commit_releases_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "first", key="k")
     turn = await broker.take(bus)
     assert await suspend(bus, turn, release("1", b'{"n":1}'), question("2"))

@@ -80,7 +80,7 @@ async def test_a_run_whose_entry_exists_is_not_ended(broker: Broker, bus: EventB
     assert await complete(bus, turn)
 
 
-async def test_a_run_that_went_on_is_not_ended(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_that_continued_is_not_ended(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await suspend(bus, turn, ask("1"))
@@ -89,7 +89,7 @@ async def test_a_run_that_went_on_is_not_ended(broker: Broker, bus: EventBus) ->
     assert await broker.snapshot() == before
 
 
-async def test_a_run_whose_entry_was_cut_out_is_ended(broker: Broker, bus: EventBus) -> None:
+async def test_a_run_whose_entry_was_deleted_is_ended(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", key="k")
     turn = await broker.take(bus)
     await broker.call("XDEL", broker.keys.stream("agent"), turn.entry)
@@ -121,7 +121,7 @@ async def test_ended_tasks_are_not_repaired(broker: Broker, bus: EventBus) -> No
     assert await broker.snapshot() == before
 
 
-async def test_a_child_run_whose_entry_was_cut_out_fails_its_step(broker: Broker, bus: EventBus) -> None:
+async def test_a_child_run_whose_entry_was_deleted_fails_its_step(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     part = ask("1", "editor", stream="agent", key="e", context=b'{"session_id":"s"}')
     await suspend(bus, await broker.take(bus), part)
@@ -132,7 +132,7 @@ async def test_a_child_run_whose_entry_was_cut_out_fails_its_step(broker: Broker
     await its_step_has_failed(broker, bus, name="editor", x='{"session_id":"s"}')
 
 
-async def test_a_call_whose_entry_was_cut_out_fails_its_step(broker: Broker, bus: EventBus) -> None:
+async def test_a_call_whose_entry_was_deleted_fails_its_step(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1"))
     await broker.call("XTRIM", broker.keys.stream("tool"), "MAXLEN", 0)

@@ -164,7 +164,7 @@ async def test_output_that_starts_over_after_its_newest_pieces_has_no_row(broker
     assert await rows_of_output(broker) == []
 
 
-async def test_more_output_than_before_has_a_row_of_its_own_step(broker: Broker, bus: EventBus) -> None:
+async def test_more_output_than_before_has_its_own_row(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)
     await emit_pieces(bus, turn, b'"a"', b'"b"')
@@ -395,9 +395,7 @@ async def test_a_reopened_task_continues_its_output(broker: Broker, bus: EventBu
     assert await complete(bus, child)
 
 
-async def test_a_message_beside_too_much_output_is_neither_sent_nor_on_the_record(
-    broker: Broker, bus: EventBus
-) -> None:
+async def test_a_message_of_a_run_with_too_much_output_is_not_sent_or_recorded(broker: Broker, bus: EventBus) -> None:
     app = App("talks")
 
     @app.agent("writer")

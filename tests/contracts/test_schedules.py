@@ -180,7 +180,7 @@ async def test_a_task_whose_leader_died_overlaps_with_no_later_one(world: World)
     assert (await world.schedules.get("s")).started == 2
 
 
-async def test_a_missed_time_whose_leader_died_overlaps_with_none_that_comes_later(world: World) -> None:
+async def test_a_missed_time_whose_leader_died_overlaps_with_no_later_one(world: World) -> None:
     """The leader starts the newest of the missed times, and dies before it stores that."""
     await world.set(every_seconds=60)
     world.now += 3 * MINUTE + 7
@@ -224,7 +224,7 @@ async def test_a_time_that_is_a_little_late_was_not_missed(world: World) -> None
     assert await world.pass_time(HOUR + GRACE_MS) == due(HOUR)
 
 
-async def test_a_time_is_left_out_while_the_task_before_runs(world: World) -> None:
+async def test_a_time_is_skipped_while_the_previous_task_runs(world: World) -> None:
     await world.set(every_seconds=60)
     assert await world.pass_time(MINUTE) == due(MINUTE)
     assert await world.pass_time(MINUTE) == due(MINUTE)

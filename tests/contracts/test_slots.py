@@ -607,7 +607,7 @@ async def test_the_newest_declaration_counts(broker: Broker, bus: EventBus) -> N
     assert (await broker.take(bus)).task == "t4"
 
 
-async def test_new_code_gives_up_slots_of_limits_that_it_no_longer_declares(broker: Broker, bus: EventBus) -> None:
+async def test_new_code_releases_slots_of_limits_that_it_no_longer_declares(broker: Broker, bus: EventBus) -> None:
     first = await two_calls(broker, bus)
     await bus.retry(first, 0, b"{}")
     await broker.pass_time(1)
@@ -629,7 +629,7 @@ async def test_a_timer_frees_slots_of_work_that_an_older_release_has_ended(broke
     assert await broker.call("EXISTS", broker.keys.base + "held:t1") == 0
 
 
-async def test_many_ended_tasks_at_the_head_keep_nobody_waiting(broker: Broker, bus: EventBus) -> None:
+async def test_many_ended_tasks_at_the_head_delay_no_other(broker: Broker, bus: EventBus) -> None:
     tasks = [f"t{number}" for number in range(130)]
     turn = await started(broker, bus, ["first", *tasks, "last"])
     for task in tasks:
@@ -744,7 +744,7 @@ async def superseded(broker: Broker, task: str, by: str) -> None:
     assert f"task {by}" in cast(dict[str, str], final["error"])["message"]
 
 
-async def test_of_those_that_wait_the_newest_stays(broker: Broker, bus: EventBus) -> None:
+async def test_the_newest_waiting_run_stays(broker: Broker, bus: EventBus) -> None:
     for task in ("t1", "t2", "t3"):
         await submitted(broker, bus, task)
     turn, taken = await arrive(broker, bus)

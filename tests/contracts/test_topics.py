@@ -96,7 +96,7 @@ async def test_a_repeated_publish_starts_nothing_again(broker: Broker, bus: Even
     assert await heard(broker, bus) == []
 
 
-async def test_an_equal_subscription_is_one(broker: Broker, bus: EventBus) -> None:
+async def test_an_equal_subscription_is_stored_once(broker: Broker, bus: EventBus) -> None:
     assert await bus.subscribe(NEWS)
     assert not await bus.subscribe(NEWS)
     assert await bus.subscribe(ALL_NEWS)
@@ -115,7 +115,7 @@ async def test_unsubscribed_agents_receive_nothing(broker: Broker, bus: EventBus
     assert await heard(broker, bus) == ["editor/k"]
 
 
-async def test_a_message_that_nobody_hears_waits_for_a_subscription_by_prefix(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_without_a_subscriber_waits_for_a_subscription_by_prefix(broker: Broker, bus: EventBus) -> None:
     await bus.publish("m", "newspaper", "k", b"1")
     await bus.publish("m2", "weather", "k", b"2")
     await bus.subscribe(ALL_NEWS)
@@ -129,7 +129,7 @@ async def test_an_agent_that_exists_subscribes_to_nothing(broker: Broker, bus: E
     await broker.nothing(bus)
 
 
-async def test_a_message_that_nobody_hears_waits_for_an_agent_that_comes_later(broker: Broker, bus: EventBus) -> None:
+async def test_a_message_without_a_subscriber_waits_for_a_later_agent(broker: Broker, bus: EventBus) -> None:
     assert await bus.publish("m", "news", "k", b'"early"', b'{"topic":"news"}') == 0
     await bus.subscribe(NEWS)
     turn = await broker.take(bus)

@@ -127,7 +127,7 @@ async def test_attempts_that_failed_are_counted(broker: Broker, bus: EventBus) -
     assert await used(broker, "t") == {"tokens": 3}
 
 
-async def test_a_task_elsewhere_reports_with_its_end(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_in_another_partition_reports_its_usage_at_its_end(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"), ask("2"))
     assert await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":4}')
@@ -135,7 +135,7 @@ async def test_a_task_elsewhere_reports_with_its_end(broker: Broker, bus: EventB
     assert json.loads((await broker.task("t"))["us"]) == {"tokens": 4}
 
 
-async def test_a_task_elsewhere_may_end_the_one_that_asked(broker: Broker, bus: EventBus) -> None:
+async def test_a_task_in_another_partition_may_end_its_callers_task(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}', key="k")
     assert await suspend(bus, await broker.take(bus), ask("1", "editor", stream="@1:there", key="e"))
     assert await bus.answer_request("t", "r", "1", b"K", b"1", "editor", "there", b'{"tokens":11}')

@@ -367,7 +367,7 @@ def test_a_kill_leaves_nothing_behind(docs: Path, data_dir: Path) -> None:
     until(lambda: processes_of(data_dir) == {})
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(docs: Path, data_dir: Path) -> None:
+def test_a_closed_pipe_ends_the_program_quietly(docs: Path, data_dir: Path) -> None:
     with started(data_dir, "--docs", str(docs), "--pause", "1") as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -413,7 +413,7 @@ def test_adjacent_words_rank_first() -> None:
     assert best_of(docs, "broker restart") == ["near.md:1", "far.md:1"]
 
 
-def test_a_rare_word_says_more_than_a_frequent_one() -> None:
+def test_a_rare_word_ranks_above_a_frequent_one() -> None:
     docs = {f"{number}.md": "The stream is long." for number in range(9)} | {"rare.md": "A lease is short."}
     assert best_of(docs, "stream lease")[0] == "rare.md:1"
 

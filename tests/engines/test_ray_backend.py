@@ -159,7 +159,7 @@ async def test_a_failure_is_not_held(ray_driver: Driver, folder: str) -> None:
         assert (Path(folder) / "deaths").read_text() == "x" * times
 
 
-async def test_a_killed_worker_is_the_failure_of_its_call(ray_driver: Driver, folder: str) -> None:
+async def test_a_killed_worker_fails_only_its_call(ray_driver: Driver, folder: str) -> None:
     one, other = (
         asyncio.create_task(ray_driver.run(work("hold", f"{name}/{folder}", folder=folder, name=name))) for name in "ab"
     )

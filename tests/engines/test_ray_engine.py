@@ -39,7 +39,7 @@ class TestRayEngine(EnginePromises):
             yield made
 
 
-async def test_a_worker_that_dies_is_the_failure_of_its_call(ray_driver: Driver) -> None:
+async def test_a_worker_that_dies_fails_only_its_call(ray_driver: Driver) -> None:
     async with Borrowing(RunConfig(worker_num=2), ray_driver) as engine:
         died, lived = await engine.agather(functions.die, EngineCall(functions.add, (1,)), return_exceptions=True)
     assert isinstance(died, CallFailed)

@@ -41,7 +41,7 @@ class TestSparkEngine(EnginePromises):
             yield made
 
 
-async def test_a_worker_that_dies_is_the_failure_of_its_call(spark_driver: Driver) -> None:
+async def test_a_worker_that_dies_fails_only_its_call(spark_driver: Driver) -> None:
     three = 3
     async with Borrowing(RunConfig(worker_num=2), spark_driver) as engine:
         died, lived, local = await engine.agather(

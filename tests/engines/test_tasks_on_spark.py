@@ -82,7 +82,7 @@ async def test_tasks_run_on_sparks_workers_with_their_streams_and_records() -> N
         await store.close()
 
 
-async def test_a_server_without_a_free_place_is_said_and_only_running_hosts_count(
+async def test_a_full_server_is_logged_and_only_running_hosts_count(
     spark: SparkServer,
     valkey: Server,
     namespace: str,

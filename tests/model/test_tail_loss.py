@@ -9,7 +9,7 @@ from tests.model.tail_loss import Guards, TailLoss
 
 
 @pytest.mark.parametrize("faults", [1, 2, 3])
-def test_a_question_is_answered_once_though_a_partition_loses_its_tail(faults: int) -> None:
+def test_a_request_is_answered_once_even_if_a_partition_loses_its_tail(faults: int) -> None:
     result = search(TailLoss(faults))
     print(result)
     assert not result.broken, result

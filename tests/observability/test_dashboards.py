@@ -240,7 +240,7 @@ def test_legends_name_labels_that_queries_keep() -> None:
         assert wanted <= kept | joined, f"{target.place}: {target.legend}"
 
 
-def test_only_metrics_are_asked_for_that_exist() -> None:
+def test_queries_use_only_existing_metrics() -> None:
     known = FOREIGN | recorded().keys()
     for metric in names.ALL:
         suffixes = ("_bucket", "_count", "_sum") if metric.kind is names.Kind.HISTOGRAM else ("",)

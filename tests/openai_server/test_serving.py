@@ -173,7 +173,7 @@ async def test_refusals_and_finish_reasons_are_returned(openai_server: OpenAISer
     assert (short.choices[0].message.content, short.choices[0].finish_reason) == ("Ra", "length")
 
 
-async def test_a_rate_limit_says_when_to_come_again(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_a_rate_limit_names_the_time_to_retry(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(
         rate_limited(after=2, times=1),
         rate_limited(after_ms=250, times=1),
@@ -304,7 +304,7 @@ async def test_a_stream_is_released_piece_by_piece(openai_server: OpenAIServer, 
     assert openai_server.ledger()[0].complete
 
 
-async def test_a_client_that_leaves_at_a_gate_is_seen(openai_server: OpenAIServer) -> None:
+async def test_a_client_that_disconnects_at_a_gate_is_noticed(openai_server: OpenAIServer) -> None:
     openai_server.play(gated(answer("Hello."), "shut", headers=False))
     async with AsyncOpenAI(base_url=openai_server.url, api_key=openai_server.key, max_retries=0) as client:
         asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=said("Hello")))

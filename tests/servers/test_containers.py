@@ -48,7 +48,7 @@ def test_leftovers_of_a_killed_test_run_are_removed(container_url: Callable[[str
         client.close()
 
 
-def test_an_image_that_cannot_be_had_is_reported_once(
+def test_an_unavailable_image_is_reported_once(
     container_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container_url(CONTAINERS[0])

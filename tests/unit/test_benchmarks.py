@@ -49,9 +49,7 @@ def test_numbers_are_taken_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     "arguments", [["throughput", "--tasks", "0"], ["latency", "--tasks", "many"], ["nothing"], ["profile", "nobody"]]
 )
-def test_anything_that_cannot_be_measured_is_a_usage_error(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_measurement_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(arguments)
     assert ended.value.code == 2

@@ -51,7 +51,7 @@ def pid_of(folder: str, name: str) -> int:
     return int((Path(folder) / f"begun-{name}").read_text())
 
 
-async def test_w7_a_dead_worker_is_the_failure_of_its_own_call(engine: LocalEngine, folder: str) -> None:
+async def test_w7_a_dead_worker_fails_only_its_call(engine: LocalEngine, folder: str) -> None:
     """The neighbour runs while the other one dies, and later calls get a new process."""
     calls = [EngineCall(functions.hold, (folder, "neighbour")), EngineCall(functions.die, (folder, "dead"))]
     calls += [EngineCall(functions.add, (number,)) for number in range(10)]
@@ -154,7 +154,7 @@ UNSENDABLE: dict[str, Callable[[], EngineCall]] = {
 
 
 @pytest.mark.parametrize("name", UNSENDABLE)
-async def test_anything_that_cannot_be_sent_is_one_clear_error_before_anything_begins(
+async def test_an_unsendable_value_is_one_clear_error_before_anything_begins(
     engine: LocalEngine, folder: str, name: str
 ) -> None:
     calls = [EngineCall(functions.begun, (folder, "a")), UNSENDABLE[name]()]
@@ -164,7 +164,7 @@ async def test_anything_that_cannot_be_sent_is_one_clear_error_before_anything_b
     assert engine.worker_pids == []
 
 
-async def test_a_result_that_cannot_be_sent_back_is_the_failure_of_its_call(engine: LocalEngine) -> None:
+async def test_a_result_that_cannot_be_sent_back_fails_only_its_call(engine: LocalEngine) -> None:
     with pytest.raises(CallFailed, match="PicklingError: the result, a function, cannot be sent back"):
         await engine.agather(functions.unsendable)
     assert await engine.map(functions.add, [1]) == [1]

@@ -67,7 +67,7 @@ async def test_a_step_runs_on_the_engine_and_each_way_to_fail_is_one_clear_error
     assert refusal["attributes"]["error.type"] == "Unfit"
 
 
-async def test_a_map_gives_what_its_items_give(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_a_map_returns_the_results_of_its_items(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with world(valkey, namespace, tmp_path) as here:
         task = await here.client.submit("maps", None)
         whole, some, failed, empty, large, unknown = (await here.result(task)).value()

@@ -168,7 +168,7 @@ def test_the_doctor_removes_functions_of_other_releases(weft: Weft, desk: Desk) 
     assert weft("submit", "echo", "still here").out == "still here\n"
 
 
-def test_the_doctor_repairs_a_run_whose_entry_was_cut_out(weft: Weft, desk: Desk) -> None:
+def test_the_doctor_repairs_a_run_whose_entry_was_deleted(weft: Weft, desk: Desk) -> None:
     flag = desk.folder / "cut-flag"
     weft("submit", "blocked", str(flag), "--task-id", "cut-1", "--key", "cut", "--no-wait")
     until(flag.with_name("cut-flag.begun").exists)

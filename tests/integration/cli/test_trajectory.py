@@ -68,7 +68,7 @@ def test_trajectories_are_exported_to_parquet(weft: Weft, desk: Desk) -> None:
     assert parquet.read_table(desk.folder / "steps.parquet").column("task").to_pylist() == ["export-2"]
 
 
-def test_a_missing_trajectory_store_is_named_and_not_made(
+def test_a_missing_trajectory_store_is_named_and_not_created(
     weft: Weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_TRAJECTORY_URL", f"sqlite:///{tmp_path}/none.db")

@@ -74,7 +74,7 @@ def test_an_import_error_is_reported_once_before_the_broker_starts(tmp_path: Pat
 
 
 @pytest.mark.parametrize("option", ["--metrics-port", "--http-port"])
-def test_a_port_in_use_is_told_once(tmp_path: Path, option: str) -> None:
+def test_a_port_in_use_is_reported_once(tmp_path: Path, option: str) -> None:
     (tmp_path / "desk.py").write_text(APP)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -342,7 +342,7 @@ async def test_a_repeated_fork_starts_nothing_and_another_under_its_id_is_refuse
         ({"task_id": "no/id"}, "data.task_id"),
     ],
 )
-async def test_anything_that_cannot_be_forked_is_refused_by_its_field(more: dict[str, Any], field: str) -> None:
+async def test_an_impossible_fork_is_refused_by_its_field(more: dict[str, Any], field: str) -> None:
     async with LocalApp(desk(Counter())) as client:
         await (await client.submit("research", "redis", task_id="t-1")).result(timeout=60)
         with pytest.raises(InvalidInput) as error:

@@ -181,7 +181,7 @@ async def test_a_redriven_step_counts_with_its_later_result(tmp_path: Path) -> N
         assert (await check(store, desk(one), namespace="local")).ok
 
 
-async def test_a_step_that_was_redriven_with_other_data_follows(tmp_path: Path) -> None:
+async def test_a_step_redriven_with_new_data_is_not_a_difference(tmp_path: Path) -> None:
     """The code has requested what the digest of the row says; the edit belongs to the redrive."""
 
     async def one(ctx: AgentContext, topic: str) -> object:

@@ -170,7 +170,7 @@ async def test_readers_that_never_read_on_hold_little(client: Client, monkeypatc
     await fast.aclose()
 
 
-async def test_a_reader_whose_entries_are_gone_goes_on_with_the_rest(
+async def test_a_reader_whose_entries_are_gone_continues_with_the_rest(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_module, "WINDOW_EVENTS", 5)
@@ -193,7 +193,7 @@ async def test_a_reader_whose_entries_are_gone_goes_on_with_the_rest(
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_reader_begins_again_if_the_broker_has_lost_its_last_writes(client: Client, first: bool) -> None:
+async def test_a_reader_starts_over_if_the_broker_lost_its_last_writes(client: Client, first: bool) -> None:
     task = await client.submit("counts", 3, stream=True)
     other = task.stream()
     await anext(other)

@@ -140,7 +140,7 @@ async def test_limits_and_usage_of_a_running_task_are_shown(client: Client) -> N
 
 
 @pytest.mark.parametrize("conf", [{"max_tokens": 0}, {"max_cost": -1.0}])
-async def test_a_limit_that_is_none_is_refused(client: Client, conf: dict[str, float]) -> None:
+async def test_an_invalid_limit_is_refused(client: Client, conf: dict[str, float]) -> None:
     with pytest.raises((Rejected, InvalidInput), match=next(iter(conf))):
         await client.submit("waits", options=SubmitOptions(**conf))  # type: ignore[arg-type]  # what a program may do wrong
 

@@ -22,7 +22,7 @@ TOOLS = {"waits": "waited", "holds_a_thread": "held", "stubborn": "stayed", "onc
 LONG = [*TOOLS, "computes", "streams"]
 
 
-async def test_long_work_of_all_kinds_is_handed_over(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_long_work_of_all_kinds_is_handed_back(valkey: Server, namespace: str, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.touch()
     folder = str(tmp_path)

@@ -89,7 +89,7 @@ async def test_a_client_with_a_secret_sends_it(issuer: Issuer) -> None:
     assert await login.token(attempt, state, code, BACK)
 
 
-async def test_a_provider_that_is_away_logs_nobody_in(issuer: Issuer) -> None:
+async def test_an_unavailable_provider_logs_no_one_in(issuer: Issuer) -> None:
     issuer.stop()
     with pytest.raises(ProviderAway, match="does not answer"):
         await login_at(issuer).address(LoginAttempt.new(), BACK)

@@ -232,7 +232,7 @@ async def test_keys_are_cached_rotated_and_survive_a_pause_of_the_provider(
         await tokens.caller(issuer.token("b"))
 
 
-async def test_a_provider_that_calls_itself_otherwise_is_not_believed(issuer: Issuer) -> None:
+async def test_a_provider_with_a_different_issuer_is_refused(issuer: Issuer) -> None:
     issuer.calls_itself = "https://id.example"
     with pytest.raises(ProviderAway):
         await tokens_of(issuer).caller(issuer.token())

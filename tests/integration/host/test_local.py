@@ -108,7 +108,7 @@ async def test_recording_is_off_by_default_and_the_error_says_so() -> None:
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "\ud800", "k" * 257, 3])
-async def test_a_key_that_cannot_be_is_refused_where_it_is_used(key: Any) -> None:  # Any: what a user might give
+async def test_an_impossible_key_is_refused_where_it_is_used(key: Any) -> None:  # Any: what a user might give
     own = App("keys")
     own.add_agent("counter", Counter)
 

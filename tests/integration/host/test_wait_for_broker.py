@@ -50,6 +50,6 @@ def test_a_signal_ends_it() -> None:
         assert waiting.wait(60) == 0
 
 
-def test_a_missing_url_is_one_line() -> None:
+def test_a_missing_url_is_reported_in_one_line() -> None:
     done = subprocess.run(COMMAND, env={}, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "weft wait-for-broker: WEFT_REDIS_URL is not set\n")

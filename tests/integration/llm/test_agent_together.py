@@ -31,7 +31,7 @@ def of(system: str, *rules: Rule) -> tuple[Rule, ...]:
     )
 
 
-async def test_members_at_once_do_not_go_over_the_tasks_limit_together(desk: Desk) -> None:
+async def test_concurrent_members_do_not_exceed_the_tasks_limit_together(desk: Desk) -> None:
     """The provider counts more than the estimate: the leader's call has shown it, so the members reserve that much."""
     used = Usage(input=100, output=50)
     asked = calls(*[("critic", {"content": f"text {number}"}) for number in range(8)], usage=used)

@@ -245,7 +245,7 @@ async def test_a_job_that_ends_with_its_run_stops_its_running_call(client: Clien
         await task.cancel()
 
 
-async def test_a_time_limit_reaches_them_too(client: Client) -> None:
+async def test_a_time_limit_stops_jobs_tools_and_children(client: Client) -> None:
     task: TaskHandle = await client.submit("everything", options=SubmitOptions(timeout_seconds=0.5))
     response = await task.result()
     assert response.error is not None

@@ -128,7 +128,7 @@ async def test_every_bad_entry_is_rejected_with_its_field_and_kept(sender: Sende
     assert await sender.redis.xlen(f"{sender.namespace}:tasks") == 0
 
 
-async def test_an_entry_without_replyto_is_kept_all_the_same(sender: Sender) -> None:
+async def test_an_entry_without_replyto_is_also_kept(sender: Sender) -> None:
     await sender.send({"junk": b"\x00\x01"}, reply=False)
     await sender.send({"type": SUBMIT, "data": body(agent="nobody")}, reply=False)
 

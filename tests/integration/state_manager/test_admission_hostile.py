@@ -180,7 +180,7 @@ async def pour(redis: PlainRedis, key: str, chance: random.Random) -> None:
             await pipe.execute()
 
 
-async def test_no_command_stops_anybody(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_hostile_commands_stop_no_service(valkey: Server, namespace: str, tmp_path: Path) -> None:
     # The same commands each time; another seed tries others.
     seed = int(os.environ.get("WEFT_FUZZ_SEED", "1"))
     ingress, base = f"{namespace}:tasks", f"{namespace}:{{0}}:"

@@ -83,7 +83,7 @@ WIDE = 10_000
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("tool", "tool"), ("agent", "agent")])
-async def test_a_lone_task_goes_on_behind_a_wide_turn(
+async def test_a_lone_task_continues_behind_a_wide_turn(
     valkey: Server, namespace: str, tmp_path: Path, kind: str, stream: str
 ) -> None:
     """Its own calls, too. The flood itself is worked off as fast as handlers can."""

@@ -68,7 +68,7 @@ async def test_a_stored_conversation_reads_back_unchanged(store: TrajectoryStore
         assert list(json.loads(bytes(each.input))) == ["model", "messages", "temperature"], "and in its order"
 
 
-async def test_a_long_conversation_grows_by_what_is_new(store: TrajectoryStore, database: Database) -> None:
+async def test_a_long_conversation_grows_by_its_new_messages(store: TrajectoryStore, database: Database) -> None:
     history: list[dict[str, object]] = []
     await converse(store, history, TURNS // 2)
     half, half_bytes = await counts(database), await stored_bytes(database)
@@ -251,7 +251,7 @@ FORMAT_1 = (
 )
 
 
-async def test_a_store_of_the_release_before_is_brought_up_to_date_in_place(database: Database) -> None:
+async def test_a_store_of_the_previous_release_is_upgraded_in_place(database: Database) -> None:
     if database.path is not None:
         database.path.parent.mkdir()
     await database.execute(*FORMAT_1)

@@ -166,7 +166,7 @@ async def test_a_list_is_sent_in_full_at_first_and_whenever_it_has_doubled(store
 @pytest.mark.parametrize(
     "given", [b"[1]", b'{"messages":3}', b'{"messages":[]}', b'{"messages":', b'"messages"', b'{"messages":{}}']
 )
-async def test_other_rows_go_as_they_are(given: bytes) -> None:
+async def test_other_rows_are_sent_unchanged(given: bytes) -> None:
     step = call("1", turn(1))
     step.input = msgspec.Raw(given)
     step.output = msgspec.Raw(b'"%b"' % (b"x" * UNSHORTENED_BYTES))

@@ -61,7 +61,7 @@ def test_another_spelling_is_refused_with_the_likely_one(folder: Path, reference
     assert refusal(reference) == f"app {reference!r} is not of the form package.module:app{hint}"
 
 
-def test_a_missing_module_says_where_it_was_looked_for(folder: Path) -> None:
+def test_a_missing_module_names_the_searched_folders(folder: Path) -> None:
     assert refusal("nowhere_b:app").startswith(f"app 'nowhere_b:app': there is no module 'nowhere_b' in {folder} or")
 
 

@@ -34,6 +34,6 @@ def test_a_missing_library_is_reported_with_its_extra(tmp_path: Path, monkeypatc
         load("Y")
 
 
-def test_a_missing_module_of_ours_is_no_matter_of_an_extra() -> None:
+def test_a_missing_module_of_weft_names_no_extra() -> None:
     broken = ModuleNotFoundError("No module named 'runtime_core.gone'", name="runtime_core.gone")
     assert needs_extra("weft.X", "llm", broken) is broken

@@ -80,7 +80,7 @@ async def test_errors_are_reported_and_never_end_it() -> None:
     assert len(errors) >= 3
 
 
-async def test_errors_in_a_row_are_tried_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+async def test_consecutive_errors_are_retried_with_backoff(caplog: pytest.LogCaptureFixture) -> None:
     async def broken() -> None:
         raise ValueError("no")
 

@@ -11,7 +11,7 @@ from runtime_core.bus.connection import _Connection
 from tests.servers.process import HOST
 
 
-async def test_a_server_that_hung_up_before_is_noticed() -> None:
+async def test_a_closed_connection_is_noticed_at_the_handover() -> None:
     """Nobody would notice it: only redis-py's reader is told once that the stream has ended."""
     gone = asyncio.Event()
 

@@ -141,7 +141,7 @@ def test_the_server_outlives_the_thread_that_asked_first(namespace: str, monkeyp
     server.end()
 
 
-async def test_many_that_ask_at_once_get_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_first_uses_get_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_server, "_server", None)
     gives_up = asyncio.create_task(private_server.private_server())
     others = [asyncio.create_task(private_server.private_server()) for _ in range(3)]

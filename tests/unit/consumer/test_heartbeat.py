@@ -97,7 +97,7 @@ async def test_heartbeats_do_not_wait_for_a_late_reply(late: str, what: Callable
     await asyncio.wait_for(waiting, 60)
 
 
-async def test_a_process_that_hears_nothing_falls_silent() -> None:
+async def test_a_process_without_replies_stops_its_heartbeats() -> None:
     """Its requests may arrive while no reply does. Others must get its work."""
     bus = FarBus("beat")
     looks = 0

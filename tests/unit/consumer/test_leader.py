@@ -57,7 +57,7 @@ async def test_the_same_reason_is_reported_once(caplog: pytest.LogCaptureFixture
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_leader_leads_only_while_the_broker_hears_it() -> None:
+async def test_a_leader_leads_only_while_its_heartbeats_arrive() -> None:
     """Another process may lead by now."""
     begun = asyncio.Event()
 

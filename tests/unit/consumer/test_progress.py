@@ -115,7 +115,7 @@ async def test_a_program_with_its_own_handler_keeps_it(monkeypatch: pytest.Monke
         signal.signal(INTERRUPT_SIGNAL, signal.SIG_DFL)
 
 
-async def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_running_loop_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with watched(monkeypatch):
         end_at = time.monotonic() + 3 * LIMIT
         while time.monotonic() < end_at:

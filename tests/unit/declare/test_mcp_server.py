@@ -68,7 +68,7 @@ def server(name: str = "files", **settings: Any) -> MCPServer:
         ({"name": "files.all"}, "cannot be used"),
     ],
 )
-def test_anything_that_cannot_work_is_refused_where_it_is_declared(settings: dict[str, Any], told: str) -> None:
+def test_an_impossible_server_is_refused_where_it_is_declared(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         server(**settings)
     assert told in str(refused.value)
@@ -135,7 +135,7 @@ def test_an_agent_may_name_a_tool_that_its_server_has_not_listed_yet() -> None:
         app.check()
 
 
-def test_secrets_are_asked_for_late_and_shown_nowhere() -> None:
+def test_secrets_are_read_late_and_shown_nowhere() -> None:
     asked = []
 
     def headers() -> dict[str, str]:

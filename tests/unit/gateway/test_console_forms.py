@@ -445,7 +445,7 @@ def test_broken_json_does_not_become_text(name: str) -> None:
         ({"notice": "<b>"}, ""),
     ],
 )  # fmt: skip
-def test_a_notice_counts_what_was_done(query: dict[str, str], words: str) -> None:
+def test_a_notice_counts_the_changes(query: dict[str, str], words: str) -> None:
     assert notice_of(query) == words
 
 
@@ -463,7 +463,7 @@ async def test_a_search_continues_to_the_end() -> None:
     assert await search(read, 1, "") == TaskPage([{"task_id": "new"}], "a")
 
 
-def test_text_that_turns_its_direction_is_seen() -> None:
+def test_text_direction_characters_are_shown() -> None:
     """U+202E hides the end of a name, as in `\u202egnp.exe`. A form sends the same value back."""
     assert views.preview("a\u202egnp.exe") == "a⟨U+202E⟩gnp.exe"
     assert views.pretty({"name": "\u2066x"}) == '{\n  "name": "⟨U+2066⟩x"\n}'
@@ -488,7 +488,7 @@ def test_a_task_as_python_is_a_whole_program() -> None:
     assert "from weft import Client" in program
 
 
-def test_spans_that_go_on_have_no_decimals() -> None:
+def test_growing_spans_have_no_decimals() -> None:
     assert [text.about(ms) for ms in (371.1, 1_000, 54_100, 59_700, 125_000)] == [
         "371 ms", "1 s", "54 s", "1 min 00 s", "2 min 05 s",
     ]  # fmt: skip

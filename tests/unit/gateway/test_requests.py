@@ -41,7 +41,7 @@ def test_the_rates_of_many_callers_take_bounded_memory() -> None:
     assert len(limits._spent) == CALLERS_MAX
 
 
-def test_bodies_share_memory_and_give_it_back() -> None:
+def test_bodies_share_memory_and_release_it() -> None:
     limits = Limits(0, 1)
     with limits.body() as count:
         count(BODIES_MAX_BYTES)

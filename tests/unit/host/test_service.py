@@ -230,19 +230,19 @@ def test_health_fails_when_work_waits_and_nothing_moves(start: type[Running]) ->
     assert re.fullmatch(r"work has waited without progress for [\d.]+ s \(limit 0 s\)\n", body)
 
 
-def test_a_wrong_setting_is_one_line_and_status_1(start: type[Running]) -> None:
+def test_a_wrong_setting_is_reported_in_one_line_with_status_1(start: type[Running]) -> None:
     service = start(WEFT_PARTITIONS="many")
     assert service.ended() == 1
     assert service.said == ["weft agent-handler: WEFT_PARTITIONS='many': must be a whole number from 1 to 1024"]
 
 
-def test_a_refused_start_is_one_line_and_status_1(start: type[Running]) -> None:
+def test_a_refused_start_is_reported_in_one_line_with_status_1(start: type[Running]) -> None:
     service = start("refuse")
     assert service.ended() == 1
     assert service.said == ["start", "weft agent-handler: the namespace\\nis newer", "stop"]
 
 
-def test_a_metrics_port_in_use_is_one_line_and_status_1(start: type[Running]) -> None:
+def test_a_metrics_port_in_use_is_reported_in_one_line_with_status_1(start: type[Running]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         port = squatter.getsockname()[1]
         service = start(WEFT_METRICS_PORT=str(port))
@@ -260,7 +260,7 @@ def test_a_crash_shows_its_traceback_and_stops_all_services(start: type[Running]
     assert "stop" in service.said
 
 
-def test_a_role_that_ends_by_itself_is_a_clean_end(start: type[Running]) -> None:
+def test_a_role_may_end_by_itself(start: type[Running]) -> None:
     service = start("leave")
     assert service.ended() == 0
     assert any("ended without a signal" in line for line in service.said)

@@ -222,7 +222,7 @@ def test_each_child_gets_its_own_settings_and_ports() -> None:
         ({"WEFT_HTTP_PORT": "0"}, {}, ["gateway"]),
     ],
 )
-def test_gateways_run_where_they_are_asked_for_or_their_cluster_is_named(
+def test_gateways_run_on_request_or_if_their_cluster_is_named(
     environ: dict[str, str], flags: dict[str, bool], gateways: list[str]
 ) -> None:
     settings = Settings.from_environment({"WEFT_APP": "desk:app", **environ})

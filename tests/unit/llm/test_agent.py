@@ -47,7 +47,7 @@ from weft.errors import ConfigurationError, InvalidInput
         ({"rate_limit_patience_seconds": float("nan")}, "rate_limit_patience_seconds=nan: pass seconds"),
     ],
 )
-def test_anything_that_cannot_work_is_refused_with_its_name(arguments: dict[str, Any], named: str) -> None:
+def test_an_impossible_argument_of_an_agent_is_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         LLMAgent(**{"model": "openai-chat:m", **arguments})
 

@@ -24,7 +24,7 @@ def test_a_rule_fits_by_the_arguments() -> None:
     assert matching_rules(rules, "pay", {"amount": 100}) == []
 
 
-def test_a_look_at_the_arguments_that_fails_asks() -> None:
+def test_a_failing_condition_of_an_approval_asks() -> None:
     assert matching_rules([Approve("pay", when=lambda arguments: arguments["amount"] > 100)], "pay", {}) == [
         MatchedRule()
     ]

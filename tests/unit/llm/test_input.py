@@ -72,7 +72,7 @@ def test_the_info_of_a_swarm_is_read() -> None:
         ({"content": None}, "input.content"),
     ],
 )
-def test_anything_that_cannot_be_read_is_named(given: Any, field: str) -> None:
+def test_an_unreadable_part_of_the_input_is_named(given: Any, field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read(given)
     assert refused.value.field == field

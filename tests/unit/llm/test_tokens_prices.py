@@ -27,9 +27,7 @@ def test_the_cost_of_a_million_tokens_of_each_kind() -> None:
         (("other",), ANY),
     ],
 )
-def test_a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter(
-    names: tuple[str, ...], price: Price
-) -> None:
+def test_names_precede_patterns_and_longer_patterns_shorter_ones(names: tuple[str, ...], price: Price) -> None:
     assert price_of({"*": ANY, "gpt-x-mini*": CHEAP, "gpt-x": DEAR}, *names) is price
 
 

@@ -83,7 +83,7 @@ def test_names_that_would_be_the_same_are_distinguished_the_same_way_in_any_orde
         assert edge_names(shuffled) == found
 
 
-def test_a_name_does_not_change_with_names_that_are_not_like_it() -> None:
+def test_a_name_does_not_depend_on_dissimilar_names() -> None:
     alone = edge_names([("tool", "files.read")])
     among = edge_names([("tool", "files.read"), ("tool", "files.write"), ("tool", "search")])
     assert alone["tool", "files.read"] == among["tool", "files.read"]
@@ -122,7 +122,7 @@ def test_a_tool_that_no_app_offers_is_named(named: str) -> None:
         toolset(desk(), named)
 
 
-def test_anything_that_cannot_be_asked_for_is_left_out_of_a_replay() -> None:
+def test_unavailable_tools_are_left_out_of_a_replay() -> None:
     assert names(toolset(desk(), "search", "publish", "files.*", manifests=None)) == ["search"]
 
 

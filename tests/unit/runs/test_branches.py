@@ -76,7 +76,7 @@ async def test_a_job_that_fails_unseen_fails_the_run(cold: bool) -> None:
     assert (result.type, result.message) == ("ValueError", "bad is bad")
 
 
-async def test_an_error_that_was_seen_is_the_functions_affair() -> None:
+async def test_an_awaited_error_does_not_fail_the_run() -> None:
     async def code(ctx: AgentContext, input: Any) -> object:
         job = ctx.background(ctx.tool("bad"))
         with pytest.raises(ToolError) as error:
@@ -314,7 +314,7 @@ async def test_wrong_usage_is_reported(wrong: str) -> None:
     assert ("future" if wrong == "a future" else "two branches await") in result.message.lower()
 
 
-async def test_a_message_says_which_task_it_starts() -> None:
+async def test_a_message_names_the_task_that_it_starts() -> None:
     async def code(ctx: AgentContext, input: Any) -> object:
         first, both = await ctx.send("note", 1), await ctx.gather(ctx.send("note", 2), ctx.send("note", 3))
         await ctx.tool("own")

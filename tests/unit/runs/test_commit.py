@@ -17,7 +17,7 @@ def delivery() -> Delivery:
     return taken
 
 
-def test_a_name_cannot_pass_for_another_partition() -> None:
+def test_a_name_cannot_imitate_another_partition() -> None:
     """`@1:writer` in a commit means partition 1; in the program it is an undeclared name."""
     for name in ("@home", "@1:writer"):
         parts, count = parts_of(Completed(b"1", sends=[Send("1", name, "", b"1", "00000000")]), delivery(), App("x"))

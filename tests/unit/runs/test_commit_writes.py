@@ -115,7 +115,7 @@ async def test_runs_of_a_process_share_a_bound() -> None:
     assert process.bytes == 0
 
 
-async def test_anything_that_cannot_wait_is_refused_or_dropped() -> None:
+async def test_unwaited_output_over_the_bound_is_refused_or_dropped() -> None:
     bus = SlowBus()
     port = port_on(bus)
     for _ in range(UNWAITED * RUN_BYTES // len(HALF) + 1):
@@ -241,7 +241,7 @@ async def test_after_a_failed_write_no_later_piece_is_sent() -> None:
     assert process.bytes == 0
 
 
-async def test_a_piece_that_comes_as_the_last_write_ends_is_sent_too() -> None:
+async def test_a_piece_added_at_the_end_of_the_last_write_is_sent() -> None:
     """The task that sends has looked for pieces for the last time, and its end is not noticed yet."""
     bus, written = SlowBus(), list[bytes]()
     port = port_on(bus)

@@ -73,7 +73,7 @@ async def output(code: Code, **world: Any) -> Any:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-async def test_operations_are_asked_for_from_any_task(cold: bool) -> None:
+async def test_operations_may_start_in_any_task(cold: bool) -> None:
     async def program(library: Library) -> object:
         first = await library.tool("first")
         both = await asyncio.gather(library.tool("left", 1), library.tool("right", 2))
@@ -155,7 +155,7 @@ async def test_errors_are_the_same_live_and_replayed(cold: bool) -> None:
     ]
 
 
-async def test_anything_that_cannot_be_asked_is_the_codes_error() -> None:
+async def test_an_invalid_request_raises_in_the_code() -> None:
     async def program(library: Library) -> object:
         try:
             await library.guest.perform("tool:x", lambda branch: library.ctx.tool("x", what=object()))
@@ -325,7 +325,7 @@ async def test_a_limit_that_the_code_sets_holds_at_each_replay(cold: bool) -> No
         assert json.loads(again.output) == seen
 
 
-async def test_a_limit_ends_what_this_process_is_doing() -> None:
+async def test_a_limit_ends_work_of_this_process() -> None:
     """The broker does not know the timer during the turn: the process measures and journals it."""
     begun: list[str] = []
 
@@ -401,7 +401,7 @@ async def test_a_thread_that_another_library_starts_wakes_the_code() -> None:
     assert await output(hosting(program)) == ["open", "opened"]
 
 
-async def test_anything_that_cannot_be_asked_any_more_is_the_codes_error_too() -> None:
+async def test_a_request_that_became_invalid_raises_in_the_code() -> None:
     """This holds even if the journal has the operation: the code that creates it has changed."""
 
     def code(argument: object) -> Code:
@@ -491,7 +491,7 @@ async def test_code_that_ends_without_a_requested_step_parks_the_run() -> None:
     assert result.parked
 
 
-async def test_a_retry_is_about_the_run_and_not_seen_by_the_code() -> None:
+async def test_a_retry_is_not_visible_to_the_code() -> None:
     caught: list[str] = []
 
     async def program(library: Library) -> object:

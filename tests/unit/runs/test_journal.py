@@ -41,7 +41,7 @@ def released(seen: object = None) -> State:
     return state
 
 
-def test_a_nested_run_s_change_is_no_use_of_the_state_without_the_key() -> None:
+def test_a_nested_runs_change_does_not_count_as_use_of_the_state_without_the_key() -> None:
     state = released()
     state.replace(b'{"n":2}')
     assert not state.differs()

@@ -104,7 +104,7 @@ def test_an_input_of_some_depth_is_refused_at_its_place(value: object, refusal: 
     assert str(refused.value) == refusal
 
 
-def test_a_huge_wrong_value_is_quoted_shortly() -> None:
+def test_a_huge_wrong_value_is_quoted_briefly() -> None:
     with pytest.raises(InvalidInput) as refused:
         InputCheck("it", entry_of(Question)).value({"topic": ["x" * 100_000]})
 

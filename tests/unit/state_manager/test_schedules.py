@@ -50,7 +50,7 @@ def test_times_follow_the_expression(expression: str, expected: list[str]) -> No
     assert times(expression, "2024-01-31 23:25", 3) == [f"{time} +0000" for time in expected]
 
 
-def test_a_leap_day_is_found_however_far_it_is() -> None:
+def test_a_distant_leap_day_is_found() -> None:
     assert Cron.parse("0 0 29 2 *", ZoneInfo("UTC")).after(utc("2096-03-01 00:00")) == utc("2104-02-29 00:00")
 
 

@@ -144,7 +144,7 @@ def test_a_secret_behind_much_white_space_is_redacted(gap: str, before: str, sec
     assert json.loads(Redactor().data(json.dumps([text]).encode())) == [shown]
 
 
-def test_much_white_space_without_a_separator_is_no_secret() -> None:
+def test_text_after_much_white_space_without_a_separator_is_not_a_secret() -> None:
     words = f"Enter your password{' ' * 1000}Forgot it? password{chr(0x3000) * 100}"
     assert Redactor().text(words) == words
 

@@ -37,7 +37,7 @@ def test_a_malformed_traceparent_counts_as_none(wrong: str) -> None:
     assert trace_context.stated(msgspec.json.encode({"traceparent": wrong, "tracestate": "a=1"})) == ("", "")
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_may_have_more_fields() -> None:
     assert trace_context.read(f"01-{TRACE}-{SPAN}-01-more") == trace_context.read(VALID)
 
 

@@ -154,7 +154,7 @@ def test_a_filter_keeps_items_and_their_numbers(filters: dict[str, Any], kept: l
     assert [item.meta.step for item in FilteredTrajectoryStrategy(**filters).items(task())] == kept
 
 
-def test_a_memory_holds_what_each_agent_has_heard_and_said() -> None:
+def test_a_memory_item_has_the_messages_of_its_agent() -> None:
     plain = [
         msgspec.structs.replace(step, kind="model", input=json_of({"args": []})) if step.name == "ask" else step
         for step in STEPS

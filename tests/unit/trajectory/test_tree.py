@@ -94,7 +94,7 @@ def test_a_run_that_is_not_recorded_keeps_its_place() -> None:
     ]
 
 
-def test_attempts_of_a_step_share_a_line_and_the_last_one_speaks() -> None:
+def test_attempts_of_a_step_share_a_line_with_the_last_result() -> None:
     first = step("r", "1", status="failed", error=StepError("OSError", "first"))
     found = trajectory(step("r"), first, step("r", "1", attempt=2))
     assert [line for line in render(found).splitlines() if "2 attempts" in line] == [

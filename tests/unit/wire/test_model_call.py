@@ -106,7 +106,7 @@ def test_other_results_have_no_model_answer(output: object) -> None:
     render(of(step))
 
 
-def test_a_message_with_parts_of_no_known_shape_says_nothing() -> None:
+def test_a_message_with_unknown_parts_has_an_empty_answer() -> None:
     answer = answer_of(call("1", {"message": {"kind": "response", "parts": [3, {}, {"part_kind": "text"}]}}))
     assert answer is not None
     assert (answer.text, answer.tool_calls, answer.shown) == ("", [], None)

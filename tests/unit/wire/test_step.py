@@ -31,7 +31,7 @@ def test_two_paths_never_share_a_place(one: tuple[str, str], other: tuple[str, s
     assert (place(*one) == place(*other)) == (one == other)
 
 
-def test_odd_paths_keep_apart() -> None:
+def test_unusual_paths_stay_distinct() -> None:
     odd = [("a/b", "c"), ("a", "b/c"), ("1", ""), ("01", ""), ("~r", ""), ("r", ""), ("r 1", ""), ("r", "1"), ("", "")]
     assert len({place(*path) for path in odd}) == len(odd)
 

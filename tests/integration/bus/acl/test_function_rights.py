@@ -147,7 +147,7 @@ def table_of(user: User, target: Target, known: set[str]) -> set[str]:
     return {one for one in known if one in given or one.partition("|")[0] in given}
 
 
-def test_every_command_is_refused_that_the_table_does_not_give(broker: Broker) -> None:
+def test_commands_outside_the_table_are_refused(broker: Broker) -> None:
     _check_commands(broker)
 
 

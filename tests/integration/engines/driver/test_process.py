@@ -86,7 +86,7 @@ async def test_a_driver_answers_a_call_and_forgets_it(files: Files) -> None:
     assert files.journal()[-1] == "closed"
 
 
-async def test_a_defect_of_a_backend_is_the_failure_of_one_call(files: Files) -> None:
+async def test_a_defect_of_a_backend_fails_only_one_call(files: Files) -> None:
     async with driver_of(files.folder) as driver:
         await connected(driver)
         failed = await driver.run(work("defect"))

@@ -105,7 +105,7 @@ def test_a_wrong_setting_is_named(says: str) -> None:
         Runtime(**{"url": "memory://", **WRONG_SETTINGS[says]})
 
 
-async def test_a_repeat_whose_answer_is_not_kept_any_more_ends_in_an_error(runtime: Runtime) -> None:
+async def test_a_repeat_whose_answer_has_expired_is_an_error(runtime: Runtime) -> None:
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
     bus = (await runtime.broker())[0]

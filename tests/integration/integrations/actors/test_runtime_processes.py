@@ -179,7 +179,7 @@ async def read_line(program: subprocess.Popen[bytes]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", first_of("its type is dropped", "it comes back"))
-async def test_a_program_names_what_a_killed_one_left_and_ends_once_that_is_done(
+async def test_a_program_names_the_messages_of_a_killed_one_and_ends_once_they_are_handled(
     ends: str, valkey: Server, namespace: str, start: Start, tmp_path: Path
 ) -> None:
     """Two programs in one namespace; the first is killed in the middle of a handler, with more messages behind it."""
@@ -321,7 +321,7 @@ async def test_b10_a_cancellation_reaches_the_handler_elsewhere(runtime: Runtime
     await until_there(tmp_path, "cancelled")
 
 
-async def test_a_time_limit_ends_a_request_elsewhere(runtime: Runtime, start: Start, tmp_path: Path) -> None:
+async def test_a_time_limit_ends_a_request_to_another_partition(runtime: Runtime, start: Start, tmp_path: Path) -> None:
     await start("slow")
     limit = 0.5
     while not list(tmp_path.glob("entered-*")):  # on a busy machine its time is over before the handler begins

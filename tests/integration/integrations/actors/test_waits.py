@@ -180,7 +180,7 @@ async def test_a_type_dropped_by_another_program_returns_when_its_own_starts(mak
     assert (sink.processes, sink.messages) == (1, 0)
 
 
-async def test_messages_to_a_type_that_comes_back_survive_the_end_of_its_drop(
+async def test_messages_to_a_returning_type_survive_the_end_of_its_drop(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The type is registered and used again before the drop has cancelled what waited for the gone program."""

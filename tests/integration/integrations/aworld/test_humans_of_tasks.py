@@ -77,7 +77,7 @@ async def test_a_question_is_answered_by_a_call_from_any_thread() -> None:
         await Runners.answer("asks", "r:1", "no")
 
 
-async def test_a_question_that_nobody_listens_to_leaves_a_hint(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_question_without_a_listener_leaves_a_hint(caplog: pytest.LogCaptureFixture) -> None:
     task = Task(id="waits", input="draft", agent=asks)
     async with asyncio.timeout(60):
         running = asyncio.create_task(Runners.run_task(task))

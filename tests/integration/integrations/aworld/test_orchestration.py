@@ -237,14 +237,14 @@ class Leader:
 
 
 @pytest.mark.parametrize("leader", [lead, Leader, Leader()])
-async def test_a_leader_asks_its_team_as_tools(leader: object) -> None:
+async def test_a_leader_calls_its_team_as_tools(leader: object) -> None:
     assert (await Runners.run("x", swarm=TeamSwarm(leader, upper, exclaim))).answer == ["X", "x!"]
     failing = await Runners.run("x", swarm=TeamSwarm(leader, upper, broken))
     assert failing.answer == ["X", "ValueError: no x"]
 
 
 @pytest.mark.parametrize("leader", [lead, Leader])
-async def test_members_of_a_hybrid_ask_one_another(leader: object) -> None:
+async def test_members_of_a_hybrid_call_one_another(leader: object) -> None:
     async def passes_on(ctx: AgentContext, text: str) -> Handoff:
         return Handoff("exclaim", text + ", passed on")
 

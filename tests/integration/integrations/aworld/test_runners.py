@@ -98,7 +98,7 @@ async def test_cancelling_a_caller_cancels_its_tasks() -> None:
     assert stopped.is_set()
 
 
-async def test_a_reader_that_leaves_a_stream_takes_its_task_with_it() -> None:
+async def test_leaving_a_stream_cancels_its_task() -> None:
     stopped = asyncio.Event()
 
     async def busy(ctx: AgentContext, text: str) -> str:

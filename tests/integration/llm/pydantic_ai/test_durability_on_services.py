@@ -189,7 +189,7 @@ async def test_a_conversation_with_a_key_continues(
 
 
 @only_in_matrix("on services")
-async def test_a_permanent_error_is_one_line(
+async def test_a_permanent_error_is_reported_in_one_line(
     valkey: Server, namespace: str, tmp_path: Path, openai_server: OpenAIServer
 ) -> None:
     openai_server.play(failing(401, "no such key"), models=["gpt-test"])

@@ -175,7 +175,7 @@ async def test_only_named_hooks_run_and_they_reach_called_agents() -> None:
     assert seen == [("researcher", "b", "s", {"order": 7})]
 
 
-async def test_named_hooks_also_reach_an_agent_that_is_asked_after_a_wait() -> None:
+async def test_named_hooks_reach_an_agent_called_after_a_wait() -> None:
     """A resume event has no context, so the run must keep the task's."""
     app, seen = desk(), []
 
@@ -348,7 +348,7 @@ async def test_a_verdict_after_the_event_is_reported_as_a_failure() -> None:
     assert (status, error["type"]) == ("failed", "Reject")
 
 
-async def test_a_model_call_has_its_points_and_is_made_once() -> None:
+async def test_a_model_call_runs_its_hooks_and_runs_once() -> None:
     app, asked = App("model"), []
 
     async def complete(request: dict[str, str]) -> dict[str, str]:

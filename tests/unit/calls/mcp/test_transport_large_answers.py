@@ -52,7 +52,7 @@ async def test_an_answer_that_is_too_large_fails_its_request_alone(
     assert error["data"] == {transport.NOT_SENT: False}
 
 
-async def test_other_answers_are_as_the_server_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_answers_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     value = {"jsonrpc": "2.0", "id": 1, "result": {"text": "ä" * 1000}}
     headers = {"Content-Type": "application/json; charset=utf-8", "Mcp-Session-Id": "s", "Content-Encoding": "gzip"}
     body = gzip.compress(json.dumps(value).encode())

@@ -106,7 +106,7 @@ async def test_a_call_that_a_worker_has_not_begun_in_time_goes_to_another_worker
     assert entries(outcome) == [{"value": 2 * item} for item in range(500)]
 
 
-async def test_an_error_of_a_function_is_the_failure_of_its_item() -> None:
+async def test_an_error_of_a_function_fails_only_its_item() -> None:
     async def play(items: list[int], seconds: float) -> Answer:
         return Items([Error("function", "ValueError", f"no {item}") for item in items], 0.0)
 

@@ -58,7 +58,7 @@ def test_a_wrong_type_is_refused_and_named(type: str) -> None:
         TopicId(type, "source")
 
 
-def test_anything_too_long_is_refused() -> None:
+def test_long_names_and_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 128"):
         agent_name("ü" * 40)
     with pytest.raises(ValueError, match=str(MAX_NAME_CHARACTERS)):

@@ -32,7 +32,7 @@ def test_a_config_reads_like_a_dict() -> None:
     assert Task(conf=given).config == given == conf
 
 
-def test_names_that_a_runner_of_ones_own_reads_are_kept_for_it() -> None:
+def test_names_for_a_custom_runner_are_kept() -> None:
     assert Task(conf={"max_depth": 2}, runner_cls="Tree").config.get("max_depth", 3) == 2
     with pytest.raises(InvalidInput, match=r"^conf.max_step: is not known; did you mean max_steps\?"):
         Task(conf={"max_step": 2})

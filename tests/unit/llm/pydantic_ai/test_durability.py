@@ -166,7 +166,7 @@ async def test_the_names_of_the_steps_are_pinned() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("cold", [False, True])
-async def test_in_any_order_the_same_is_done_once(seed: int, cold: bool) -> None:
+async def test_every_order_of_results_does_the_same_work_once(seed: int, cold: bool) -> None:
     result, world = await play(order=random.Random(seed), cold=cold)
     assert isinstance(result, Completed), result
     assert json.loads(result.output) == FOUND
@@ -239,7 +239,7 @@ def test_the_settings_of_a_tool_are_in_its_metadata() -> None:
     assert (tool.repeatable, tool.timeout_seconds, tool.pool) == (False, 3.0, "slow")
 
 
-def test_anything_that_cannot_run_durably_is_refused_where_it_is_declared() -> None:
+def test_an_agent_that_cannot_run_durably_is_refused_where_it_is_declared() -> None:
     app = App("refused")
     with pytest.raises(ConfigurationError, match="not an agent of pydantic-ai"):
         app.add_pydantic_agent("wrong", object())

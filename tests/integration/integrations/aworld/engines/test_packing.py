@@ -84,7 +84,7 @@ def test_an_app_outside_any_module_travels_with_its_declarations() -> None:
     assert made.agents["upper"].source is upper
 
 
-def test_anything_that_cannot_be_sent_is_named() -> None:
+def test_an_unsendable_tool_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"tool 'Refusing' cannot be sent to another process: TypeError: it is only"):
         sent(Task(input="a", agent=doubler, tools=[Refusing()]))
 

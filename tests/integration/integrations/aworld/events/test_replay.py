@@ -224,7 +224,7 @@ async def test_unaccepted_calls_are_recorded_and_fail_again_in_a_replay() -> Non
     assert found.run.same
 
 
-async def test_messages_are_given_in_their_order_at_the_speed_that_was_asked_for() -> None:
+async def test_messages_are_replayed_in_order_at_the_requested_speed() -> None:
     trajectory = await recorded(desk(Counter()), "events", ["a", "b"])
     spread = [step if step.kind != "message" else _later(step, number) for number, step in enumerate(trajectory.steps)]
     given: list[Message] = []

@@ -91,7 +91,7 @@ def test_two_apps_that_are_joined_agree_on_their_handlers() -> None:
         third.include(one)
 
 
-async def test_anything_that_cannot_be_kept_is_refused_where_it_is_emitted() -> None:
+async def test_an_unstorable_value_is_refused_where_it_is_emitted() -> None:
     async def emitting(ctx: AgentContext, input: object) -> None:
         manager = EventManager(ctx)
         with pytest.raises(InvalidInput, match=r"message\.payload"):
