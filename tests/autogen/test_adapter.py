@@ -1,4 +1,4 @@
-"""What the adapter adds to the runtime of agents: AutoGen's types, serializers, events, and its handling of errors."""
+"""Additions of the adapter to the runtime of agents: AutoGen's types, serializers, events and handling of errors."""
 
 from __future__ import annotations
 

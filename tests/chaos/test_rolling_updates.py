@@ -1,4 +1,4 @@
-"""Every replica of every service is replaced by another release while work goes on.
+"""Every replica of every service is replaced by another release during work.
 
 Nothing is lost, repeated, retried or left waiting.
 """

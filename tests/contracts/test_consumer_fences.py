@@ -1,4 +1,4 @@
-"""What a consumer does in its own process after it is declared dead, or must give up its deliveries."""
+"""A consumer that was declared dead, or must give up its deliveries, stops its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ctx.patched`: a run that passed a place before the code changed keeps to its old path, whoever goes on with it."""
+"""`ctx.patched`: a run that passed a place before the code changed keeps to its old path in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of accepted submits after a power cut: the server's disk keeps only what it was told to sync."""
+"""Accepted submits after a power cut: the server's disk keeps only synced data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that gives up its key: others use the instance meanwhile, and the run gets it back in its turn."""
+"""A run that gives up its key: others use the instance, and the run gets it back in its turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work for a name that no running handler has is found at once, and nothing else is taken for it."""
+"""Work for a name that no running handler has is found at once, and nothing else is reported as such."""
 
 from __future__ import annotations
 

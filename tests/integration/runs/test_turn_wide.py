@@ -1,4 +1,4 @@
-"""A turn that calls thousands of tools holds up no other work."""
+"""A turn that calls thousands of tools delays no other work."""
 
 from __future__ import annotations
 

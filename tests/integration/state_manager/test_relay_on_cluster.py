@@ -1,4 +1,4 @@
-"""In a Cluster, a partition's master dies before its replica has the last writes: requests across partitions go on."""
+"""In a Cluster, a partition's master dies before its replica has the last writes: requests to and from it continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: what does not come in time, or not whole, is one Problem."""
+"""Bodies of requests: a late or incomplete one is one Problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for message lists that the store lacks starts at their ends, so it costs only what is new."""
+"""The search for message lists that the store lacks starts at their ends, so its cost depends only on new messages."""
 
 from __future__ import annotations
 

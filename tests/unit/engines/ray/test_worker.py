@@ -1,4 +1,4 @@
-"""A worker of Ray ends itself if a call goes on after its interrupt, and only then."""
+"""A worker of Ray ends itself only if a call continues after its interrupt."""
 
 from __future__ import annotations
 
