@@ -192,7 +192,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "heard",
         "if heard then return {'heard'} end",
         "",
-        "with several partitions the home partition starts no task of a message",
+        "with several partitions, the topic's home partition starts no task for a message",
         "contracts:topics",
     ),
     python(
@@ -200,7 +200,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "heard",
         "            if await self._buses[0].keep_undelivered(message, topic, source, data, context, sender):\n",
         "            if await self._buses[0].keep_undelivered(message, topic, source, data, context, sender) or True:\n",
-        "a message reaches an agent that subscribes while it is published",
+        "a message reaches an agent that subscribes during its publication",
         "contracts:topics",
     ),
     lua(
@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "moved",
         "        if due > now:\n",
         "        if False:\n",
-        "a schedule that was changed meanwhile waits for its new time",
+        "a changed schedule waits for its new time",
         "contracts:schedules",
     ),
     python(
@@ -377,7 +377,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "busy",
         "if redis.call('HGET', key, INSTANCE.holders) then return 'BUSY' end",
         "",
-        "nobody writes the state of a busy instance",
+        "the state of a busy instance cannot be set",
         "contracts:fences",
         "contracts:interleaved",
     ),

@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unknown_error",
         '            raise ConnectionError(f"{type(error).__name__}: {error}") from error\n',
         "            raise\n",
-        "a connection comes back after an error of any kind",
+        "a connection is restored after an error of any kind",
         "integration/bus:connection",
     ),
     python(

@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "silence",
         "return self.epoch > 0 and self.silent_seconds < self._lease",
         "return self.epoch > 0",
-        "a process that the broker has not heard for a lease does not count as leading",
+        "a process without heartbeats for a lease does not count as the leader",
         "unit/consumer:leader",
     ),
     python(
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "alone_on_stream",
         "            if stream != self._alone:\n                return",
         "            if False:\n                return",
-        "a consumer waits to be idle for one stream, whatever is on its others",
+        "a consumer waits to be idle for one stream, whatever its other streams hold",
         "contracts:consumer_fences",
     ),
     python(
@@ -300,7 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reading_ends",
         "            self._reading.cancel()\n            await asyncio.wait((self._reading,))\n        flight",
         "            pass\n        flight",
-        "a consumer that has left reads no more",
+        "a consumer that has left reads nothing",
         "contracts:consumer_fences",
     ),
     python(
@@ -375,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "late_read",
         "if (delivery.stream, delivery.entry) not in self._reconciled]",
         "]",
-        "a read whose reply comes late hands out nothing twice",
+        "a late reply of a read hands out nothing twice",
         "contracts:lost_replies",
     ),
     python(
@@ -400,7 +400,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "earlier_attempt",
         "[each for each in deliveries if (each.task, each.run) not in calls]",
         "deliveries",
-        "an earlier attempt of a call that a broker lists again does not run beside the next one",
+        "an earlier attempt that the broker lists again does not run at the same time as the next one",
         "contracts:lost_replies",
     ),
     python(
@@ -416,7 +416,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "alone",
         " and all(each.waits for each in self._held.values()):",
         ":",
-        "nothing runs beside a quarantined entry",
+        "a quarantined entry runs alone",
         "contracts:consumer_fences",
     ),
     python(
@@ -516,7 +516,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "beats_on",
         "                    self._send_further()\n",
         "                    pass\n",
-        "an owner lives although each reply takes longer than its lease",
+        "an owner lives even if each reply takes longer than its lease",
         "unit/consumer:heartbeat",
         "integration/consumer:slow_network",
     ),

@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "wanted",
         "if not QUEUE.is_wanted(base, entry, is_turn, task, run, v[1]) then",
         "if false then",
-        "an entry that was handled does not become a dead letter",
+        "a handled entry does not become a dead letter",
         "contracts:commit_fence",
         "contracts:dead_letters",
     ),
@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "counts_trimmed",
         "    if there > 0 then redis.pcall('HINCRBY', base .. 'letters:trimmed', cause .. ' ' .. share, there) end\n",
         "",
-        "what is trimmed is counted",
+        "trimmed letters are counted",
         "contracts:dead_letter_bounds",
     ),
     lua(

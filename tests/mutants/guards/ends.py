@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tombstone",
         "redis.call('ZADD', tombs, text(ms), task)",
         "",
-        "a cancel that overtakes its submit counts",
+        "a cancel that arrives before its submit counts",
         "contracts:cancel",
     ),
     lua(

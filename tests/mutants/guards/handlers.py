@@ -221,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "free_instance",
         '        await bus.call("free_instance", instance)\n',
         "        pass\n",
-        "an agent whose mailbox was dropped takes messages again",
+        "an agent whose mailbox was dropped accepts messages again",
         "integration/integrations/actors:waits",
     ),
     python(
@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "warm_turn",
         "if warm.turn == delivery.turn and delivery",
         "if delivery",
-        "a run in memory goes on only with its next turn",
+        "a run in memory continues only with its next turn",
         "contracts:warm_runs",
     ),
     python(

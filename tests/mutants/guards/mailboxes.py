@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "store_catches_up",
         "        known = _joined(await store.task(namespace, task) if store is not None else None, rows)\n",
         "        known = _joined(known, rows)\n",
-        "a fork finds rows that move from the broker to the store meanwhile",
+        "a fork finds rows that move from the broker to the store while it reads",
         "integration/client:fork",
     ),
     python(
@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "release_own",
         "if top_of(busy) ~= ref then",
         "if false then",
-        "a run frees its own place, not another's",
+        "a run frees only its own place",
         "contracts:interleaved",
     ),
     lua(
@@ -557,7 +557,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "holders",
         "reply[#reply + 1] = redis.call('HGET', base .. 'inst:' .. args[3], INSTANCE.holders) or ''",
         "reply[#reply + 1] = ''",
-        "a nested run learns who has its instance",
+        "a nested run knows the holder of its instance",
         "contracts:mid_turn_asks",
     ),
     python(
@@ -613,7 +613,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "state_of_kept_key",
         "    if state ~= '' then redis.call('HSET', ik, INSTANCE.working_state, state) end\n",
         "",
-        "a run that is nested on one that kept its key sees what that one has changed",
+        "a nested run sees the changes of the run below it that kept its key",
         "contracts:released_keys",
     ),
     lua(
@@ -629,7 +629,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "key_in_turn",
         "  if not busy then return KEY.give(base, inst, task, run, released, ref) end\n",
         "  if true then return KEY.give(base, inst, task, run, released, ref) end\n",
-        "a run gets its key back only when nobody holds it",
+        "a run gets its key back only when no run holds it",
         "contracts:released_keys",
     ),
     lua(

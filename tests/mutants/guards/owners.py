@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "owner",
         "if args[4] ~= '1' and not redis.call('ZSCORE', alive, args[1]) then return {'FENCED'} end",
         "",
-        "a dead owner does not come back under its name",
+        "a dead owner cannot rejoin under its old name",
         "contracts:heartbeats",
     ),
     lua(
@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "clock_bounded",
         "math.min(now - tonumber(beat_at or text(now)), tonumber(args[3]))",
         "now - tonumber(beat_at or text(now))",
-        "a pause of the broker or a step of its clock declares nobody dead",
+        "a pause of the broker or a step of its clock declares no owner dead",
         "contracts:heartbeats",
     ),
     lua(

@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "schedule_names",
         '                scoped[field] = self._name(f"data.{field}", cast(str, data[field]))\n',
         "                pass\n",
-        "what a schedule starts stays in its tenant's names",
+        "tasks of a schedule keep its tenant's names",
         TESTS,
     ),
     python(
@@ -183,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "undelivered_bytes",
         " and before + size - n <= UNDELIVERED_MAX_BYTES then break end",
         " then break end",
-        "messages that nobody hears are bounded in bytes",
+        "messages without a subscriber are bounded in bytes",
         "contracts:topics",
     ),
     python(

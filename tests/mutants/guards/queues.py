@@ -365,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "past_few",
         "if #past < QUEUE.PAST then room = 1 end",
         "room = 1",
-        "a stream that nobody reads stays short",
+        "an unread stream stays short",
         FAIRNESS,
     ),
     lua(
@@ -486,7 +486,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "holds",
         "if run ~= FIRST_RUN or QUEUE.holds(base, task, header) then return 'NO' end",
         "",
-        "a task whose turn will come is not repaired",
+        "a task that waits for its turn is not repaired",
         FAIRNESS,
     ),
     python(

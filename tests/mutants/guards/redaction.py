@@ -269,7 +269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested_places",
         "        except _TooManyCandidates:\n            return whole\n",
         "        finally:\n            pass\n",
-        "JSON inside of a text that has too many places is hidden alone",
+        "only the inner JSON with too many places is hidden",
         COST,
     ),
     python(

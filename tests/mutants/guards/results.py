@@ -138,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "change_once",
         "int(number) <= self._state_number",
         "int(number) < self._state_number",
-        "a branch does not undo what another one has changed after the same nested run",
+        "a branch does not undo the changes of another one after the same nested run",
         "unit/runs:run_replay",
     ),
     lua(
@@ -188,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "looks_again",
         "local known = redis.call('HMGET', turn.run_key, RUN.missing .. step, RUN.result .. step, RUN.last_change)",
         "local known = {'        t!'}",
-        "a result that came during the turn wakes the run",
+        "a result that arrives during the turn wakes the run",
         "contracts:wake_rules",
     ),
     lua(

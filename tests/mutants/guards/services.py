@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "left_behind",
         '        cursor = "0-0"\n        waiting',
         '        cursor = ">"\n        waiting',
-        "a new admitter admits what the last one had read",
+        "a new admitter admits the commands that the last one had read",
         "contracts:ingress",
         "integration/state_manager:admission",
     ),

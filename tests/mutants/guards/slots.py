@@ -213,7 +213,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forgotten",
         "    if not SLOT.lives(base, ref) then\n",
         "    if false then\n",
-        "slots of work that an older release has ended become free",
+        "slots of work that an older release ended become free",
         SLOTS,
     ),
     lua(
@@ -397,7 +397,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "older_late",
         "if other ~= ref and asked_ms(base, other) > asked then newer = other end",
         "",
-        "an older run that comes late does not replace a newer one",
+        "an older run that arrives late does not replace a newer one",
         SLOTS,
     ),
     lua(
@@ -429,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "not_begun",
         "  if quiet_until then redis.call('HSET'",
         "  if false then redis.call('HSET'",
-        "a run looks for newer ones again after its debounce",
+        "a run checks for newer ones again after its debounce",
         SLOTS,
     ),
 )

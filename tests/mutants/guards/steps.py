@@ -638,7 +638,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists",
         "if left <= 0 or not (is_temporary(error) or await self.repair(error)):",
         "if True:",
-        "the outcome of finished work waits for a broker that cannot write",
+        "finished work waits until the broker can store its outcome",
         "contracts:finished_steps",
     ),
     python(
@@ -654,7 +654,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_turn",
         'reply = await self.insist_after(error, "commit_turn", args)',
         "raise",
-        "a turn's commit waits for a broker that cannot write",
+        "a turn's commit waits until the broker can store it",
         "contracts:finished_steps",
     ),
     python(
@@ -662,7 +662,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_call",
         'reply = await self.insist_after(error, "commit_call", args)',
         "raise",
-        "a call's commit waits for a broker that cannot write",
+        "a call's commit waits until the broker can store it",
         "contracts:finished_steps",
     ),
     python(
@@ -670,7 +670,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_record",
         'self.insist(\n            "record"',
         'self.call(\n            "record"',
-        "the result of a step waits for a broker that cannot write",
+        "the result of a step waits until the broker can store it",
         "contracts:finished_steps",
     ),
     python(
@@ -678,7 +678,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_model_call",
         'self.insist(\n            "settle_call"',
         'self.call(\n            "settle_call"',
-        "the answer of a model waits for a broker that cannot write",
+        "a model's answer waits until the broker can store it",
         "contracts:finished_steps",
     ),
     python(
@@ -686,7 +686,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_retry",
         'self.insist(\n            "retry"',
         'self.call(\n            "retry"',
-        "a retry waits for a broker that cannot write",
+        "a retry waits until the broker can store it",
         "contracts:finished_steps",
     ),
     python(
@@ -694,7 +694,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "insists_letter",
         'self.insist(\n            "dead_letter"',
         'self.call(\n            "dead_letter"',
-        "a dead letter waits for a broker that cannot write",
+        "a dead letter waits until the broker can store it",
         "contracts:finished_steps",
     ),
     python(
@@ -758,7 +758,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "name_is_json",
         "reader = None if known is None or isinstance(tool, str) else",
         "reader = None if known is None or known.name is tool else",
-        "the result of a tool that is called by name is JSON, wherever the name comes from",
+        "the result of a tool called by name is JSON, wherever the name comes from",
         "integration/runs:typed_results",
     ),
     python(

@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "mode",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)",
         "os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)",
-        "nobody else reads the file of passwords",
+        "other users cannot read the file of passwords",
         "unit/bus/acl:rules",
     ),
     python(

@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reserved",
         "  if held then give_back(key, held, child .. '|') end\n",
         "",
-        "a withdrawn run gives back what its calls have reserved",
+        "a withdrawn run releases the reservations of its calls",
         "contracts:withdrawals",
     ),
     lua(
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "nested_first",
         "  if start_nested(base, inst, rest) then return end\n",
         "  start_nested(base, inst, rest)\n",
-        "a holder is not resumed beside the next reentrant call into its instance",
+        "a holder is not resumed while the next reentrant call into its instance runs",
         "contracts:nested_calls",
     ),
     lua(
