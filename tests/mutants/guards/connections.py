@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'await transport.call("ZADD", OWN_NAMESPACES, now_ms, namespace)',
         "pass",
         "the namespace of a killed program is recorded, and erased later",
-        "integration/integrations/actors:own_namespace",
+        "integration/integrations/actors:host",
     ),
     python(
         "integrations/actors/host.py",
@@ -43,7 +43,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '                self._periodic.append(Periodic("note the namespace"',
         '                (Periodic("note the namespace"',
         "the namespace of a program that handles no messages is not erased",
-        "integration/integrations/actors:own_namespace",
+        "integration/integrations/actors:host",
     ),
     python(
         "integrations/actors/host.py",
@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                await self._erase(client)\n",
         "                pass\n",
         "a runtime that closes leaves nothing of its own namespace",
-        "integration/integrations/actors:own_namespace",
+        "integration/integrations/actors:host",
     ),
     python(
         "integrations/actors/messaging.py",
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "subscribe(wanted, replay=self._replay_unheard)\n        except",
         "subscribe(wanted, replay=True)\n        except",
         "a kept message reaches only later subscribers that want it",
-        "integration/integrations/actors:own_namespace",
+        "integration/integrations/actors:host",
     ),
     python(
         "bus/replies.py",

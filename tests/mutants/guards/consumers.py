@@ -48,7 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self.cancel(place)\n",
         "an owner that was declared dead keeps no runs",
         "contracts:heartbeats",
-        "integration/host:bad_days",
+        "integration/host:service_failures",
         "contracts:warm_runs",
         survives="a kept run continues only with its next turn, and reads the journal before its next step",
     ),
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "deliveries whose reply was lost are handled",
         "contracts:lost_replies",
         "integration/bus:connection",
-        "integration/host:bad_days",
+        "integration/host:service_failures",
     ),
     python(
         CONSUMER,
@@ -342,7 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                await self._bus.leave([])",
         "a graceful stop hands back work without counting an attempt",
         "contracts:finished_steps",
-        "integration/consumer:stopping",
+        "integration/consumer:consumer",
     ),
     python(
         IN_FLIGHT,
@@ -351,7 +351,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                pass\n",
         "work of a cancelled task is settled",
         "contracts:queued_work",
-        "integration/consumer:stopping",
+        "integration/consumer:consumer",
         survives="within a lease its consumer finds it pending, and settles it then",
     ),
     python(
@@ -426,7 +426,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "a stop reserves the end of its time for running steps",
         "contracts:finished_steps",
-        "integration/consumer:stopping",
+        "integration/consumer:consumer",
     ),
     python(
         CONSUMER,

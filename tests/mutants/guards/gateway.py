@@ -5,17 +5,17 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, lua, python
 
 KEYS = "integration/gateway:keys"
-CONSOLE = "integration/gateway:console"
-STUCK = "integration/gateway:console_stuck"
-TOKENS = "integration/gateway:tokens"
-EVENTS = "integration/gateway:cloudevents"
-CONNECTIONS = "unit/gateway:connections"
-REPLAYS = "unit/gateway:replays"
+CONSOLE = "integration/gateway/console:site"
+STUCK = "integration/gateway/console:boards"
+TOKENS = "integration/gateway:keys_tokens"
+EVENTS = "integration/gateway:tasks_cloudevents"
+CONNECTIONS = "unit/gateway:server"
+REPLAYS = "unit/gateway:access"
 REQUESTS = "unit/gateway:requests"
-FORMS = "unit/gateway:console_forms"
+FORMS = "unit/gateway/console:views"
 PLANS = "integration/trajectory:store_plans"
 USAGE = "integration/trajectory:store_usage"
-LOGIN = "integration/gateway:console_login"
+LOGIN = "integration/gateway:keys_login"
 
 MUTANTS: tuple[Mutant, ...] = (
     python(

@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        if response.status == "failed" and response.error is not None:\n',
         "        if False:\n",
         "a caller without access to the store learns where the traceback is",
-        "integration/integrations/aworld:responses",
+        "integration/integrations/aworld:response",
     ),
     python(
         "integrations/aworld/runners.py",
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if inspect.iscoroutinefunction(getattr(found, name)):\n",
         "        if False:\n",
         "an async method of a trajectory strategy is refused",
-        "integration/integrations/aworld:responses",
+        "integration/integrations/aworld:response",
     ),
     python(
         "integrations/actors/watch.py",
@@ -563,7 +563,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if handled is None or (loop or running) is not self._loop:\n            return found",
         "        return found",
         "code that cancels all tasks ends only its own attempt",
-        "unit/host:shared_loop",
+        "unit/host:service_shared_loop",
     ),
     python(
         "host/service.py",
@@ -571,7 +571,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        asyncio.all_tasks = asyncio.tasks.all_tasks = self._all_tasks\n",
         "        asyncio.all_tasks = self._all_tasks\n",
         "code does not see the tasks of others by the function's other name",
-        "unit/host:shared_loop",
+        "unit/host:service_shared_loop",
     ),
     python(
         "host/service.py",
@@ -579,7 +579,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if handled is None or (loop or running) is not self._loop:",
         "if handled is None:",
         "a loop in a tool's thread cancels its own tasks at its end",
-        "unit/host:shared_loop",
+        "unit/host:service_shared_loop",
     ),
     python(
         "host/service.py",

@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if own.count == was.count and was.checksum not in (None, own.checksum):",
         "if False:",
         "output that differs from before replaces it",
-        "unit/runs:run_output",
+        "unit/runs:output",
         "contracts:run_output",
     ),
     python(
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if own.count < own.was.count and not any(",
         "if False and not any(",
         "a run that ends with less output than before replaces it",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     python(
         "runs/output.py",
@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if own.count > was.recorded:",
         "if True:",
         "a piece of output has one row",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     python(
         "runs/commit.py",
@@ -263,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if run.piece_takes_place(branch, self):\n",
         "        if True:\n",
         "a replay may emit any number of pieces",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     python(
         "runs/execution.py",
@@ -271,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.output is not None and self.output.takes_places()",
         "False",
         "pieces of a run that an earlier release began keep their places",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     python(
         "runs/execution.py",
@@ -279,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'self.pieces_take_places = held != "" and held == _digest(piece)',
         "pass",
         "pieces that an earlier release has journaled are not emitted again",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     python(
         "client/replay.py",
@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if len(self.unawaited) >= JOURNAL_LIMIT:",
         "if False:",
         "emits that are not awaited are bounded",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     python(
         "runs/execution.py",
@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            step.digest = _digest(step)\n            self.find(step)\n            return\n",
         "            pass\n",
         "output at the place of another step parks the run",
-        "unit/runs:run_output",
+        "unit/runs:output",
     ),
     lua(
         "output",
@@ -351,7 +351,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if attempt < latest:\n            return False\n",
         "",
         "a reader drops late pieces of an earlier attempt",
-        "unit/wire:output",
+        "unit/wire:events",
     ),
     python(
         "wire/events.py",
@@ -359,7 +359,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if number in self._pieces:\n            return False\n",
         "",
         "a reader that starts over counts no piece twice",
-        "unit/wire:output",
+        "unit/wire:events",
     ),
     python(
         "client/task.py",
@@ -367,7 +367,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cursor = max(cursor, self._before)  # these entries are gone",
         "await self._change()",
         "a reader whose entries are gone continues with the rest",
-        "integration/client:tail",
+        "integration/client:task_tail",
     ),
     python(
         "client/task.py",
@@ -375,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cursor = (0, 0)  # the broker has lost its last writes",
         "await self._change()",
         "a reader starts over if the broker lost its last writes",
-        "integration/client:tail",
+        "integration/client:task_tail",
     ),
     python(
         "client/task.py",
@@ -383,7 +383,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "while len(self._ids) - dropped > WINDOW_EVENTS or",
         "while False or",
         "a reader keeps a bounded part of a stream",
-        "integration/client:tail",
+        "integration/client:task_tail",
     ),
     python(
         "client/task.py",
@@ -391,7 +391,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        async with self._paging:\n            page",
         "        if True:\n            page",
         "slow readers make the broker hold few replies",
-        "integration/client:tail",
+        "integration/client:task_tail",
     ),
     python(
         "client/task.py",
@@ -399,7 +399,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "4 * self.entries, fitting))",
         "4 * self.entries))",
         "a read of large pieces takes few of them",
-        "integration/client:tail",
+        "integration/client:task_tail",
     ),
     python(
         "client/task.py",
@@ -407,7 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if sum(sizes) > PAGE_BYTES:\n",
         "            if False:\n",
         "a reader that stops reading keeps no more than a page",
-        "integration/client:tail",
+        "integration/client:task_tail",
     ),
     python(
         "client/task.py",

@@ -102,7 +102,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if size > MAX_ANSWER_BYTES:",
         "if False:",
         "an endless answer of a model is cut off",
-        "integration/llm:endless_answers",
+        "integration/llm:client_endless_answers",
     ),
     python(
         "llm/client.py",
@@ -110,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if line > MAX_LINE_BYTES:",
         "if False:",
         "an endless line of a model's answer is cut off",
-        "integration/llm:endless_answers",
+        "integration/llm:client_endless_answers",
     ),
     python(
         "llm/client.py",
@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":',
         'if (encoding := "") != "":',
         "a compressed answer of a model is not unpacked",
-        "integration/llm:endless_answers",
+        "integration/llm:client_endless_answers",
     ),
     python(
         "llm/client.py",
@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'request.headers["Accept-Encoding"] = "identity"',
         "pass",
         "no provider's library asks for a compressed answer",
-        "integration/llm:endless_answers",
+        "integration/llm:client_endless_answers",
     ),
     python(
         "llm/client.py",
@@ -134,7 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if takes_client and kind not in _IGNORES_CLIENT:",
         'if kind.startswith("openai"):',
         "answers are bounded for every provider that accepts an HTTP client",
-        "integration/llm:endless_answers",
+        "integration/llm:client_endless_answers",
     ),
     python(
         "calls/mcp/transport.py",

@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            check_shares(server.what, limits, len(buses), server.place)\n",
         "            pass\n",
         "a limit of an MCP server that leaves a partition without a share is refused",
-        "unit/declare:limits",
+        "unit/declare:declaration",
     ),
     python(
         "declare/schema.py",
@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        if (lacking := _lacking(schema, path, schema.get("$defs", {}))) is not None:\n',
         "        if (lacking := None) is not None:\n",
         "a limit by a field that no input has is refused",
-        "unit/declare:limits",
+        "unit/declare:declaration",
     ),
     python(
         "declare/declaration.py",
@@ -94,7 +94,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        if each.per == "key" and each.replaces == "running" and not interleave:\n',
         "        if False:\n",
         "a limit that cannot replace runs of an instance is refused",
-        "unit/declare:limits",
+        "unit/declare:declaration",
     ),
     lua(
         "slots",

@@ -775,7 +775,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                except WeftError as error:\n                    log.debug(",
         "                except NotImplementedError as error:\n                    log.debug(",
         "a failed search for questions does not end the later ones",
-        "integration/integrations/aworld:humans_of_tasks",
+        "integration/integrations/aworld:listeners",
     ),
     python(
         "integrations/aworld/events/bus.py",

@@ -1,4 +1,4 @@
-"""Forms that follow a JSON schema, and the bars of a task's time line."""
+"""The console's view of a task: its time line, its waits and failures; and forms that follow a JSON schema."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from runtime_core.gateway.keys import CodeLogin, LoginAttempt, Provider, ProviderAway, TokenRefused
 from tests.integration.gateway.consoles import Page, console_fleet, page, send
 from tests.integration.gateway.gateways import http
-from tests.integration.gateway.test_tokens import AUDIENCE, CLIENT, Issuer, issuer
+from tests.integration.gateway.test_keys_tokens import AUDIENCE, CLIENT, Issuer, issuer
 from tests.servers.process import Server
 
 __all__ = ["issuer"]

@@ -73,7 +73,7 @@ def _tool(limit: object) -> None:
 @pytest.mark.parametrize(
     ("declare", "limit", "named"),
     [
-        (_agent, 3, "agent 'a' (tests/unit/declare/test_limits.py"),
+        (_agent, 3, "agent 'a' (tests/unit/declare/test_declaration.py"),
         (_agent, 3, "has limit=3: give a Limit(running=…), or a list of them"),
         (_agent, "tenant", "has limit='tenant'"),
         (_agent, [Limit(running=1), 2], "has limit=2"),
