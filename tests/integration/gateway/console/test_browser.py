@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
@@ -15,7 +16,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, BrowserContext, Dialog, Page, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, Dialog, Page, Route, async_playwright, expect
 
 from tests.integration.gateway.consoles import console_fleet, shown
 from tests.integration.gateway.gateways import http, url_of
@@ -268,6 +269,7 @@ async def test_keys_alone_are_enough(desk: Desk) -> None:
         await expect(page.locator("[data-count]")).to_have_text("1 selected")
         await page.keyboard.press("Enter")
         await expect(page).to_have_url(re.compile(f"/console/tasks/{task}$"))
+        await shown(desk.client, "/tasks/keys-archivist", "search")
         page = await console.open("/tasks/keys-archivist")
         await page.keyboard.press("j")
         await page.keyboard.press("j")
@@ -298,6 +300,45 @@ async def test_keys_alone_are_enough(desk: Desk) -> None:
         await page.goto(f"{console.url}/console/tasks")
         assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
         assert 'data-theme="dark"' in await (await page.request.get(f"{console.url}/console/tasks")).text()
+        assert console.errors == []
+
+
+@pytest.mark.parametrize("late", ["", "?step=r"])
+async def test_the_step_that_was_chosen_last_is_shown(desk: Desk, late: str) -> None:
+    """Also if the page itself, or the step before it, is answered later."""
+    async with desk.opened("order") as console:
+        await shown(desk.client, "/tasks/order-archivist", "search")
+        page = await console.open("/tasks/order-archivist")
+        held, released = asyncio.Event(), asyncio.Event()
+
+        async def hold(route: Route) -> None:
+            held.set()
+            await released.wait()
+            await route.continue_()
+
+        late = page.url + late
+        await page.route(lambda url: url == late, hold, times=1)
+        if late != page.url:
+            await page.keyboard.press("j")
+        async with asyncio.timeout(PATIENCE / 1000):
+            await held.wait()
+        if late == page.url:
+            await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        await expect(page.locator("#detail h2")).to_contain_text("search")
+        await page.evaluate("""() => {
+            const detail = document.querySelector("#detail"), title = () => detail.querySelector("h2").innerText;
+            const all = { childList: true, subtree: true, characterData: true };
+            window.titles = [title()];
+            new MutationObserver(() => titles.push(title())).observe(detail, all);
+        }""")
+        async with page.expect_event("requestfinished", lambda request: request.url == late):
+            released.set()
+        # The page follows the task: it asks for the step that it shows.
+        async with page.expect_request(lambda request: "step=" in request.url) as asked:
+            pass
+        assert (await asked.value).url.endswith("?step=r/1")
+        assert [title for title in await page.evaluate("titles") if "search" not in title] == []
         assert console.errors == []
 
 

@@ -70,8 +70,9 @@
   };
 
   const load = (url) => connection.load(url, lives() !== null);
-  const refresh = async (url = location.href) => {
-    const page = await load(url);
+  const refresh = async () => {
+    const url = location.href, page = await load(url);
+    if (url !== location.href) return; // another step was chosen
     for (const old of $$("[data-live]")) {
       const next = page.getElementById(old.id);
       if (!next) continue;
@@ -160,13 +161,16 @@
   };
 
   // -- a step beside the time line ---------------------------------------------------------------------------
-  const openStep = async (href, push = true) => {
+  let chosen = 0;
+  const openStep = async (href) => {
+    const choice = chosen += 1;
     const page = await load(href);
+    if (choice !== chosen) return; // answers may come in another order
     for (const id of ["line", "detail"]) {
       const old = document.getElementById(id), next = page.getElementById(id);
       if (old && next) morph(old, next);
     }
-    if (push) history.replaceState(null, "", href);
+    history.replaceState(null, "", href);
     times();
   };
 
