@@ -78,6 +78,7 @@ gc.disable()
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
     gc.enable()
 
 

@@ -63,7 +63,7 @@ def imports_of(path: Path, base: Path) -> Iterator[Import]:
     parts = path.relative_to(base).with_suffix("").parts
     package = parts[:-1]
     importer = ".".join(package if parts[-1] == "__init__" else parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(importer, alias.name, path, node.lineno)
@@ -73,6 +73,16 @@ def imports_of(path: Path, base: Path) -> Iterator[Import]:
             for alias in node.names:
                 # The name may be a module or a thing in one; both begin with the module's name.
                 yield Import(importer, f"{source}.{alias.name}", path, node.lineno)
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Return all statements of a module, also inside others: `ast.walk` would visit each expression, too."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        below = getattr(node, name, None)
+        for child in below if isinstance(below, list) else ():
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from statements(child)
 
 
 def module_graph() -> dict[str, set[str]]:
