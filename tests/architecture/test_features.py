@@ -64,8 +64,8 @@ def test_a_file_with_too_many_tests_is_vague() -> None:
 
 
 def test_a_missing_test_is_found() -> None:
-    tests = {"unit/test_a.py": {"test_w1_first", "test_second"}, "unit/test_b.py": {"test_third"}}
-    here = "`unit/test_a.py`, `unit/test_a.py::test_second`, `unit/test_a.py::test_w1_…`, `test_third`, `test_w1_…`"
-    gone = ["unit/test_c.py", "unit/test_b.py::test_second", "unit/test_b.py::test_w1_…", "test_thir", "test_w2_…"]
+    tests = {"unit/test_a.py": {"test_long_name", "test_second"}, "unit/test_b.py": {"test_third"}}
+    here = "`unit/test_a.py`, `unit/test_a.py::test_second`, `unit/test_a.py::test_long_…`, `test_third`, `test_long_…`"
+    gone = ["unit/test_c.py", "unit/test_b.py::test_second", "unit/test_b.py::test_long_…", "test_thir", "test_short_…"]
     assert missing_in(here, tests) == []
     assert missing_in(", ".join(f"`{name}`" for name in gone), tests) == gone

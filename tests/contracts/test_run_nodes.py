@@ -135,7 +135,7 @@ async def test_a_transition_outside_the_table_is_refused(state: StateManager, st
             assert there.status is start
 
 
-async def test_w16_of_many_that_claim_a_node_one_wins(state: StateManager, broker: Broker) -> None:
+async def test_only_one_of_many_claims_of_a_node_wins(state: StateManager, broker: Broker) -> None:
     await state.create_node("n")
     others = [StateManager(Buses(broker, await broker.owner())) for _ in range(5)]
     won = await asyncio.gather(*(one.run_node("n") for one in [state, *others] * 3))

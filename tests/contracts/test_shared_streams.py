@@ -12,9 +12,7 @@ from tests.contracts.broker import Broker, complete, group
 EVENTS = 300
 
 
-async def test_w2_two_owners_share_a_stream_and_no_event_is_taken_twice(
-    broker: Broker, bus: EventBus, other: EventBus
-) -> None:
+async def test_two_owners_of_a_stream_never_take_the_same_event(broker: Broker, bus: EventBus, other: EventBus) -> None:
     for number in range(EVENTS):
         await broker.submit(bus, f"t{number}")
     owners = (bus, other)

@@ -27,7 +27,7 @@ OUTPUT = {
 
 
 @pytest.mark.parametrize("example", OUTPUT)
-def test_w17_the_code_of_an_example_prints_its_documented_output(example: str) -> None:
+def test_the_code_of_an_example_prints_its_documented_output(example: str) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
     done = subprocess.run(
         [sys.executable, "-m", f"examples.runners.{example}"],

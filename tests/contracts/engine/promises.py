@@ -102,14 +102,14 @@ class EnginePromises:
         counts = await running
         assert max(counts) == self.workers
 
-    async def test_w6_the_loop_continues_while_calls_run(self, engine: RuntimeEngine, folder: str) -> None:
+    async def test_the_loop_continues_while_calls_run(self, engine: RuntimeEngine, folder: str) -> None:
         """This loop opens the gate. If a call blocked it, nobody would."""
         running = asyncio.create_task(engine.agather(EngineCall(functions.hold, (folder, "a"))))
         await until(lambda: functions.count_begun(folder) == 1, "the call runs")
         open_gate(folder)
         assert await running == ["a"]
 
-    async def test_w6_one_failure_touches_one_call(self, engine: RuntimeEngine) -> None:
+    async def test_a_failure_affects_only_its_call(self, engine: RuntimeEngine) -> None:
         calls = [
             EngineCall(functions.add, (1,)),
             EngineCall(functions.fail, ("no connection",), name="rank"),

@@ -51,7 +51,7 @@ def pid_of(folder: str, name: str) -> int:
     return int((Path(folder) / f"begun-{name}").read_text())
 
 
-async def test_w7_a_dead_worker_fails_only_its_call(engine: LocalEngine, folder: str) -> None:
+async def test_a_dead_worker_fails_only_its_call(engine: LocalEngine, folder: str) -> None:
     """The neighbour runs while the other one dies, and later calls get a new process."""
     calls = [EngineCall(functions.hold, (folder, "neighbour")), EngineCall(functions.die, (folder, "dead"))]
     calls += [EngineCall(functions.add, (number,)) for number in range(10)]

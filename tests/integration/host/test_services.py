@@ -122,7 +122,7 @@ async def test_a_client_needs_nothing_but_xadd_and_xread(
         assert "enough" in error["message"]
 
 
-async def test_w5_steps_and_the_end_are_streamed_to_another_process(
+async def test_steps_and_the_end_are_streamed_to_another_process(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     """Also if the reader starts late or continues in the middle."""

@@ -55,7 +55,7 @@ async def asked(task: TaskHandle) -> str:
 
 @pytest.mark.parametrize("answer", [by_client, by_xadd, by_command])
 @pytest.mark.parametrize("kind", repeat_on("redis-7.0", "valkey-9"))
-async def test_w8_an_answer_finds_its_run_after_everything_was_restarted(
+async def test_an_answer_finds_its_run_after_everything_was_restarted(
     kind: str, answer: Answer, own_server: OwnServer, namespace: str, tmp_path: Path
 ) -> None:
     server = own_server(kind, append="always")
@@ -271,7 +271,7 @@ async def test_the_first_of_two_answers_counts() -> None:
             await task.signal(request, True)
 
 
-async def test_w8_a_question_stops_nothing_else_in_its_process() -> None:
+async def test_a_question_does_not_block_other_tasks_of_its_process() -> None:
     app = approvals()
 
     @app.agent("quick")

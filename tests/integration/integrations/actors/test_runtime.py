@@ -52,7 +52,7 @@ async def gate_of(runtime: Runtime, key: str = "one") -> Gate:
     return await runtime.try_get_underlying_agent_instance(AgentId("gate", key), Gate)
 
 
-async def test_a1_one_agent_handles_one_message_at_a_time_and_in_order(runtime: Runtime) -> None:
+async def test_one_agent_handles_one_message_at_a_time_and_in_order(runtime: Runtime) -> None:
     await Gate.register(runtime, "gate", Gate)
     runtime.start()
     gate = await gate_of(runtime)
@@ -95,7 +95,7 @@ async def test_interleaved_agents_handle_messages_concurrently(runtime: Runtime)
     await asyncio.wait_for(asyncio.gather(first, second), SECONDS)
 
 
-async def test_a2_concurrent_first_messages_make_one_object(runtime: Runtime) -> None:
+async def test_concurrent_first_messages_make_one_object(runtime: Runtime) -> None:
     made: list[Echo] = []
 
     async def slow_factory() -> Echo:
@@ -125,7 +125,7 @@ class _Drop(DefaultInterventionHandler):
         return DropMessage if message.text == "drop the answer" else message
 
 
-async def test_a3_dropped_messages_do_not_keep_it_from_being_idle(make_runtime: MakeRuntime) -> None:
+async def test_dropped_messages_do_not_keep_a_runtime_busy(make_runtime: MakeRuntime) -> None:
     runtime = make_runtime(intervention_handlers=[_Drop()])
     await Echo.register(runtime, "echo", Echo)
     await Sink.register(runtime, "sink", Sink)
@@ -154,7 +154,7 @@ class _Add(DefaultInterventionHandler):
         return None if self.text is None else Answer(message.text + self.text.upper())
 
 
-async def test_a4_intervention_handlers_compose(make_runtime: MakeRuntime, caplog: pytest.LogCaptureFixture) -> None:
+async def test_intervention_handlers_compose(make_runtime: MakeRuntime, caplog: pytest.LogCaptureFixture) -> None:
     runtime = make_runtime(intervention_handlers=[_Add("a"), _Add(None), _Add("b")])
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
@@ -176,7 +176,7 @@ async def test_an_error_of_an_intervention_handler_reaches_the_sender(make_runti
     await asyncio.wait_for(runtime.stop_when_idle(), SECONDS)
 
 
-async def test_a5_stop_answers_waiting_callers_and_keeps_queued_messages(runtime: Runtime) -> None:
+async def test_stop_answers_waiting_callers_and_keeps_queued_messages(runtime: Runtime) -> None:
     await Gate.register(runtime, "gate", Gate)
     runtime.start()
     gate = await gate_of(runtime)
@@ -218,7 +218,7 @@ async def test_stop_hands_back_a_handler_that_waits_for_another_agent(runtime: R
     assert echo.count == 1
 
 
-async def test_a6_a_failing_subscriber_stops_no_sibling_and_idle_waits_for_all(runtime: Runtime) -> None:
+async def test_a_failing_subscriber_stops_no_sibling_and_idle_waits_for_all(runtime: Runtime) -> None:
     async def fails(agent: ClosureContext, message: Note, ctx: MessageContext) -> None:
         raise OwnError("mine")
 
@@ -263,7 +263,7 @@ async def test_a_handler_that_calls_exit_fails_its_message_and_not_the_process(r
     assert answer.text == "go on"
 
 
-async def test_a7_overlapping_subscriptions_deliver_once(runtime: Runtime) -> None:
+async def test_overlapping_subscriptions_deliver_once(runtime: Runtime) -> None:
     await Sink.register(runtime, "sink", Sink)
     await runtime.add_subscription(TypeSubscription("news.sport", "sink"))
     await runtime.add_subscription(TypePrefixSubscription("news", "sink"))
@@ -303,7 +303,7 @@ async def test_a_subscription_of_any_class_works_in_its_process(runtime: Runtime
     assert sorted(sink.notes) == ["from a handler", "from outside"]
 
 
-async def test_a8_idle_objects_are_released_and_restored_with_their_state(make_runtime: MakeRuntime) -> None:
+async def test_idle_objects_are_released_and_restored_with_their_state(make_runtime: MakeRuntime) -> None:
     closed: list[str] = []
 
     class Closing(Echo):
@@ -321,7 +321,7 @@ async def test_a8_idle_objects_are_released_and_restored_with_their_state(make_r
     assert (await runtime.agent_save_state(AgentId("echo", "0"))) == {"count": 2}
 
 
-def test_a9_a_token_may_be_used_in_its_own_callbacks() -> None:
+def test_a_token_may_be_used_in_its_own_callbacks() -> None:
     token = CancellationToken()
     called: list[object] = []
     token.add_callback(lambda: called.append(token.is_cancelled()))
@@ -331,7 +331,7 @@ def test_a9_a_token_may_be_used_in_its_own_callbacks() -> None:
     assert called == [True, "late"]
 
 
-async def test_a10_wrong_calls_raise_what_the_protocol_says(runtime: Runtime) -> None:
+async def test_wrong_calls_raise_what_the_protocol_says(runtime: Runtime) -> None:
     with pytest.raises(LookupError):
         await runtime.remove_subscription("never added")
     subscription = TypeSubscription("t", "echo")
@@ -358,7 +358,7 @@ async def test_an_unknown_recipient_raises_inside_a_handler_too(runtime: Runtime
         await runtime.send_message(Ask("one"), AgentId("asker", "x"))
 
 
-async def test_a13_a_message_id_makes_a_repeat_the_same_request(runtime: Runtime) -> None:
+async def test_a_repeated_message_id_is_the_same_request(runtime: Runtime) -> None:
     await Echo.register(runtime, "echo", Echo)
     await Sink.register(runtime, "sink", Sink)
     await runtime.add_subscription(TypeSubscription("default", "sink"))

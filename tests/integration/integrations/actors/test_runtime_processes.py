@@ -102,19 +102,21 @@ async def until_there(folder: Path, pattern: str, but: Path | None = None) -> Pa
     raise AssertionError(f"no {pattern} came within {SECONDS} s")
 
 
-async def test_b1_a_request_to_an_unknown_type_fails_at_once(runtime: Runtime, start: Start) -> None:
+async def test_a_request_to_an_unknown_type_fails_at_once(runtime: Runtime, start: Start) -> None:
     await start("echo")
     with pytest.raises(UndeliverableException, match="nobody"):
         await asyncio.wait_for(runtime.send_message(Ask("hi"), AgentId("nobody", "a")), SECONDS)
 
 
-async def test_b2_no_answer_is_an_answer(runtime: Runtime, start: Start) -> None:
+async def test_a_handler_may_answer_none(runtime: Runtime, start: Start) -> None:
     await start("echo")
     answer = await asyncio.wait_for(runtime.send_message(Ask("nothing"), AgentId("echo", "a")), SECONDS)
     assert answer is None
 
 
-async def test_b3_answers_do_not_cross(runtime: Runtime, start: Start, valkey: Server, namespace: str) -> None:
+async def test_each_runtime_gets_its_own_answers(
+    runtime: Runtime, start: Start, valkey: Server, namespace: str
+) -> None:
     await start("echo")
     async with Runtime(valkey.url, namespace, services=False) as other:
         asked = {
@@ -126,7 +128,7 @@ async def test_b3_answers_do_not_cross(runtime: Runtime, start: Start, valkey: S
     assert [answer.text for answer in answers] == list(asked)
 
 
-async def test_b4_an_error_without_a_text_is_an_error_of_its_class(runtime: Runtime, start: Start) -> None:
+async def test_an_error_keeps_its_class_even_without_a_text(runtime: Runtime, start: Start) -> None:
     await start("echo")
     with pytest.raises(OwnError) as silent:
         await asyncio.wait_for(runtime.send_message(Ask("silent error"), AgentId("echo", "a")), SECONDS)
@@ -135,9 +137,7 @@ async def test_b4_an_error_without_a_text_is_an_error_of_its_class(runtime: Runt
         await asyncio.wait_for(runtime.send_message(Ask("error"), AgentId("echo", "a")), SECONDS)
 
 
-async def test_b5_a_request_outlives_the_process_that_handles_it(
-    runtime: Runtime, start: Start, tmp_path: Path
-) -> None:
+async def test_a_request_outlives_the_process_that_handles_it(runtime: Runtime, start: Start, tmp_path: Path) -> None:
     first = await start("slow")
     asked = asyncio.create_task(runtime.send_message(Ask("hi"), AgentId("slow", "a")))
     entered = await until_there(tmp_path, "entered-*")
@@ -264,13 +264,13 @@ async def test_requests_and_publications_before_a_kill_are_not_repeated(
     assert await runtime.agent_save_state(AgentId("sink", "all")) == {"notes": ["hi"]}
 
 
-async def test_b6_a_message_published_before_any_subscription_is_kept(runtime: Runtime, start: Start) -> None:
+async def test_a_message_published_before_any_subscription_is_kept(runtime: Runtime, start: Start) -> None:
     await runtime.publish_message(Note("early"), DEFAULT)
     await start("sink")
     assert await asyncio.wait_for(runtime.agent_save_state(AgentId("sink", "default")), SECONDS) == {"notes": ["early"]}
 
 
-async def test_b7_a_request_outlives_a_restart_of_the_broker(
+async def test_a_request_outlives_a_restart_of_the_broker(
     own_valkey: Server, start: Start, namespace: str, tmp_path: Path
 ) -> None:
     async with Runtime(own_valkey.url, namespace, services=False, lease_seconds=1.0) as runtime:
@@ -286,7 +286,7 @@ async def test_b7_a_request_outlives_a_restart_of_the_broker(
         assert await runtime.agent_save_state(AgentId("sink", "default")) == {"notes": ["after"]}
 
 
-async def test_b8_several_processes_share_one_type(runtime: Runtime, start: Start) -> None:
+async def test_several_processes_share_one_type(runtime: Runtime, start: Start) -> None:
     workers = {str((await start("who")).pid) for _ in range(2)}
     seen: set[str] = set()
     deadline = time.monotonic() + SECONDS
@@ -296,7 +296,7 @@ async def test_b8_several_processes_share_one_type(runtime: Runtime, start: Star
     assert seen == workers
 
 
-async def test_b9_state_and_description_of_an_agent_elsewhere(runtime: Runtime, start: Start) -> None:
+async def test_state_and_description_of_an_agent_elsewhere_are_accessible(runtime: Runtime, start: Start) -> None:
     await start("echo")
     id = AgentId("echo", "far")
     await asyncio.wait_for(runtime.agent_load_state(id, {"count": 41}), SECONDS)
@@ -310,7 +310,7 @@ async def test_b9_state_and_description_of_an_agent_elsewhere(runtime: Runtime, 
         await runtime.try_get_underlying_agent_instance(AgentId("nobody", "far"))
 
 
-async def test_b10_a_cancellation_reaches_the_handler_elsewhere(runtime: Runtime, start: Start, tmp_path: Path) -> None:
+async def test_a_cancellation_reaches_the_handler_elsewhere(runtime: Runtime, start: Start, tmp_path: Path) -> None:
     await start("slow")
     token = CancellationToken()
     asked = asyncio.create_task(runtime.send_message(Ask("hi"), AgentId("slow", "a"), cancellation_token=token))

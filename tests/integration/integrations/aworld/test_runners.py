@@ -234,7 +234,7 @@ async def test_two_apps_that_declare_the_same_runner_may_be_joined() -> None:
 # ---- the weaknesses that other runtimes have -----------------------------------------------------------------
 
 
-async def test_w1_the_output_of_a_runner_arrives_in_order() -> None:
+async def test_the_output_of_a_runner_arrives_in_order() -> None:
     class Emits(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
             for number in range(8):
@@ -245,7 +245,7 @@ async def test_w1_the_output_of_a_runner_arrives_in_order() -> None:
     assert [event.data.get("value") for event in events[:-1]] == list(range(8))
 
 
-async def test_w3_a_task_is_retried_as_often_as_configured() -> None:
+async def test_a_task_is_retried_as_often_as_configured() -> None:
     calls: list[str] = []
 
     class Flaky:
@@ -280,7 +280,7 @@ async def test_a_runner_that_cancels_its_task_is_not_retried(status: str) -> Non
     assert task.task_status == "cancelled"
 
 
-async def test_w3_a_runner_that_reports_a_failure_is_retried_too() -> None:
+async def test_a_runner_that_reports_a_failure_is_retried_too() -> None:
     class Second(TaskRunner):
         async def do_run(self, context: object = None) -> TaskResponse:
             tried = self.ctx.state.setdefault("tried", [])
@@ -314,12 +314,12 @@ async def sleeper(ctx: AgentContext, text: str) -> str:
     return text
 
 
-async def test_w4_a_stream_ends_at_the_time_limit() -> None:
+async def test_a_stream_ends_at_the_time_limit() -> None:
     response = await last_of(Task(input="x", agent=sleeper, timeout=0.2))
     assert failure(response)[0] == "TimeLimit"
 
 
-async def test_w4_a_stream_ends_when_the_task_is_cancelled() -> None:
+async def test_a_stream_ends_when_the_task_is_cancelled() -> None:
     app = App("cancels")
     app.agent("sleeper")(sleeper)
     app.add_runner(TaskRunner)
@@ -332,7 +332,7 @@ async def test_w4_a_stream_ends_when_the_task_is_cancelled() -> None:
     assert (seen[-1].type, seen[-1].response is not None) == ("weft.task.cancelled", True)
 
 
-async def test_w4_a_stream_ends_when_pre_run_or_the_making_of_the_runner_fails() -> None:
+async def test_a_stream_ends_when_pre_run_or_the_creation_of_the_runner_fails() -> None:
     class FailsFirst(TaskRunner):
         async def pre_run(self) -> None:
             raise ValueError("not prepared")
@@ -358,7 +358,7 @@ class Remembers:
         return [ActionModel(tool_name="add", params={"a": observation.content, "b": 1})]
 
 
-async def test_w10_tasks_that_share_an_agent_object_do_not_see_each_others_data() -> None:
+async def test_tasks_that_share_an_agent_object_do_not_see_each_others_data() -> None:
     agent = Remembers()
     found = await Runners.run_task([Task(id=f"t{n}", input=n, agent=agent, tools=[add]) for n in range(5)])
     assert [response.answer for response in found.values()] == [[n, n + 1] for n in range(5)]
@@ -383,7 +383,7 @@ async def test_an_agent_object_may_have_slots() -> None:
     assert agent.calls == 0
 
 
-async def test_w11_a_failing_member_ends_its_group_with_an_error_that_names_it() -> None:
+async def test_a_failing_member_ends_its_group_with_an_error_that_names_it() -> None:
     swarm = Swarm([exclaim, broken, (upper, broken)], join)
     response = await Runners.run("x", swarm=swarm)
     assert failure(response) == (
@@ -392,7 +392,7 @@ async def test_w11_a_failing_member_ends_its_group_with_an_error_that_names_it()
     )
 
 
-async def test_w12_an_object_may_be_a_tool() -> None:
+async def test_an_object_with_a_step_method_may_be_a_tool() -> None:
     class Calculator:
         name = "calculator"
 

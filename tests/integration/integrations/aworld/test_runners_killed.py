@@ -118,7 +118,7 @@ async def test_the_attributes_of_an_object_outlive_a_kill(valkey: Server, namesp
 
 
 @only_in_matrix("what outlives the kill")
-async def test_w3_tries_are_counted_across_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_attempts_are_counted_across_a_kill(valkey: Server, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "effects"
     async with (
         Fleet(valkey.url, namespace, tmp_path, app=APP) as fleet,

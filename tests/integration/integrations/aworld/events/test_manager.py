@@ -62,13 +62,13 @@ def collecting() -> App:
     return collector
 
 
-async def test_w1_messages_of_equal_priority_are_handled_in_the_order_of_emission() -> None:
+async def test_messages_of_equal_priority_are_handled_in_the_order_of_emission() -> None:
     async with LocalApp(collecting()) as client:
         task = await client.submit("collect", [0] * 8)
         assert (await task.result(timeout=60)).value() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_w13_a_function_is_subscribed_by_a_decorator_for_all_runs_of_its_app() -> None:
+async def test_a_function_is_subscribed_by_a_decorator_for_all_runs_of_its_app() -> None:
     loud, desk = App("loud"), App("desk")
 
     @loud.subscribe("mine", transformer=True)
@@ -105,7 +105,7 @@ def test_an_invalid_subscription_is_refused_at_once(wrong: dict[str, Any], named
         App("desk").subscribe(**wrong)(print)
 
 
-async def test_w14_every_one_of_1500_messages_is_recorded_in_order_when_the_task_has_ended() -> None:
+async def test_every_one_of_1500_messages_is_recorded_in_order_when_the_task_has_ended() -> None:
     app = App("many")
 
     @app.agent("many")
@@ -191,7 +191,7 @@ async def test_a_cancel_overtakes_waiting_commands() -> None:
         (TaskMessage(topic="__whatever"), "__whatever"),
     ],
 )
-async def test_w15_a_message_without_a_handler_ends_the_task_with_an_error_that_names_it(
+async def test_a_message_without_a_handler_ends_the_task_with_an_error_that_names_it(
     message: Message, told: str
 ) -> None:
     async with LocalApp(app) as client:

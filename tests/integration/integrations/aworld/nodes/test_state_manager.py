@@ -200,9 +200,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_w16_one_of_several_processes_wins_and_its_death_does_not_leave_the_group_waiting(
-    valkey: Server, namespace: str
-) -> None:
+async def test_one_process_claims_a_node_and_after_its_death_the_group_fails(valkey: Server, namespace: str) -> None:
     async with Client.connect(valkey.url, namespace=namespace) as client, StateManager(client) as state:
         await state.create_group("g", ["n"])
         await state.create_node("n", group_id="g")
