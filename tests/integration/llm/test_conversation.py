@@ -520,6 +520,20 @@ async def test_decisions_follow_the_answer_as_changed_by_a_hook(desk: Desk) -> N
     assert desk.called == [("search", "a")]
 
 
+async def test_a_hook_that_removes_the_answers_message_fails_the_run_with_the_point(desk: Desk) -> None:
+    @desk.app.hook("after_llm_call", always=True)
+    def shorten(event: HookEvent) -> Change:
+        return Change({**event.payload, "message": "Done."})
+
+    desk.add()
+    desk.server.play(answer("Done."))
+    async with LocalApp(desk.app) as client:
+        type, message = await failure(client)
+    assert type == "InvalidInput"
+    assert message.startswith("message.parts: is missing")
+    assert "after the hooks of after_llm_call" in message
+
+
 # ---- replays -----------------------------------------------------------------------------------------------
 
 

@@ -600,6 +600,16 @@ async def test_exits_of_the_code_are_errors_of_the_run() -> None:
     assert "sys.exit(3)" in result.message
 
 
+async def test_code_that_cancels_itself_fails_with_its_agents_name() -> None:
+    async def program(library: Library) -> object:
+        await library.tool("one")
+        raise asyncio.CancelledError
+
+    result, _ = await play(hosting(program))
+    assert isinstance(result, Failed)
+    assert result.message.startswith("the code of agent 'agent-under-test' cancelled its own task")
+
+
 async def test_steps_are_named_by_their_kind() -> None:
     """Stored with each run: changed names would park runs that are under way."""
 

@@ -37,8 +37,8 @@ def test_every_text_has_a_partition(text: str, count: int) -> None:
 
 
 def test_a_text_that_utf8_cannot_hold_has_none() -> None:
-    with pytest.raises(InvalidInput, match="text"):
-        partition_of("\ud800", 4)
+    with pytest.raises(InvalidInput, match=r"^key: '\\ud800' cannot be UTF-8"):
+        partition_of("\ud800", 4, "key")
 
 
 @pytest.mark.parametrize("text", ["t-1", "7", "a" * 200, "1763690400000-0", "order.7_b@x+y=z"])

@@ -143,7 +143,7 @@ def test_the_tree_has_a_readable_line_for_each_call() -> None:
     last = call("4", {**ANSWER, "message": {"kind": "response", "parts": [{"part_kind": "text", "content": "Here."}]}})
     lines = render(of(first, failed, answered, last)).splitlines()
     assert lines[2:6] == [
-        "   ├─ ○ model gpt-x  step 1  completed  800.0 ms  put off for 2.5 s  Where is Ulm?  ✗ RateLimited: too many",
+        "   ├─ ○ model gpt-x  step 1  completed  800.0 ms  retry in 2.5 s  Where is Ulm?  ✗ RateLimited: too many",
         '   ├─ ○ model gpt-x  step 2  failed  800.0 ms  "asked"  ✗ ModelFailed: openai refused the key',
         "   ├─ ○ model gpt-x  step 3  completed  800.0 ms  gpt-x-1  1204 → 56 tokens, 0.00314 cost  tool_call  "
         'Where is Ulm? → I look. look({"q":"Ulm"}) look({"q":2}) bad("{\\…',

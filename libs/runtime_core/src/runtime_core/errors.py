@@ -158,7 +158,7 @@ def error_of_exit(what: str, error: SystemExit | KeyboardInterrupt) -> RuntimeEr
     Raises KeyboardInterrupt if Python's own handler of SIGINT is in place, since a person may have pressed Ctrl-C.
     """
     if isinstance(error, SystemExit):
-        return RuntimeError(f"{what} called sys.exit({error.code!r})")
+        return RuntimeError(f"{what} called sys.exit({error.code!r}): return or raise an error instead")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         raise error
     return RuntimeError(f"{what} raised KeyboardInterrupt")

@@ -257,7 +257,7 @@ async def test_a_handler_that_calls_exit_fails_its_message_and_not_the_process(r
     await ClosureAgent.register_closure(runtime, "ends", ends)
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
-    with pytest.raises(RuntimeError, match=r"^the handler called sys\.exit\(3\)$"):
+    with pytest.raises(RuntimeError, match=r"^the handler called sys\.exit\(3\): return or raise an error instead$"):
         await asyncio.wait_for(runtime.send_message(Ask("end"), AgentId("ends", "one")), SECONDS)
     answer = await asyncio.wait_for(runtime.send_message(Ask("go on"), AgentId("echo", "one")), SECONDS)
     assert answer.text == "go on"

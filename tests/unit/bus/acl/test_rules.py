@@ -94,5 +94,7 @@ def test_rules_without_a_password_admit_no_one(capsys: pytest.CaptureFixture[str
     for line in capsys.readouterr().out.splitlines():
         assert re.search(r" reset on (#SHA256-OF-THE-PASSWORD|>probe) ", line), line
     assert main(["acl", "--for", "redis-6"]) == 1
+    assert main(["acl", "--for", "redis-8", "--ask"]) == 1
+    assert "give one of them" in capsys.readouterr().err
     assert main(["acl", "--user", "nobody"]) == 1
     assert "there is no user 'nobody'" in capsys.readouterr().err

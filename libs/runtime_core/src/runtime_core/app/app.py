@@ -425,14 +425,14 @@ class App:
         """
         place = place_of(runner, 2)
         if not (isinstance(runner, type) and hasattr(runner, "as_agent")):
-            raise ConfigurationError(f"runner at {place}: {runner!r} is not a subclass of Runner")
+            raise ConfigurationError(f"runner {runner!r} ({place}) is not a subclass of weft.aworld.Runner")
         self.functions.agents.add(runner.as_agent(place, name=name, pool=pool, timeout_seconds=timeout_seconds))
 
     def add_swarm(self, name: str, swarm: DeclaresSwarm, *, pool: str = "") -> None:
         """Declare a swarm as an agent. By its name you can call it, submit to it, and add it to other swarms."""
         place = place_of(None, 2)
         if not hasattr(swarm, "as_agent"):
-            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm")
+            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm: pass a weft.aworld.Swarm(…)")
         self.functions.agents.add(swarm.as_agent(name, place, pool=pool))
 
     def reward(self, function: Reward, /) -> Reward:

@@ -251,7 +251,7 @@ class EmbeddedServer:
         """Wait until the server replies. Return False if another program took its port."""
         process = self._process
         if process is None:
-            raise ConfigurationError("the embedded server was stopped before it was ready")
+            raise ConfigurationError(f"the server in {self.folder} was stopped while it started: start it again")
         end_at = time.monotonic() + self._start_seconds
         while process.returncode is None:
             # Check the folder in every poll: until the port is this server's, another server may reply on it.

@@ -316,7 +316,7 @@ def _fork_arguments(begun: Begun) -> list[Argument]:
 
 def home_of(buses: Sequence[Bus], task: str) -> Bus:
     """Return the partition that a task's id maps to."""
-    return buses[partition_of(task, len(buses))]
+    return buses[partition_of(task, len(buses), "task_id")]
 
 
 async def find_place(buses: Sequence[Bus], task: str) -> Bus:

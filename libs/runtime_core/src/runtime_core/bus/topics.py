@@ -203,7 +203,7 @@ class Topics:
     async def _start(self, message: str, agent: str, source: str, data: bytes, context: bytes) -> None:
         task = task_of_message(message, agent, source)
         place = instance_address(agent, source) if source else task
-        bus = self._buses[partition_of(place, len(self._buses))]
+        bus = self._buses[partition_of(place, len(self._buses), "source")]
         new = Submission(
             task_id=task,
             source="weft",

@@ -1,6 +1,6 @@
 """A gateway: it reads the steps of one engine, has its driver process run them, and commits what they return.
 
-    no such function ─> handed on          away ─> waits, or fails after the longest wait
+    no such function ─> requeued           away ─> waits, or fails after the longest wait
     invalid ─> fails                       lost ─> redriven with the same key
     begun ─> value ─> committed            function, worker, limit ─> retried by the function's policy
 
@@ -164,7 +164,7 @@ class StepHandler:
 
     async def handle(self, delivery: Delivery) -> None:
         began, started = time.monotonic(), time.time() * 1000
-        end = "let go"
+        end = "released"
         try:
             if tracing():
                 with call_span(delivery, self._bus.keys, self._bus.owner):
@@ -196,7 +196,7 @@ class StepHandler:
         if function is None:
             known = await self._bus.knows_engine_function(delivery.name)
             await self._calls.hand_on(delivery, known, lacking)
-            return "handed on"
+            return "requeued"
         context = _CONTEXT.decode(delivery.context) if delivery.context else _Context()
         mapped: MapRequest | None = None
         try:

@@ -93,7 +93,7 @@ async def acl(
     if server is not None and server not in SERVERS:
         raise ConfigurationError(f"--for {server}: unknown; use one of {', '.join(SERVERS)}")
     if ask and server is not None:
-        raise ConfigurationError("--for and --ask exclude each other")
+        raise ConfigurationError("give one of them: --for names the server, --ask asks it")
     chosen = find_users(user or ([] if publisher else USERS), publisher or ())
     if ask:
         target = await _asked(settings)

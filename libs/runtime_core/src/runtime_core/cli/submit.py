@@ -94,7 +94,7 @@ async def submit(
       cat notes.txt | weft submit summarizer -
     """
     if stream and not wait:
-        raise BadParameter("--stream and --no-wait exclude each other")
+        raise BadParameter("give one of them: --stream prints output while the command waits, --no-wait does not wait")
     options = SubmitOptions(
         max_steps=max_steps,
         timeout_seconds=timeout,

@@ -214,7 +214,11 @@ class ModelRequest:
                 await self.ctx.sleep(backoff(RESERVED_WAIT_SECONDS, 2.0, tries.reserved))
                 continue
             if not isinstance(result, dict) or ("retry_after" not in result and not _is_answer(result)):
-                raise InvalidInput("model call", "its result has no message with parts: a hook removed them")
+                raise InvalidInput(
+                    "message.parts",
+                    f"is missing in the answer of model {request['model']!r} after the hooks of after_llm_call: "
+                    "let each return it; weft task show lists what they returned",
+                )
             if "retry_after" not in result:
                 return result
             tries.count(result)

@@ -295,5 +295,5 @@ def _elsewhere(agent: str, key: str, turn: CommittedTurn) -> int | None:
     """Return the partition of an agent's instance; None if it is the turn's own."""
     if not key or turn.partitions == 1:
         return None
-    there = partition_of(instance_address(agent, key), turn.partitions)
+    there = partition_of(instance_address(agent, key), turn.partitions, "key")
     return None if there == turn.delivery.partition else there

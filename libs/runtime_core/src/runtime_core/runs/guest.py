@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime_core.consumer.effects import COMPLETED
 from runtime_core.declare.schema import encode
-from runtime_core.errors import Divergence, Outcome
+from runtime_core.errors import Divergence, Outcome, error_of_exit
 from runtime_core.runs.branches import Gather, as_coroutine
 from runtime_core.runs.calls import RequestStep, call, sleep
 from runtime_core.runs.guest_loop import GuestLoop
@@ -167,10 +167,11 @@ class Guest:
             self._over = True
             await self._close(root)
         if root.cancelled():
-            raise RuntimeError("the code cancelled itself")
+            what = f"the code of agent {self._run.definition.name!r}"
+            raise RuntimeError(f"{what} cancelled its own task: return or raise an error instead")
         error = root.exception()
         if isinstance(error, SystemExit):
-            raise RuntimeError(f"the code called sys.exit({error.code!r})")
+            raise error_of_exit(f"the code of agent {self._run.definition.name!r}", error)
         return root.result()
 
     async def _advance(self, root: asyncio.Task[Any]) -> None:  # Any: the code's own result

@@ -93,7 +93,7 @@ class Admission:
         if len(self._buses) == 1:
             return 0
         place = instance_address(new.agent, new.key) if new.key else new.partition_key or new.task_id
-        return partition_of(place, len(self._buses))
+        return partition_of(place, len(self._buses), "data.key" if new.key else "partitionkey")
 
     async def find(self, task: str) -> EventBus:
         """Return the partition that holds a task."""

@@ -221,7 +221,7 @@ MCP_CALLS = _counter(
 ENGINE_STEPS = _counter(
     "weft_engine_steps_total",
     "Steps that a gateway held, by outcome: `completed`, `failed`, `retried`, `lost` (run again), `waits` and"
-    " `unavailable` (the engine is unavailable), `handed on` (to a gateway of another app), `let go` (cancelled, or"
+    " `unavailable` (the engine is unavailable), `requeued` (for a gateway of another app), `released` (cancelled, or"
     " left to another gateway).",
     ("engine", "end"), GATEWAYS, "the share of `lost` and `failed`",
 )  # fmt: skip
@@ -445,5 +445,5 @@ SHOWN_OUTCOMES = ("completed", "failed", "retried")
 """Outcomes of turns and calls that each agent and tool exports from the start."""
 CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled", "lost")
 """Outcomes of `weft_tool_calls_total`."""
-STEP_ENDS = ("completed", "failed", "retried", "lost", "waits", "unavailable", "handed on", "let go")
+STEP_ENDS = ("completed", "failed", "retried", "lost", "waits", "unavailable", "requeued", "released")
 """Ends of `weft_engine_steps_total`."""

@@ -511,7 +511,7 @@ def _usage_rows(namespace: str, sums: Mapping[tuple[str, ...], float]) -> list[t
 
 
 def _add_usage(sums: _Sums, end: UsageEnd, reports: Collection[UsageRow]) -> None:
-    """Add what a task adds to the sums."""
+    """Add a task's usage to the sums."""
     if not reports:
         return
     place = day_of(end[2]), tenant_of(end[0]), end[1][:_NAME_MAX]

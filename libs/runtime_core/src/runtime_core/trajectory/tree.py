@@ -252,7 +252,7 @@ def _line(node: _Node) -> str:
     if (answer := answer_of(step)) is not None:
         parts += [text for text in (_model_of(step, answer), _usage_line(step), answer.finish_reason) if text]
         if answer.retry_after is not None:
-            parts.append(f"put off for {answer.retry_after:g} s")
+            parts.append(f"retry in {answer.retry_after:g} s")
         given, returned = _preview_of(_last_said(step)), _preview_of(answer.shown)
     else:
         given, returned = _preview(step.input), _preview(step.output)

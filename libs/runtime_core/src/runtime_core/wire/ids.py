@@ -73,15 +73,15 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def partition_of(text: str, count: int) -> int:
+def partition_of(text: str, count: int, field: str = "text") -> int:
     """Return the partition of `text` among `count`: CRC-32 (IEEE) of its UTF-8, modulo `count`.
 
-    Raises InvalidInput, field `text`, if UTF-8 cannot encode `text` (lone surrogates).
+    Raises InvalidInput(field) if UTF-8 cannot encode `text` (lone surrogates).
     """
     try:
         return zlib.crc32(text.encode()) % count
     except UnicodeEncodeError as error:
-        raise InvalidInput("text", f"cannot be UTF-8: {error.reason}") from error
+        raise InvalidInput(field, f"{text!r} cannot be UTF-8 ({error.reason}): remove lone surrogates") from error
 
 
 def instance_address(agent: str, key: str) -> str:

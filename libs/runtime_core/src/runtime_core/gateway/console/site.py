@@ -100,7 +100,7 @@ NOTICES_OF_MANY = {
     "redriven-many": ("1 dead letter was redriven", "{} dead letters were redriven", "1 is gone", "{} are gone"),
     "dropped-many": ("1 dead letter was dropped", "{} dead letters were dropped", "1 is gone", "{} are gone"),
 }  # fmt: skip
-"""The same for many things at once: what was done to one, to several, and why one, or several, were left."""
+"""Messages for bulk actions: singular, plural, and the reason for skips."""
 
 Form = Mapping[str, list[str]]
 """The fields of a form that was sent."""

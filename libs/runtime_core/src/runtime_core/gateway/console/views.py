@@ -562,7 +562,7 @@ def _open_kind(wait: Mapping[str, Json], kind: str) -> str:
 
 
 def _split_runs(rows: Sequence[StepRow]) -> None:
-    """Add to each run's bar what its steps took, in their colours: what is left is its own code, and its commits."""
+    """Add to each run's bar what its steps took, in their colours: the remainder is its own code, and its commits."""
     below: dict[str, list[StepRow]] = {}
     for row in rows:
         below.setdefault(row.path.rpartition("/")[0], []).append(row)

@@ -22,7 +22,7 @@ from runtime_core.consumer.effects import FAILED, Completed, Failed, TurnResult
 from runtime_core.consumer.settle import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema
-from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError
+from runtime_core.errors import JournalMoved, LimitExceeded, Outcome, WeftError, error_of_exit
 from runtime_core.integrations.actors import errors as failures
 from runtime_core.integrations.actors.errors import UNDELIVERABLE, Failures
 from runtime_core.integrations.actors.identity import (
@@ -438,7 +438,7 @@ class ActorRun(Run):
             self._undo(instance)
             if isinstance(error, SystemExit):
                 # It would end the event loop, and with it all other handlers of this process.
-                error = RuntimeError(f"the handler called sys.exit({error.code!r})")
+                error = error_of_exit("the handler", error)
             failed = self._failed(error)
             if self._is_last(failed):
                 await self._publish_the_rest()

@@ -134,7 +134,7 @@ class ActorHost:
     async def place(self, name: str, key: str) -> tuple[EventBus, Replies]:
         """Return an instance's partition: its bus, and its stream of answers."""
         client = await self.client()
-        replies = client.replies[partition_of(instance_address(name, key), len(client.replies))]
+        replies = client.replies[partition_of(instance_address(name, key), len(client.replies), "key")]
         return replies.bus, replies
 
     async def buses(self) -> Sequence[EventBus]:

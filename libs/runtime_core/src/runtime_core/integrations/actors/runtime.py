@@ -340,7 +340,7 @@ class Runtime:
         name = checked_agent_type(agent_type_of(type))
         check_factory(name, agent_factory)
         if name in self._factories:
-            raise ValueError(f"agents of type {name!r} are already registered in this runtime")
+            raise ValueError(f"agents of type {name!r} are already registered in this runtime: register each type once")
         self._factories[name] = agent_factory
         self._expected[name] = expected_class
         await self._define(name, retry, timeout_seconds, interleave)
@@ -360,10 +360,13 @@ class Runtime:
         check_agent("the caller", agent_instance)
         name = checked_agent_type(agent_id.type)
         if self._instances.find(agent_id) is not None:
-            raise ValueError(f"agent {agent_id} is already registered in this runtime")
+            raise ValueError(f"agent {agent_id} is already registered in this runtime: give this object another key")
         known = name in self._factories
         if known and self._factories[name] is not None:
-            raise ValueError(f"a factory creates agents of type {name!r}: {agent_id} cannot be registered as an object")
+            raise ValueError(
+                f"a factory creates agents of type {name!r}: {agent_id} cannot be registered as an object; give it "
+                "another type"
+            )
         await agent_instance.bind_id_and_runtime(id=agent_id, runtime=self)
         self._instances.put(agent_id, agent_instance)
         if not known:

@@ -424,7 +424,7 @@ class SwarmDefinition(ObservingAgent):
 
     def __init__(self, name: str, swarm: Swarm, place: Place, *, pool: str = "") -> None:
         if not isinstance(swarm, Swarm):
-            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm")
+            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm: pass a weft.aworld.Swarm(…)")
         super().__init__(
             name,
             swarm,

@@ -352,7 +352,7 @@ class RunnerDefinition(AgentDefinition):
     ) -> None:
         """Tasks refer to the runner by `name`; None: by the name of its class."""
         if not (inspect.isclass(runner) and issubclass(runner, Runner)):
-            raise ConfigurationError(f"runner at {place}: {runner!r} is not a subclass of Runner")
+            raise ConfigurationError(f"runner {runner!r} ({place}) is not a subclass of weft.aworld.Runner")
         if inspect.isabstract(runner):
             raise ConfigurationError(f"runner {runner.__name__} ({place}) has no do_run: write async def do_run")
         own = checked_name("runner", name, runner, place)

@@ -149,7 +149,9 @@ class PydanticAgent(AgentDefinition):
         """Raise ConfigurationError for an agent that cannot run durably."""
         super().__init__(name, agent, place, **settings)
         if not isinstance(agent, AbstractAgent):
-            raise ConfigurationError(f"{self.what} ({place}): {agent!r} is not an agent of pydantic-ai")
+            raise ConfigurationError(
+                f"{self.what} ({place}): {agent!r} is not an agent of pydantic-ai: pass a pydantic_ai.Agent"
+            )
         self.agent: AbstractAgent[Any, Any] = agent
         self.dependencies = Dependencies(self.what, agent, deps, place)
         check_memory(self.what, memory, has_model=False)

@@ -329,7 +329,7 @@ class NodeStore:
             if found is None:
                 raise InvalidInput("group_id", f"no group {group_id!r} is known: create it first")
             return found
-        return self._buses[partition_of(session_id or id, len(self._buses))]
+        return self._buses[partition_of(session_id or id, len(self._buses), "session_id" if session_id else "id")]
 
     async def _find(self, kind: str, id: str) -> EventBus | None:
         reads = [bus.transport.call("EXISTS", f"{bus.keys.base}{kind}:{id}") for bus in self._buses]
