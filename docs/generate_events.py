@@ -1,6 +1,6 @@
 """Write docs/events.md from the code: `python -m docs.generate_events`.
 
-The page shows facts as the builders create them, functions by their header comments, and rows by their fields. A test
+The page shows facts by examples, functions by their header comments, and rows by their fields. A test
 compares the file with the output of this module, so the page cannot become stale.
 """
 
@@ -21,13 +21,12 @@ from runtime_core.wire import commands as submission
 from runtime_core.wire import events as facts
 from runtime_core.wire import step as steps
 from runtime_core.wire.envelope import Envelope
-from runtime_core.wire.events import STEP_RECORDED
 
 PAGE = Path(__file__).with_name("events.md")
 
 _AT_MS = 1_763_690_000_000
 _TASK = "t-1"
-_ON_THE_STREAM = (facts.OUTPUT_DELTA, facts.HUMAN_REQUESTED, STEP_RECORDED)
+_ON_THE_STREAM = "its entry id on the task's stream"
 
 
 def page() -> str:
@@ -74,50 +73,66 @@ def _commands() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _facts() -> str:
-    lines = ["## Facts\n", "Weft publishes these. The code that creates the events also created the examples.\n"]
-    for fact, about in _examples():
-        known = f"`{fact.id}`" if fact.type not in _ON_THE_STREAM else "its entry id on the task's stream"
-        lines += [f"### `{fact.type}`\n", f"{about}\n", f"Event id: {known}.\n", "```json"]
-        lines += [fact.data.decode(), "```\n"]
-    return "\n".join(lines)
-
-
-def _examples() -> Iterator[tuple[Envelope, str]]:
-    full = Rejected("data.agent", "no agent is named researchr; known are researcher, writer", None, _TASK)
-    error = {"type": "ToolError", "message": "search: no connection"}
-    yield facts.accepted(_TASK, at_ms=_AT_MS), _about(facts.accepted)
-    yield facts.rejected("1763690000000-0", full, at_ms=_AT_MS), _about(facts.rejected)
-    cancelled = {"type": "Cancelled", "message": "no longer needed"}
-    ends = (
-        ("completed", None, "has an answer"),
-        ("failed", error, "failed"),
-        ("cancelled", cancelled, "was cancelled"),
-    )
-    for status, outcome, said in ends:
-        fact = facts.ended(
-            _TASK, status, at_ms=_AT_MS, steps=3, trajectory=_TASK, output=b'"An answer."', error=outcome
-        )
-        yield fact, f"The end of a task that {said}."
-    yield (
-        facts.output_delta(_TASK, "r", attempt=1, seq=1, at_ms=_AT_MS, text="Redis "),
-        _about(facts.output_delta),
-    )
-    rows = b'[{"run":"r/2","kind":"tool","name":"search","status":"completed","started":1.0,"ended":2.0,"output":[]}]'
-    yield facts.step_recorded(_TASK, rows, at_ms=_AT_MS), _about(facts.step_recorded)
-    yield (
-        facts.human_requested(
-            _TASK, "r", "r:4-9b1deb4d3b7d4bad", "Publish this draft?", at_ms=_AT_MS, data=b'{"draft":"..."}'
-        ),
-        _about(facts.human_requested),
-    )
-
-
 def _about(function: object) -> str:
     """The first sentence of a docstring, without the type's name before it."""
     text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
     said = text.partition(": ")[2] or text
     return said[:1].upper() + said[1:]
+
+
+def _facts() -> str:
+    lines = ["## Facts\n", "Weft publishes these. A test compares the examples with what a broker publishes.\n"]
+    for kind, id, about, data in EXAMPLES:
+        lines += [f"### `{kind}`\n", f"{about}\n", f"Event id: {id}.\n", "```json", data.decode(), "```\n"]
+    return "\n".join(lines)
+
+
+def _ending(status: str, about: str, outcome: str) -> tuple[str, str, str, bytes]:
+    data = f'{{"task_id":"t-1","status":"{status}",{outcome},"usage":{{}},"steps":3,"trajectory":"t-1"}}'.encode()
+    final = facts.final(_TASK, status, data, at_ms=_AT_MS)
+    return final.type, f"`{final.id}`", about, final.data
+
+
+def _answer(fact: Envelope, builder: object) -> tuple[str, str, str, bytes]:
+    return fact.type, f"`{fact.id}`", _about(builder), fact.data
+
+
+_REFUSAL = Rejected("data.agent", "no agent is named researchr; known are researcher, writer", None, _TASK)
+EXAMPLES = (
+    _answer(facts.accepted(_TASK, at_ms=_AT_MS), facts.accepted),
+    _answer(facts.rejected("1763690000000-0", _REFUSAL, at_ms=_AT_MS), facts.rejected),
+    _ending("completed", "The end of a task that has an answer.", '"output":"An answer."'),
+    _ending(
+        "failed", "The end of a task that failed.", '"error":{"type":"ToolError","message":"search: no connection"}'
+    ),
+    _ending(
+        "cancelled",
+        "The end of a task that was cancelled.",
+        '"error":{"type":"Cancelled","message":"no longer needed"}',
+    ),
+    (
+        facts.OUTPUT_DELTA,
+        _ON_THE_STREAM,
+        "Output of an agent, `text` or `value` (JSON). With `chunk`, it is a piece of an answer that is being written; "
+        "with `progress`, a call's progress; with `restart`, the run's output starts over with this attempt.",
+        b'{"task_id":"t-1","run_id":"r","attempt":1,"seq":1,"text":"Redis "}',
+    ),
+    (
+        facts.STEP_RECORDED,
+        _ON_THE_STREAM,
+        "Committed steps, as rows of the record, of a task that streams its steps.",
+        b'{"task_id":"t-1","steps":[{"run":"r/2","kind":"tool","name":"search","status":"completed","started":1.0,'
+        b'"ended":2.0,"output":[]}]}',
+    ),
+    (
+        facts.HUMAN_REQUESTED,
+        _ON_THE_STREAM,
+        "A question that a `weft.task.signal` answers; `data` and `default` are JSON. `deadline` is the time until "
+        "which it is open.",
+        b'{"task_id":"t-1","request_id":"r:4-9b1deb4d3b7d4bad","prompt":"Publish this draft?","data":{"draft":"..."}}',
+    ),
+)
+"""Each fact: its type, its event id, what it says and an example of its data."""
 
 
 def _work() -> str:

@@ -68,33 +68,6 @@ def rejected(entry_id: str, error: InvalidInput, *, at_ms: float, task_id: str =
     return _fact(REJECTED, id, data, at_ms, task_id, cause)
 
 
-def ended(
-    task_id: str,
-    status: str,
-    *,
-    at_ms: float,
-    steps: int,
-    trajectory: str,
-    output: bytes | None = None,
-    error: Mapping[str, str] | None = None,
-    usage: Mapping[str, float] | None = None,
-    cause: str = "",
-) -> Envelope:
-    """Return the final event: `weft.task.completed` with `output` (JSON), or `failed` or `cancelled` with `error`.
-
-    `error` is `{"type", "message"}`; `steps` is the number of rows in the complete trajectory, and `trajectory` says
-    where it is stored.
-    """
-    type = {"completed": COMPLETED, "failed": FAILED, "cancelled": CANCELLED}[status]
-    data: dict[str, object] = {"task_id": task_id, "status": status}
-    if status == "completed":
-        data["output"] = msgspec.Raw(output or b"null")
-    else:
-        data["error"] = error or {"type": status.capitalize(), "message": ""}
-    data |= {"usage": usage or {}, "steps": steps, "trajectory": trajectory}
-    return _fact(type, event_id(task_id, status), data, at_ms, task_id, cause)
-
-
 def final(task_id: str, status: str, data: bytes, *, at_ms: float, cause: str = "", trace: str = "") -> Envelope:
     """Return the final event with data (JSON) that is already written. A task and a status give one id."""
     return _fact(
@@ -109,70 +82,6 @@ def question(task_id: str, data: bytes, *, at_ms: float, trace: str = "") -> Env
     return _fact(HUMAN_REQUESTED, id, msgspec.Raw(data), at_ms, task_id, trace=trace)
 
 
-def output_delta(
-    task_id: str,
-    run_id: str,
-    *,
-    attempt: int,
-    seq: int,
-    at_ms: float,
-    text: str | None = None,
-    value: bytes | None = None,
-    progress: bool = False,
-    chunk: bool = False,
-    restart: bool = False,
-) -> Envelope:
-    """Return a `weft.output.delta`: output of an agent, `text` or `value` (JSON).
-
-    With `chunk`, it is a piece of an answer that is being written; with `progress`, a call's progress; with `restart`,
-    the run's output starts over with this attempt.
-    """
-    data: dict[str, object] = {"task_id": task_id, "run_id": run_id, "attempt": attempt, "seq": seq}
-    if progress:
-        data["progress"] = True
-    elif chunk:
-        data["chunk"] = True
-    elif restart:
-        data["restart"] = True
-    if text is not None:
-        data["text"] = text
-    else:
-        data["value"] = msgspec.Raw(value or b"null")
-    return _fact(OUTPUT_DELTA, event_id(task_id, run_id, attempt, seq), data, at_ms, task_id, run_id=run_id)
-
-
-def step_recorded(task_id: str, rows: bytes, *, at_ms: float) -> Envelope:
-    """Return a `weft.step.recorded`: committed steps, as rows of the record, of a task that streams its steps."""
-    return _fact(
-        STEP_RECORDED, event_id(task_id, "steps"), {"task_id": task_id, "steps": msgspec.Raw(rows)}, at_ms, task_id
-    )
-
-
-def human_requested(
-    task_id: str,
-    run_id: str,
-    request_id: str,
-    prompt: str,
-    *,
-    at_ms: float,
-    data: bytes = b"null",
-    deadline_ms: float | None = None,
-    default: bytes | None = None,
-) -> Envelope:
-    """Return a `weft.human.requested`: a question that a `weft.task.signal` answers; `data`, `default` are JSON."""
-    body: dict[str, object] = {
-        "task_id": task_id,
-        "request_id": request_id,
-        "prompt": prompt,
-        "data": msgspec.Raw(data or b"null"),
-    }
-    if deadline_ms is not None:
-        body["deadline"] = rfc3339(deadline_ms)
-    if default is not None:
-        body["default"] = msgspec.Raw(default)
-    return _fact(HUMAN_REQUESTED, event_id(task_id, "human", request_id), body, at_ms, task_id, run_id=run_id)
-
-
 def _fact(
     type: str,
     id: str,
@@ -180,7 +89,6 @@ def _fact(
     at_ms: float,
     task_id: str,
     cause: str = "",
-    run_id: str = "",
     trace: str = "",
 ) -> Envelope:
     return Envelope(
@@ -189,7 +97,6 @@ def _fact(
         type=type,
         time=rfc3339(at_ms),
         taskid=task_id,
-        runid=run_id,
         causationid=cause,
         traceparent=trace,
         # The parts are JSON already or come from Weft, so they need no check.
