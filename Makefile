@@ -111,9 +111,9 @@ test: setup $(AUTOGEN)/.setup $(ENGINES)/.setup $(SCHEMATHESIS)/.setup ## Run th
 test-unit: setup ## Run the tests that need no server (ARGS for pytest)
 	$(RUN) pytest --numprocesses=3 --dist=loadfile tests/unit tests/architecture $(ARGS)
 
-# It computes all the time, so it gives way to the tests beside it, which would be late. Its services refuse the variable.
+# It computes all the time, so it gives way to the tests beside it, which would be late.
 test-simulation: setup ## Run the simulated histories of continuous integration
-	env -u WEFT_SIMULATION_HISTORIES $(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES) --background
+	$(RUN) tests.simulation --seed 0 --histories $(WEFT_SIMULATION_HISTORIES) --background
 
 test-main: setup ## Run all tests except those of AutoGen, the engines and the simulation (ARGS for pytest)
 	$(RUN) tests.rerun_failed $(TOGETHER) $(ARGS)

@@ -36,7 +36,14 @@ def test_a_variable_that_is_not_a_setting_is_refused_in_one_line(variable: str, 
 
 @pytest.mark.parametrize(
     "variable",
-    ["WEFT_APP_TOKEN", "WEFT_TEST_CACHE", "WEFT_CHAOS_SEED", "DESK_DOCS"],
+    [
+        "WEFT_APP_TOKEN",
+        "WEFT_TEST_CACHE",
+        "WEFT_CHAOS_SEED",
+        "WEFT_SIMULATION_HISTORIES",
+        "WEFT_NIGHTLY_MINUTES",
+        "DESK_DOCS",
+    ],
 )
 def test_foreign_variables_are_ignored(variable: str) -> None:
     assert Settings.from_environment({variable: "x"}) == Settings.from_environment({})

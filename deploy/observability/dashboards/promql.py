@@ -18,7 +18,6 @@ QUANTILES = (0.5, 0.95, 0.99)
 CPU_SECONDS = MetricName("process_cpu_seconds_total", Kind.COUNTER, "")
 MEMORY_BYTES = MetricName("process_resident_memory_bytes", Kind.GAUGE, "")
 OPEN_FILES = MetricName("process_open_fds", Kind.GAUGE, "")
-START_TIME = MetricName("process_start_time_seconds", Kind.GAUGE, "")
 ALERTS = MetricName("ALERTS", Kind.GAUGE, "")
 ALERTS_SINCE = MetricName("ALERTS_FOR_STATE", Kind.GAUGE, "")
 """When an alert became active, as seconds since 1970; without the label `alertstate`."""

@@ -193,10 +193,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/runs:turn_wide",
     ),
     python(
-        "runs/turn.py",
+        "bus/commits.py",
         "wide_commits",
-        "self._bus.commit_turn if count <= WIDE_PARTS else self._bus.commit_wide_turn",
-        "self._bus.commit_turn",
+        "if count > WIDE_PARTS:",
+        "if count > 1_000_000:",
         "the broker serves others between two wide commits",
         "integration/runs:turn_wide",
     ),

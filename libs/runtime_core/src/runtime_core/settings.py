@@ -44,7 +44,7 @@ PASSWORD_IN_OPTION = re.compile(r"(?<=password=)[^&]*")
 HEAP_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 VARIABLE_PREFIX = "WEFT_"
-FOREIGN_PREFIXES = ("WEFT_APP_", "WEFT_TEST_", "WEFT_CHAOS_")
+FOREIGN_PREFIXES = ("WEFT_APP_", "WEFT_TEST_", "WEFT_CHAOS_", "WEFT_SIMULATION_", "WEFT_NIGHTLY_")
 """Prefixes that Weft never reads: `WEFT_APP_…` is for the user's app, the others for the tests of this repository."""
 KUBERNETES_VARIABLE = re.compile(
     r"WEFT(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"

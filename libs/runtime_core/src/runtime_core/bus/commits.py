@@ -67,22 +67,6 @@ class TrimmedLetters:
 class CommitVerbs(Partition):
     """Commits, and steps in mid-turn. A write counts only while this owner holds the delivery."""
 
-    async def commit_wide_turn(
-        self,
-        delivery: Delivery,
-        mode: str,
-        now_ms: int,
-        record: bytes,
-        steps: int,
-        body: bytes,
-        state: bytes,
-        parts: Sequence[Argument],
-        count: int,
-    ) -> bool:
-        """Commit a turn with many parts; one such commit at a time, so that the broker serves others in between."""
-        async with self._wide_commits:
-            return await self.commit_turn(delivery, mode, now_ms, record, steps, body, state, parts, count)
-
     async def commit_turn(
         self,
         delivery: Delivery,
@@ -101,7 +85,8 @@ class CommitVerbs(Partition):
         `x` (the whole task fails). `commit_turn.lua` describes `parts`. Redacts secrets in the rows, and in the error
         of a failed run. Returns False if the event was handled before, or its task has ended. Raises `LimitExceeded` if
         the task would exceed a limit, and `JournalLost` if the journal lacks a step of the turn: in both cases nothing
-        was written.
+        was written. Commits of more than `WIDE_PARTS` parts wait for one another, so that the broker serves others
+        between them.
         """
         new_lists: NewLists = {}
         if len(record) >= UNSHORTENED_BYTES:
@@ -115,10 +100,14 @@ class CommitVerbs(Partition):
             self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, instance, mode,
             now_ms, record, steps, body, state, count, *parts,
         )  # fmt: skip
-        try:
-            reply = await self.transport.call(b"FCALL", self._functions["commit_turn"], 1, self._base, *args)
-        except ServerError as error:
-            reply = await self.insist_after(error, "commit_turn", args)
+        if count > WIDE_PARTS:
+            async with self._wide_commits:
+                reply = await self.insist("commit_turn", *args)
+        else:
+            try:  # as `insist`, without its coroutine: most turns come here
+                reply = await self.transport.call(b"FCALL", self._functions["commit_turn"], 1, self._base, *args)
+            except ServerError as error:
+                reply = await self.insist_after(error, "commit_turn", args)
         if reply == b"OK":
             if new_lists:
                 self._sent_lists.remember(new_lists)
@@ -164,7 +153,7 @@ class CommitVerbs(Partition):
             self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,
             payload, record, steps, usage, delivery.trace, "1" if delivery.mark else "",
         )  # fmt: skip
-        try:
+        try:  # as `insist`, without its coroutine: every call comes here
             reply = await self.transport.call(b"FCALL", self._functions["commit_call"], 1, self._base, *args)
         except ServerError as error:
             reply = await self.insist_after(error, "commit_call", args)

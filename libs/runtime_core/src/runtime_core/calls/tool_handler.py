@@ -119,7 +119,7 @@ class CallHandler:
             self._metrics.tool_call_seconds[name].observe(time.perf_counter() - began)
 
     async def _call(self, delivery: Delivery, tool: CallableTool) -> str:
-        """Make one attempt and settle it. Return its outcome, one of `CALL_OUTCOMES`."""
+        """Make one attempt and settle it. Return its outcome."""
         started = time.time() * 1000
         members = _CONTEXT.decode(delivery.context) if delivery.context else _NO_CONTEXT
         # Before anything is marked as started: every call of a task passes here, whoever made it.

@@ -436,7 +436,7 @@ async def store(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     try:
         found = await TrajectoryStore.open_existing(opened.settings.trajectory_url)
         if found is None:
-            yield await _recorded_elsewhere(opened, url, published)
+            yield await _recorded_elsewhere(url, published)
             return
         name = opened.settings.namespace
         try:
@@ -468,7 +468,7 @@ async def store(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
         yield Finding("trajectories", False, unread, "see the table weft_unreadable")
 
 
-async def _recorded_elsewhere(opened: Installation, url: str, published: dict[EventBus, str | None]) -> Finding:
+async def _recorded_elsewhere(url: str, published: dict[EventBus, str | None]) -> Finding:
     """Check a recorder whose store is not reachable from here, by its position on the broker."""
     more = False
     for bus, recorded in published.items():

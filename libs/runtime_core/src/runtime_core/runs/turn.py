@@ -12,7 +12,6 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.commits import WIDE_PARTS
 from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
@@ -200,7 +199,7 @@ class TurnHandler:
             self._metrics.agent_turn_seconds[delivery.name].observe(time.perf_counter() - began)
 
     async def _run_turn(self, delivery: Delivery, definition: AgentDefinition, warm: _Warm) -> str:
-        """Run one turn until it ends or waits, and commit its effects. Return its outcome, one of `TURN_OUTCOMES`."""
+        """Run one turn until it ends or waits, and commit its effects. Return its outcome."""
         if delivery.run.count("/") >= NESTED_LIMIT:
             return await self._fail(delivery, definition, _too_deep(delivery.name), warm)
         if delivery.silenced:
@@ -447,8 +446,9 @@ class TurnHandler:
             sent_at = time.perf_counter()
             while True:
                 try:
-                    commit = self._bus.commit_turn if count <= WIDE_PARTS else self._bus.commit_wide_turn
-                    committed = await commit(delivery, mode, now, record, len(steps), body, state, parts, count)
+                    committed = await self._bus.commit_turn(
+                        delivery, mode, now, record, len(steps), body, state, parts, count
+                    )
                     break
                 except JournalLost as lost:
                     # A replay would run the steps again, and take a different path with different results.

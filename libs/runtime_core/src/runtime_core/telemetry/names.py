@@ -439,11 +439,7 @@ STATUSES = ("completed", "failed", "cancelled")
 """How a task may end."""
 REFUSALS = ("unknown_agent", "overloaded", "duplicate_id", "invalid")
 """Reasons of `weft_tasks_refused_total`."""
-TURN_OUTCOMES = ("completed", "suspended", "failed", "retried", "waits", "repeated", "cancelled", "lost")
-"""Outcomes of `weft_agent_turns_total`."""
 SHOWN_OUTCOMES = ("completed", "failed", "retried")
 """Outcomes of turns and calls that each agent and tool exports from the start."""
-CALL_OUTCOMES = ("completed", "failed", "retried", "waits", "repeated", "cancelled", "lost")
-"""Outcomes of `weft_tool_calls_total`."""
 STEP_ENDS = ("completed", "failed", "retried", "lost", "waits", "unavailable", "requeued", "released")
 """Ends of `weft_engine_steps_total`."""

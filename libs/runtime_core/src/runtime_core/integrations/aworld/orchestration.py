@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from runtime_core.declare.declaration import Place, RetryPolicy, label
 from runtime_core.declare.tool import is_allowed, is_pattern
-from runtime_core.errors import AgentError, ConfigurationError, LimitExceeded
+from runtime_core.errors import AgentError, LimitExceeded
 from runtime_core.integrations.aworld.topology import (
     HANDOFF,
     HYBRID,
@@ -423,8 +423,6 @@ class SwarmDefinition(ObservingAgent):
     """A swarm as an agent. Its input is the first observation; its output is that of its last agent."""
 
     def __init__(self, name: str, swarm: Swarm, place: Place, *, pool: str = "") -> None:
-        if not isinstance(swarm, Swarm):
-            raise ConfigurationError(f"swarm {name!r} ({place}): {swarm!r} is not a Swarm: pass a weft.aworld.Swarm(…)")
         super().__init__(
             name,
             swarm,
