@@ -21,22 +21,22 @@ async def write(ctx: AgentContext, headings: list[str]) -> str:
     return " ".join(headings)
 
 
-@app.hook("start")
+@app.hook("task_created")
 def init_logging(event: HookEvent) -> None:
     print("init_logging", event.point)
 
 
-@app.hook("start")
+@app.hook("task_created")
 def init_context(event: HookEvent) -> None:
     print("init_context", event.point)
 
 
-@app.hook("error")
+@app.hook("task_failed")
 def handle_error(event: HookEvent) -> None:
     print("handle_error", event.error)
 
 
-@app.hook("error")
+@app.hook("task_failed")
 def send_alert(event: HookEvent) -> None:
     print("send_alert", event.error)
 
@@ -50,7 +50,7 @@ task = Task(
     input=user_input,
     swarm=multi_agent,
     conf={"max_steps": 20, "run_mode": "interactive", "check_input": True},
-    hooks={"start": ["init_logging", "init_context"], "error": ["handle_error", "send_alert"]},
+    hooks={"task_created": ["init_logging", "init_context"], "task_failed": ["handle_error", "send_alert"]},
     streaming_mode=StreamingMode.CORE,
 )
 

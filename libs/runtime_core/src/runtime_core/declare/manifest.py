@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HookPoint(StrEnum):
-    """A point in a task's life. `HookPoint("start")` and the other older names return the same members."""
+    """A point in a task's life. `HookPoint("start")` and AWorld's other names return the same members."""
 
     # Around a task, in its first run.
     TASK_CREATED = "task_created"
@@ -48,7 +48,7 @@ class HookPoint(StrEnum):
     BEFORE_CONTEXT_COMPACT = "before_context_compact"
     AFTER_CONTEXT_COMPACT = "after_context_compact"
 
-    # Older names, as attributes.
+    # AWorld's names.
     START = TASK_CREATED
     FINISHED = TASK_COMPLETED
     ERROR = TASK_FAILED
@@ -83,7 +83,7 @@ GUARD_MARK = "!"
 
 
 def point_named(name: object, field: str) -> HookPoint:
-    """Return the point with this name, current or older. Raises InvalidInput(field) with the known names."""
+    """Return the point with this name, Weft's or AWorld's. Raises InvalidInput(field) with the known names."""
     try:
         return HookPoint(str(name))
     except ValueError:
