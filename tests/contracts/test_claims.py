@@ -291,7 +291,7 @@ async def test_an_overloaded_submit_keeps_its_claim(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_submits_at_once(pair: Pair, seed: int) -> None:
+async def test_concurrent_submits_start_each_task_once(pair: Pair, seed: int) -> None:
     """Equal and different submits, their calls in any order; some submitters crash and send again."""
     rng = random.Random(seed)
     tasks = [task_at(rng.randrange(2), name) for name in ("a", "b")]

@@ -53,7 +53,7 @@ async def test_two_agents_that_ask_each_other(broker: Broker, bus: EventBus) -> 
     await broker.idle()
 
 
-async def test_a_circle_of_three(broker: Broker, bus: EventBus) -> None:
+async def test_a_deadlock_of_three_agents_is_found(broker: Broker, bus: EventBus) -> None:
     turns = [await start(broker, bus, f"t{n}", "writer", f"k{n}") for n in range(3)]
     for n in (0, 1, 2):
         await suspend(bus, turns[n], ask_agent("1", "writer", f"k{(n + 1) % 3}"))
@@ -62,7 +62,7 @@ async def test_a_circle_of_three(broker: Broker, bus: EventBus) -> None:
     assert [f"writer/k{n} (task t{n})" in said for n in range(3)] == [True, True, True]
 
 
-async def test_two_branches_of_one_task(broker: Broker, bus: EventBus) -> None:
+async def test_a_deadlock_of_two_branches_of_one_task_is_found(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask_agent("1", "writer", "k", "g0"), ask_agent("2", "editor", "k", "g0"))
     one, two = await broker.take(bus), await broker.take(bus)
@@ -85,7 +85,7 @@ async def test_holders_that_ask_through_agents_without_a_key(broker: Broker, bus
     assert await refusal(broker, bus, "two", run="r/1")
 
 
-async def test_requests_in_mid_turn(broker: Broker, bus: EventBus) -> None:
+async def test_a_deadlock_of_requests_in_mid_turn_is_found(broker: Broker, bus: EventBus) -> None:
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")
     assert await bus.ask(one, now(), "client", b"", ask_agent("1", "editor", "k"), 1) == {}

@@ -71,7 +71,7 @@ async def test_the_same_id_of_another_source_is_another_submit(broker: Broker, b
     assert (await broker.submit(bus, "u", event_id="event-t", source="elsewhere")).started
 
 
-async def test_the_same_task_from_another_event(broker: Broker, bus: EventBus) -> None:
+async def test_a_second_event_starts_an_existing_task_only_if_it_is_equal(broker: Broker, bus: EventBus) -> None:
     """Equal content means that task. Other content is refused, field `task_id`."""
     await broker.submit(bus, "t")
     equal = await broker.submit(bus, "t", event_id="e2", digest="digest-t")

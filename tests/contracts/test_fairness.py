@@ -426,7 +426,7 @@ async def test_a_clock_that_goes_back_refuses_no_tenant_for_long(broker: Broker,
     assert error.value.retry_after_seconds <= 1
 
 
-async def test_settings_for_all_other_tenants(broker: Broker, bus: EventBus) -> None:
+async def test_default_settings_apply_to_tenants_without_their_own(broker: Broker, bus: EventBus) -> None:
     await set_tenant(broker, "*", open=1)
     await set_tenant(broker, "a", open=2)
     await flood(broker, bus, "a", 2)

@@ -35,7 +35,7 @@ async def test_a_fork_has_its_journal_and_is_read_with_it(broker: Broker, bus: E
     await broker.idle()
 
 
-async def test_a_fork_may_count_as_begun_when_its_origin_was(broker: Broker, bus: EventBus) -> None:
+async def test_a_fork_may_take_the_start_time_of_its_origin(broker: Broker, bus: EventBus) -> None:
     for key in ("", "k"):
         task = f"f{key}"
         await broker.submit(bus, task, key=key, begun=Begun("origin", "", {"1": VALUE}, started_ms=1700000000000))

@@ -60,7 +60,9 @@ async def test_a_clock_that_goes_back_does_not_lower_the_count(broker: Broker, b
     assert await beat_clock(broker) >= before
 
 
-async def test_an_owner_that_falls_silent_is_declared_dead_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_an_owner_without_heartbeats_is_declared_dead_once(
+    broker: Broker, bus: EventBus, other: EventBus
+) -> None:
     """Only the beat with which the lease ends reports that."""
     deaths = 0
     for _ in range(20):
@@ -215,7 +217,7 @@ class HungLoop:
         pass
 
 
-async def test_a_loop_that_hangs_falls_silent(valkey: Server, namespace: str) -> None:
+async def test_an_owner_whose_event_loop_hangs_sends_no_heartbeats(valkey: Server, namespace: str) -> None:
     """The heartbeat runs on the handlers' event loop, so a blocked loop counts as dead."""
     lease = 0.3
     keys = Keys(namespace, 0)

@@ -67,14 +67,14 @@ async def test_concurrent_calls_cannot_exceed_a_limit_together(broker: Broker, b
         await begun(bus, turn, "4", tokens(9, 9))
 
 
-async def test_a_call_that_is_begun_again_replaces_its_own_reservation(broker: Broker, bus: EventBus) -> None:
+async def test_a_repeated_call_replaces_its_own_reservation(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"tokens":10}')
     turn = await broker.take(bus)
     await begun(bus, turn, "1", tokens(6, 6))
     assert await begun(bus, turn, "1", tokens(6, 6)) == CallBegun(2, {"tokens": 6})
 
 
-async def test_without_a_limit_nothing_is_held(broker: Broker, bus: EventBus) -> None:
+async def test_without_a_limit_nothing_is_reserved(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t", limits=b'{"cost":1}')
     turn = await broker.take(bus)
     assert (await begun(bus, turn, "1", tokens(6, 60))).granted == {}

@@ -424,7 +424,7 @@ async def test_a_request_to_a_full_partition_waits(pair: Pair, monkeypatch: pyte
     await assert_nothing_left(pair)
 
 
-async def test_a_request_that_can_never_be_carried_is_answered_with_an_error(
+async def test_a_request_that_can_never_be_relayed_is_answered_with_an_error(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(_: Submission) -> Submitted:

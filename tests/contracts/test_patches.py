@@ -124,7 +124,7 @@ async def test_a_new_run_takes_the_change_in_every_process(broker: Broker, bus: 
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-async def test_a_process_that_died_with_the_old_code_in_its_first_turn(
+async def test_a_run_that_died_with_the_old_code_in_its_first_turn_continues_with_it(
     broker: Broker, bus: EventBus, other: EventBus, key: str
 ) -> None:
     """The other process begins the turn without reading the journal, so it must not write its mark unasked."""
@@ -140,7 +140,9 @@ async def test_a_process_that_died_with_the_old_code_in_its_first_turn(
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-async def test_a_process_that_died_with_the_new_code(broker: Broker, bus: EventBus, other: EventBus, key: str) -> None:
+async def test_a_run_that_died_with_the_new_code_continues_with_it(
+    broker: Broker, bus: EventBus, other: EventBus, key: str
+) -> None:
     gate = Gate()
     await broker.submit(bus, "t", key=key)
     turn = await broker.take(bus)

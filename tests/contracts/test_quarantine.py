@@ -57,7 +57,7 @@ async def test_an_entry_runs_alone_and_then_becomes_a_dead_letter(broker: Broker
     await broker.idle()
 
 
-async def test_innocent_entries_never_become_dead_letters(broker: Broker, bus: EventBus) -> None:
+async def test_entries_that_kill_no_process_never_become_dead_letters(broker: Broker, bus: EventBus) -> None:
     """However often the processes that read them die, each entry gets to run alone, and ends well."""
     tasks = [f"t{number}" for number in range(5)]
     for task in tasks:

@@ -59,7 +59,7 @@ async def test_an_answer_removes_the_timer_of_its_question(broker: Broker, bus: 
     assert [name for name in await broker.task("t") if name[:2] == "z:"] == ["z:s|t|r|2"]
 
 
-async def test_two_answers_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_only_one_of_two_concurrent_answers_is_accepted(broker: Broker, bus: EventBus, other: EventBus) -> None:
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
     answers = await asyncio.gather(bus.signal("t", "r:1", b"1"), other.signal("t", "r:1", b"2"))
     assert sorted(answer[0] for answer in answers) == ["answered", "ok"]
@@ -97,7 +97,7 @@ async def test_an_answer_after_the_deadline_is_refused(
         assert error["type"] == "HumanTimeout"
 
 
-async def test_answer_and_deadline_at_once(broker: Broker, bus: EventBus, other: EventBus) -> None:
+async def test_an_answer_at_the_deadline_gives_one_result(broker: Broker, bus: EventBus, other: EventBus) -> None:
     """Whichever comes first, there is one result and one resume."""
     await asked(broker, bus, question("1", timeout_ms=DEADLINE_MS))
     await broker.pass_time(DEADLINE_MS)

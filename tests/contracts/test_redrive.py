@@ -208,7 +208,7 @@ async def test_a_redrive_removes_the_letter(broker: Broker, bus: EventBus) -> No
     assert await broker.snapshot() == before
 
 
-async def test_redrive_with_other_data(broker: Broker, bus: EventBus) -> None:
+async def test_a_redriven_call_gets_the_given_data(broker: Broker, bus: EventBus) -> None:
     found = await dead_call(broker, bus)
     assert await bus.redrive(found, reopen=True, data=b'{"q":"new"}') == ["ok", "t"]
     call = await broker.take(bus, "tool")
@@ -288,7 +288,7 @@ async def test_redrive_of_a_turn_joins_the_mailbox(broker: Broker, bus: EventBus
     await broker.idle()
 
 
-async def test_redrive_of_a_turn_without_a_key(broker: Broker, bus: EventBus) -> None:
+async def test_a_turn_without_a_key_can_be_redriven(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     assert await bury(bus, await broker.take(bus))
     assert await bus.redrive(await letter(broker), reopen=True) == ["ok", "t"]

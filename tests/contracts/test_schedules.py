@@ -212,7 +212,7 @@ async def test_a_leader_that_was_replaced_changes_no_schedule(world: World) -> N
 
 
 @pytest.mark.parametrize(("catch_up", "started"), [(True, [3 * HOUR]), (False, [])])
-async def test_times_that_were_missed(world: World, catch_up: bool, started: list[int]) -> None:
+async def test_missed_times_start_one_task_or_none(world: World, catch_up: bool, started: list[int]) -> None:
     """Nobody looked for three and a half hours: one task for all of it, or none. Then the times continue as before."""
     await world.set(every_seconds=3600, catch_up=catch_up, overlap="start")
     assert await world.pass_time(3 * HOUR + 30 * MINUTE) == due(*started)

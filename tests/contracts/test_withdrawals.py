@@ -171,7 +171,7 @@ async def test_a_withdrawn_run_releases_the_reservations_of_its_calls(broker: Br
     assert "rs" not in await broker.task("t")
 
 
-async def test_watchers_are_told_of_a_withdrawn_run(broker: Broker, bus: EventBus) -> None:
+async def test_watchers_see_the_end_of_a_withdrawn_run(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"), ask("2"))
     assert (await broker.take(bus)).run == "r/1"

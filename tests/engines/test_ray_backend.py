@@ -198,7 +198,7 @@ async def test_a_map_with_items_that_fail_hang_or_kill(ray_driver: Driver, folde
     assert reports[-1] == {"done": 60, "failed": 3, "total": 60}
 
 
-async def test_a_thousand_steps_at_once(ray_driver: Driver) -> None:
+async def test_a_thousand_concurrent_steps_all_return(ray_driver: Driver) -> None:
     outcomes = await asyncio.gather(
         *(ray_driver.run(work("add", f"thousand/{number}", left=number)) for number in range(1000))
     )

@@ -152,7 +152,7 @@ async def test_events_come_in_their_order(ray_cluster: RayCluster) -> None:
     assert int(pid) != os.getpid()
 
 
-async def test_another_worker_takes_over_from_a_killed_one(ray_cluster: RayCluster, tmp_path: Path) -> None:
+async def test_another_worker_continues_the_work_of_a_killed_one(ray_cluster: RayCluster, tmp_path: Path) -> None:
     files = [tmp_path / f"lines-{n}" for n in range(10)]
     wanted = [Task(id=f"k-{n}", input=str(file), agent=two_parts) for n, file in enumerate(files)]
     # One host: the tasks can end only where another one follows it.

@@ -33,7 +33,7 @@ async def client(openai_server: OpenAIServer) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def test_a_text_and_its_usage(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_a_response_has_its_text_and_usage(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(answer("You are {system}.", usage=Usage(10, 5, cached=4, reasoning=2)))
     response = await client.responses.create(model=MODEL, input="Who am I?", instructions="a cat")
     assert (response.output_text, response.status, response.model) == ("You are a cat.", "completed", MODEL)
@@ -43,7 +43,9 @@ async def test_a_text_and_its_usage(openai_server: OpenAIServer, client: AsyncOp
     assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (4, 2)
 
 
-async def test_a_conversation_with_tools(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_a_conversation_calls_tools_and_gets_their_results(
+    openai_server: OpenAIServer, client: AsyncOpenAI
+) -> None:
     openai_server.play(
         turns(
             calls(("weather", {"city": "Bern"}), ("time", {}), text="Let me look."),
@@ -67,7 +69,7 @@ async def test_a_conversation_with_tools(openai_server: OpenAIServer, client: As
     ]
 
 
-async def test_a_stream_brings_everything(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
+async def test_a_stream_ends_with_the_whole_response(openai_server: OpenAIServer, client: AsyncOpenAI) -> None:
     openai_server.play(calls(("weather", {"city": "Bern"}), text="Let me look.", usage=Usage(7, 5)))
     async with client.responses.stream(model=MODEL, input="?") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]

@@ -65,7 +65,7 @@ class EnginePromises:
         assert await engine.agather() == []
         assert await engine.map(functions.add, []) == []
 
-    async def test_functions_of_all_kinds(self, engine: RuntimeEngine) -> None:
+    async def test_an_engine_calls_functions_of_all_kinds(self, engine: RuntimeEngine) -> None:
         calls: list[Callable[..., object] | EngineCall] = [
             functools.partial(functions.add, 1, right=1),
             EngineCall(functions.add_later, (1,), {"right": 2}),

@@ -358,7 +358,7 @@ async def test_a_server_that_is_killed_and_started_again(own_server: OwnServer, 
         await broker.idle()
 
 
-async def test_a_paused_server(own_valkey: Server, namespace: str) -> None:
+async def test_a_pause_of_the_broker_declares_no_owner_dead(own_valkey: Server, namespace: str) -> None:
     """The broker's failure declares nobody dead."""
     async with (
         partition(own_valkey.url, namespace) as (broker, bus),
@@ -474,7 +474,7 @@ RIGHTS = (
 
 
 @pytest.mark.parametrize("kind", repeat_on("valkey-9", "redis-7.0"))
-async def test_a_user_with_rights_to_the_namespace_only(own_server: OwnServer, namespace: str, kind: str) -> None:
+async def test_a_user_needs_rights_to_its_namespace_only(own_server: OwnServer, namespace: str, kind: str) -> None:
     server = own_server(kind)
     async with client(server.url) as admin:
         keys = f"~{namespace}:*"
@@ -492,7 +492,7 @@ async def test_a_user_with_rights_to_the_namespace_only(own_server: OwnServer, n
                     await limited.call(*forbidden)
 
 
-async def test_a_connection_over_tls(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+async def test_a_tls_connection_checks_the_certificate(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
     """The certificate is checked, including its host name."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     certify(key, certificate, f"IP:{HOST}")
@@ -528,7 +528,7 @@ def certify(key: Path, certificate: Path, name: str) -> None:
     )  # fmt: skip
 
 
-async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+async def test_a_client_follows_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
     """The client asks the Sentinels again at each connect, even if one accepts and never answers."""
     # Without the delay in which a master waits for more replicas to ask for its data.
     master = own_server(append="always", options=("--repl-diskless-sync-delay", "0"))
@@ -567,7 +567,7 @@ async def test_a_failover_by_sentinel(own_server: OwnServer, namespace: str, tmp
                     assert role[0] == b"master"
 
 
-async def test_sentinels_with_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+async def test_sentinels_may_have_their_own_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
     """It is the Sentinels' own password: the broker's may be another."""
     master = own_server(options=("--requirepass", "right"))
     folder = tmp_path / "sentinel"

@@ -163,7 +163,7 @@ def test_the_output_of_a_lost_attempt_is_replaced_on_a_terminal(
     assert not output.has_shown("another answer")
 
 
-def test_a_program_that_reads_the_output_is_told_that_an_attempt_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_says_that_an_attempt_was_lost(capsys: pytest.CaptureFixture[str]) -> None:
     output = PrintedOutput()
     for event in (delta(1, "half a "), delta(2, "all", 2), delta(2, "all", 2), delta(1, "half a ", 1)):
         output.add(event)

@@ -18,7 +18,7 @@ SENDERS = ("ann", "ben", "cem", "dea")
 EACH = 250 if is_full() else 100
 
 
-async def test_hundreds_of_messages_of_four_senders_to_one_instance(
+async def test_each_senders_messages_are_handled_in_order_and_one_at_a_time(
     valkey: Server, namespace: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "notes"

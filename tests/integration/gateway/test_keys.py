@@ -372,7 +372,9 @@ async def stream_of(client: httpx2.AsyncClient, key: dict[str, str], task: str) 
         return [line async for line in response.aiter_lines() if line.startswith("event: ")]
 
 
-async def test_the_stream_of_a_tenants_task(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_only_keys_of_its_tenant_read_the_stream_of_a_task(
+    valkey: Server, namespace: str, tmp_path: Path
+) -> None:
     async with keyed_fleet(valkey, namespace, tmp_path) as fleet, http(fleet) as client:
         key = await make_key(fleet, "--tenant", "acme")
         await client.post("/v1/tasks", json={"agent": "echo", "input": 1, "task_id": "one"}, headers=key)

@@ -655,7 +655,7 @@ def test_names_that_would_break_keys_and_paths_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "_", "web-search.v2", "A_1", "a" * 128])
-def test_names_that_work(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     async def it(ctx: AgentContext) -> None: ...
 
     app = App("test")

@@ -32,7 +32,7 @@ NOT_A_PROVIDER = dict
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
-async def test_a_server(scheme: str) -> None:
+async def test_a_server_address_has_user_password_and_database(scheme: str) -> None:
     address = parse_address(f"{scheme}://shop:se%2Fcret@host:7000/3")
     connection = address.pool().make_connection()
     assert type(connection) is Connection
@@ -47,7 +47,7 @@ async def test_parts_that_an_address_leaves_out_get_defaults() -> None:
     assert (connection.host, connection.port, connection.db, connection.password) == ("localhost", 6379, 0, None)
 
 
-async def test_an_ipv6_address() -> None:
+async def test_an_ipv6_address_may_be_in_brackets() -> None:
     connection = parse_address("redis://[::1]:7000").pool().make_connection()
     assert (connection.host, connection.port) == ("::1", 7000)
 
@@ -68,7 +68,7 @@ async def test_a_private_certificate_is_trusted() -> None:
     assert (connection.ca_certs, connection.certfile, connection.keyfile) == ("/ca.pem", "/own.pem", "/own.key")
 
 
-async def test_a_socket() -> None:
+async def test_a_unix_socket_may_have_any_path() -> None:
     address = parse_address("unix:///run/a%20folder/redis@1.sock?db=2")
     connection = address.pool().make_connection()
     assert type(connection) is UnixDomainSocketConnection
@@ -76,7 +76,7 @@ async def test_a_socket() -> None:
     assert address.host == ""
 
 
-async def test_sentinels() -> None:
+async def test_sentinels_get_no_password_of_the_broker() -> None:
     address = parse_address("redis+sentinel://weft:secret@a,b:26380/Main/1")
     pool = address.pool()
     assert isinstance(pool, SentinelConnectionPool)
@@ -113,7 +113,7 @@ async def test_tls_to_sentinels_may_differ(scheme: str, given: str, asked: type)
 
 
 @pytest.mark.parametrize("name", ["VAULT", "Vault"])
-async def test_a_credential_provider(name: str) -> None:
+async def test_a_credential_provider_gives_user_and_password(name: str) -> None:
     address = parse_address(f"redis://host?credential_provider={__name__}:{name}")
     provider = address.pool().make_connection().credential_provider
     assert isinstance(provider, CredentialProvider)

@@ -253,7 +253,7 @@ def test_a_later_turn_of_a_run_that_has_kept_the_lock_is_not_refused(monkeypatch
     assert silenced_by(delivery, 2) == "", "forgotten"
 
 
-async def test_an_innocent_delivery_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delivery_that_does_not_block_the_loop_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main thread may have moved on to another one before it handles the signal."""
     guilty, innocent = delivery_of("guilty"), delivery_of("innocent")
     async with watched(monkeypatch) as watch:

@@ -76,7 +76,7 @@ def test_a_batch_job_returns_a_command() -> None:
         train.bound(b'{"epochs": 0}')()
 
 
-def test_which_argument_takes_the_item() -> None:
+def test_an_item_goes_to_the_first_free_argument() -> None:
     add, told, job = (app.engine_functions[name] for name in ("add", "told", "job"))
     assert add.item_argument("", ()) == "left"
     assert add.item_argument("", ["left"]) == "right"

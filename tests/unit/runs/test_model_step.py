@@ -222,7 +222,7 @@ async def test_an_invalid_reservation_is_refused_by_name(reserve: Any) -> None:
     assert "reserve.tokens" in result.message
 
 
-def test_which_functions_want_the_call() -> None:
+def test_a_function_with_two_arguments_gets_the_call() -> None:
     assert takes_call(lambda request, call: None)
     assert takes_call(Model().answer)
     assert not takes_call(lambda request: None)

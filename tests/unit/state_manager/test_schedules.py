@@ -123,7 +123,7 @@ def test_times_only_go_forward_and_agree_with_each_other(zone: str, expression: 
 
 @pytest.mark.parametrize("expression", ["*/15 * * * *", "0 9 * * *", "0 0 1 * *", "0 0 29 2 *"])
 @pytest.mark.parametrize("later", [timedelta(0), timedelta(minutes=40), timedelta(days=3), timedelta(days=4000)])
-def test_the_last_time_until_a_moment(expression: str, later: timedelta) -> None:
+def test_the_last_time_until_a_moment_is_found(expression: str, later: timedelta) -> None:
     cron = Cron.parse(expression, ZoneInfo(BERLIN))
     since = cron.after(utc("2024-01-01 00:00"))
     assert since is not None

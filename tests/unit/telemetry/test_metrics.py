@@ -264,7 +264,9 @@ async def ask(port: int, request: bytes) -> str:
         (b"", "400 Bad Request", "not an HTTP/1.1 request\n"),
     ],
 )
-async def test_requests_and_answers(endpoint: Endpoint, request_line: bytes, status: str, body: str) -> None:
+async def test_each_request_gets_its_status_and_text(
+    endpoint: Endpoint, request_line: bytes, status: str, body: str
+) -> None:
     head, _, got = (await ask(endpoint.port, request_line + b"\r\nHost: x\r\n\r\n")).partition("\r\n\r\n")
     assert head.splitlines()[0] == f"HTTP/1.1 {status}"
     assert "Connection: close" in head

@@ -219,12 +219,12 @@ def test_the_edges_of_64_bits_are_kept() -> None:
     "content_type",
     ["", "application/json", "Application/JSON; charset=utf-8", "application/vnd.acme.order+json"],
 )
-def test_spellings_of_json(content_type: str) -> None:
+def test_content_types_of_json_are_recognized(content_type: str) -> None:
     assert decode(b"1", content_type) == 1
 
 
 @pytest.mark.parametrize("content_type", ["application/msgpack", "application/x-msgpack; v=1"])
-def test_spellings_of_msgpack(content_type: str) -> None:
+def test_content_types_of_msgpack_are_recognized(content_type: str) -> None:
     assert decode(b"\xa1a", content_type) == "a"
 
 

@@ -49,7 +49,7 @@ def submit(data: object, **attributes: str) -> Submission:
 MINIMAL = {"agent": "researcher", "input": "Redis Streams"}
 
 
-def test_a_minimal_submit() -> None:
+def test_a_submit_needs_only_an_agent_and_an_input() -> None:
     seen = submit(MINIMAL)
     assert seen == Submission(
         task_id="e-1",
@@ -64,7 +64,7 @@ def test_a_minimal_submit() -> None:
     assert re.fullmatch("[0-9a-f]{16}", seen.digest)
 
 
-def test_a_full_submit() -> None:
+def test_a_submit_is_parsed_with_all_its_fields() -> None:
     seen = submit(
         MINIMAL
         | {
@@ -281,13 +281,13 @@ def test_any_object_is_a_submission_or_invalid_input(data: dict[str, object]) ->
         assert decode(seen.input_json) == data["input"]
 
 
-def test_cancel() -> None:
+def test_a_cancel_is_parsed() -> None:
     seen = parse_cancel(command(CANCEL, {"task_id": "t-1", "reason": "changed my mind"}, replyto="r"))
     assert seen == Cancellation(task_id="t-1", reason="changed my mind", event_id="e-1", replyto="r")
     assert parse_cancel(command(CANCEL, {"task_id": "t-1"})).reason == ""
 
 
-def test_signal() -> None:
+def test_a_signal_is_parsed() -> None:
     seen = parse_signal(command(SIGNAL, {"task_id": "t-1", "request_id": "r/2", "value": {"ok": True}}))
     assert seen == Signal(task_id="t-1", request_id="r/2", value_json=b'{"ok":true}', event_id="e-1")
 
@@ -311,13 +311,15 @@ def test_signal() -> None:
         (parse_publish, PUBLISH, {"topic": "news", "data": 1, "to": "x"}, "data.to"),
     ],
 )
-def test_bad_cancels_and_signals(read: Callable[[Envelope], object], type: str, data: object, field: str) -> None:
+def test_wrong_fields_of_cancels_and_signals_are_named(
+    read: Callable[[Envelope], object], type: str, data: object, field: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(command(type, data))
     assert caught.value.field == field
 
 
-def test_publish() -> None:
+def test_a_repeated_publish_has_the_same_message_id() -> None:
     seen = parse_publish(command(PUBLISH, {"topic": "news", "source": "k", "data": [1]}, source="shop"))
     assert (seen.topic, seen.topic_source, seen.data_json) == ("news", "k", b"[1]")
     again = parse_publish(command(PUBLISH, {"topic": "news", "source": "k", "data": [1]}, source="shop"))
@@ -342,7 +344,7 @@ FACTS: dict[str, tuple[Envelope, str, object]] = {
 
 
 @pytest.mark.parametrize(("fact", "type", "data"), FACTS.values(), ids=FACTS.keys())
-def test_facts(fact: Envelope, type: str, data: Mapping[str, object]) -> None:
+def test_a_fact_survives_encoding_and_parsing(fact: Envelope, type: str, data: Mapping[str, object]) -> None:
     assert (fact.type, fact.source, fact.time) == (type, "weft", "2026-11-21T02:00:00.000Z")
     assert decode(fact.data) == data
     assert fact.taskid == data.get("task_id", "")

@@ -42,7 +42,7 @@ def test_a_text_that_utf8_cannot_hold_has_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["t-1", "7", "a" * 200, "1763690400000-0", "order.7_b@x+y=z"])
-def test_task_ids(text: str) -> None:
+def test_valid_task_ids_are_recognized(text: str) -> None:
     assert is_task_id(text)
 
 
@@ -50,7 +50,7 @@ def test_task_ids(text: str) -> None:
     "text",
     ["", "a" * 201, "-a", ".a", "a b", "a/b", "a:b", "{a}", "a\n", "a\0", "é", "~a", "a~b", "a,b", "a\\b"],
 )
-def test_no_task_ids(text: str) -> None:
+def test_invalid_task_ids_are_recognized(text: str) -> None:
     assert not is_task_id(text)
 
 
@@ -96,7 +96,7 @@ def test_names_of_runs_and_instances() -> None:
     assert event_id("t-1", "r", 1, 7) == "t-1/r/1/7"
 
 
-def test_control_characters() -> None:
+def test_control_characters_are_found() -> None:
     assert not has_control("plain é text \u2028")
     for character in "\0\n\t\x1f\x7f\x9f":
         assert has_control(f"a{character}b")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 LACK = "No running handler of pool 'gpu' has tool 'render_label': start one with WEFT_POOLS=gpu."
 
 
-async def test_a_tool_of_a_pool_that_nobody_serves(valkey: Server, namespace: str, tmp_path: Path) -> None:
+async def test_the_pool_that_a_tool_waits_for_is_named(valkey: Server, namespace: str, tmp_path: Path) -> None:
     async with (
         console_fleet(valkey, namespace, tmp_path, "tests.apps.pool_app:app") as fleet,
         http(fleet) as client,

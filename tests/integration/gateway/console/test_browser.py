@@ -227,7 +227,7 @@ async def test_a_person_explains_answers_and_follows(desk: Desk) -> None:
         assert console.errors == []
 
 
-async def test_a_person_looks_at_the_system_and_tries_an_agent(desk: Desk) -> None:
+async def test_a_person_opens_the_system_page_and_tries_an_agent(desk: Desk) -> None:
     async with desk.opened("system") as console:
         page = await console.open("/system")
         await expect(page.locator("#checks .status")).to_have_text("all passed")

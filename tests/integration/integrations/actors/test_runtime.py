@@ -496,7 +496,7 @@ async def test_a_whole_runtime_is_saved_and_restored_with_its_queue(make_runtime
     await second.close()
 
 
-async def test_a_proxy_stands_for_an_agent(runtime: Runtime) -> None:
+async def test_a_proxy_forwards_to_its_agent(runtime: Runtime) -> None:
     await Echo.register(runtime, "echo", Echo)
     runtime.start()
     id = AgentId("echo", "far")

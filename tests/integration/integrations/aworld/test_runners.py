@@ -50,7 +50,7 @@ async def test_several_tasks_give_their_responses_by_id_and_a_failing_one_touche
     assert failure(found["t3"]) == ("ValueError", "no 3")
 
 
-async def test_tasks_after_one_that_must_not_fail_are_not_begun() -> None:
+async def test_tasks_after_one_that_must_not_fail_do_not_start() -> None:
     tasks = [
         Task(id="a", agent=broken, input="x", conf={"exit_on_failure": True}),
         Task(id="b", agent=upper, input="x"),

@@ -384,7 +384,7 @@ async def test_a_model_call_runs_its_hooks_and_runs_once() -> None:
     assert asked == [{"prompt": "help, please"}, {"prompt": "help"}]
 
 
-async def test_the_agents_own_points() -> None:
+async def test_hooks_run_at_points_that_an_agent_defines() -> None:
     app = App("own")
 
     @app.hook("before_context_compact")
@@ -449,7 +449,7 @@ async def test_an_unanswered_hook_question_gets_its_default_or_is_a_denial(defau
         assert (await ended(client, "researcher", "x"))[0] == status
 
 
-async def test_hooks_around_questions() -> None:
+async def test_hooks_change_questions_and_their_answers() -> None:
     app = App("humans")
 
     @app.hook("human_requested")

@@ -14,7 +14,7 @@ def test_without_settings_a_local_ray_starts() -> None:
     assert settings.local_cpus > 0
 
 
-def test_all_are_read() -> None:
+def test_all_settings_are_read() -> None:
     settings = RaySettings.from_environment(
         {
             "WEFT_RAY_ADDRESS": "ray-head:6379",

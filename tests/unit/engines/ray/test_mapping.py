@@ -97,7 +97,7 @@ async def test_an_item_that_ends_its_worker_fails_alone(cause: str) -> None:
     assert {seconds for count, seconds in limits if count > 1} == {10}
 
 
-async def test_a_call_that_a_worker_has_not_begun_in_time_goes_to_another_worker() -> None:
+async def test_a_call_that_a_worker_does_not_start_in_time_goes_to_another_worker() -> None:
     async def play(items: list[int], seconds: float) -> Answer:
         await asyncio.sleep(0)
         return doubled(items[: max(1, len(items) // 2)], 0.0)

@@ -30,7 +30,7 @@ def test_missing_java_is_reported_in_one_line_with_the_remedy(tmp_path: Path) ->
         java_checked({"JAVA_HOME": str(tmp_path)})
 
 
-def test_the_address_of_a_server() -> None:
+def test_the_address_of_a_server_is_parsed() -> None:
     assert address_of("sc://spark:15555/;token=x") == ("spark", 15555)
     assert address_of("sc://spark") == ("spark", 15002)
     assert address_of("sc://[::1]:7/") == ("::1", 7)

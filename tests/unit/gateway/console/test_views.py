@@ -339,7 +339,7 @@ def test_a_long_error_is_short_until_it_is_opened() -> None:
     assert "details" not in text({"type": "E", "message": "short"})
 
 
-def test_spans_for_little_room() -> None:
+def test_times_and_amounts_are_abbreviated() -> None:
     assert [text.brief(ms) for ms in (47, 3_200, 47_000, 304_000, 3_600_000)] == [
         "47 ms",
         "3.2 s",
