@@ -231,6 +231,6 @@ async def trim_old_letters(stage: Stage) -> Act:
 
 
 @case
-async def count_letters_anew(stage: Stage) -> Act:
+async def recount_letters(stage: Stage) -> Act:
     await stage.broker.call("XADD", stage.broker.keys.dead, "*", "reason", "rejected", "stream", "tasks")
     return lambda: stage.bus.recount_letters()

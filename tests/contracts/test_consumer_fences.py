@@ -174,8 +174,8 @@ async def test_an_owner_declared_dead_reads_nothing(broker: Broker) -> None:
 
 async def test_a_busy_consumer_takes_no_quarantined_entry(broker: Broker) -> None:
     async with consuming(broker) as (bus, handler):
-        await broker.submit(bus, "innocent")
-        assert await next_of(handler.began) == "innocent"
+        await broker.submit(bus, "busy")
+        assert await next_of(handler.began) == "busy"
         # An entry that three owners died of, in the hands of the last of them.
         key = broker.keys.stream("agent")
         dead = await broker.owner()

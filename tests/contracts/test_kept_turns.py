@@ -172,7 +172,7 @@ async def test_a_step_that_another_process_repeated_after_a_loss_counts(
     broker: Broker, bus: EventBus, other: EventBus, lives: bool
 ) -> None:
     """The server lost the step and the delivery, and another process restarted the turn, with another result."""
-    app, charged = App("anew"), []
+    app, charged = App("repeated"), []
 
     @app.tool
     def search(n: int) -> int:

@@ -626,13 +626,13 @@ async def test_the_streams_of_registered_publishers_are_followed(world: World) -
         await world.register("web", "acme")
         await asyncio.sleep(0)
 
-        async def bound_anew() -> bool:
+        async def bound_again() -> bool:
             task = f"t{time.monotonic_ns()}"
             await world.send("web", "task.submit", submit(task))
             await until(lambda: world.settled("web"))
             return await world.broker.status(f"acme.{task}") == "accepted"
 
-        await until(bound_anew)
+        await until(bound_again)
         await Publishers(world.bus).delete("web")
 
         async def left_alone() -> bool:

@@ -186,10 +186,10 @@ class Scheduler:
             if name == "XADD" and "equal or smaller" in str(reply):
                 # The clock has stepped back: a server goes on from the stream's last id.
                 again = self.server.execute(*args)
-                self.look_anew()
+                self.read_newest_again()
                 return again, None
             if name == b"FCALL":
-                self.look_anew()
+                self.read_newest_again()
             return None, reply
         if isinstance(reply, list):
             if reply and reply[-1] == TOUCHED:
@@ -202,7 +202,7 @@ class Scheduler:
                         item[2] = 0  # the idle time, which is not virtual
         return reply, None
 
-    def look_anew(self) -> None:
+    def read_newest_again(self) -> None:
         """Read the newest entries of all streams with waiting readers."""
         keys = list(self._watched())
         for key, found in zip(keys, self.server.pipeline([_newest(key) for key in keys]) if keys else (), strict=True):

@@ -59,14 +59,14 @@ async def until(what: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def harm(server: Server, how: str) -> None:
+def start_outage(server: Server, how: str) -> None:
     if how == "killed":
         server.kill()
     else:
         server.pause()
 
 
-def mend(server: Server, how: str) -> None:
+def end_outage(server: Server, how: str) -> None:
     if how == "killed":
         server.start()
     else:
@@ -91,11 +91,11 @@ async def test_a_handler_that_holds_work_is_healthy_while_the_broker_is_away(
     await Broker("server", bus.keys, None, transport).submit(bus, "t")  # type: ignore[arg-type]  # makes no clients
     async with asyncio.timeout(SECONDS):
         await handler.holds.wait()
-    harm(own_valkey, how)
+    start_outage(own_valkey, how)
     await until(lambda: consumer.silent_seconds > 2 * STALL_SECONDS)
     assert consumer.held == 1
     assert consumer.progress().ok
-    mend(own_valkey, how)
+    end_outage(own_valkey, how)
     await until(lambda: consumer.silent_seconds < LEASE_SECONDS)
     # It holds on and the broker serves: now this is a stall.
     await until(lambda: not consumer.progress().ok)

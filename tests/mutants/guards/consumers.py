@@ -634,7 +634,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "consumer/progress.py",
-        "lock_innocent",
+        "lock_other_delivery",
         " and _same(handled, silencing[0]):",
         ":",
         "only the delivery that has kept the lock is interrupted",

@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     lua(
         "emit",
-        "anew",
+        "starts_over",
         "  if held ~= args[6] then count = 0 end\n",
         "",
         "output that starts over is shown from its first piece",

@@ -255,16 +255,16 @@ def test_a_later_turn_of_a_run_that_has_kept_the_lock_is_not_refused(monkeypatch
 
 async def test_a_delivery_that_does_not_block_the_loop_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main thread may have moved on to another one before it handles the signal."""
-    guilty, innocent = delivery_of("guilty"), delivery_of("innocent")
+    blocking, other = delivery_of("blocking"), delivery_of("other")
     async with watched(monkeypatch) as watch:
-        HANDLED.set(innocent)
-        watch._silencing = guilty, 1.0, sys._getframe()
+        HANDLED.set(other)
+        watch._silencing = blocking, 1.0, sys._getframe()
         assert INTERRUPT_SIGNAL is not None
 
         async def raises() -> None:
             signal.raise_signal(INTERRUPT_SIGNAL)
 
-        await run_limited("innocent", 60, raises)
+        await run_limited("other", 60, raises)
 
 
 async def in_tool(function: Callable[[], object]) -> None:
