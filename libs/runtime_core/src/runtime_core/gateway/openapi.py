@@ -138,7 +138,7 @@ def _submit() -> Json:
             ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
         ),
         "responses": {
-            "202": started("The task is durable and will be handled."),
+            "202": started("The task will be handled, and is as durable as WEFT_DURABILITY says."),
             **problems(*WITH_BODY, PARAMETER, CONFLICT),
         },
     }
@@ -197,7 +197,7 @@ def _receive() -> Json:
             },
         },
         "responses": {
-            "202": started("The task is durable and will be handled."),
+            "202": started("The task will be handled, and is as durable as WEFT_DURABILITY says."),
             "200": json_of("The result of each event of the batch.", schema, example),
             **problems(*WITH_BODY, PARAMETER, CONFLICT),
         },

@@ -48,7 +48,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 def accepted(task_id: str, *, at_ms: float, cause: str = "", trace: str = "") -> Envelope:
-    """Return a `weft.task.accepted`: the task is durable and will be handled."""
+    """Return a `weft.task.accepted`: the task will be handled, and is as durable as WEFT_DURABILITY says."""
     return _fact(ACCEPTED, event_id(task_id, "accepted"), {"task_id": task_id}, at_ms, task_id, cause, trace=trace)
 
 
