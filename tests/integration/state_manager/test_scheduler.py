@@ -67,7 +67,7 @@ async def test_each_time_starts_one_task_even_if_leaders_die(
     server = shared_server("valkey-9")
     replicas = {"agent-handler": 1, "state-manager": 2}
     fleet = Fleet(
-        server.url, namespace, tmp_path, replicas=replicas, app="tests.integration.state_manager.test_schedules:app"
+        server.url, namespace, tmp_path, replicas=replicas, app="tests.integration.state_manager.test_scheduler:app"
     )
     async with fleet, Client.connect(server.url, namespace=namespace) as client, plain_redis(server.port) as redis:
         data = {"schedule_id": "often", "agent": "tick", "input": "again", "every_seconds": 1, "overlap": "start"}
