@@ -170,7 +170,7 @@ class Waiting(RoutedAgent):
 
 
 @pytest.mark.parametrize("when", ["while it is handled", "before it is handled"])
-async def test_a_token_reaches_a_handler_elsewhere_whose_work_counts(make: Make, when: str) -> None:
+async def test_a_cancellation_reaches_a_handler_in_another_runtime(make: Make, when: str) -> None:
     worker, client = make(), make()
     begun = asyncio.Event()
     await Waiting.register(worker, "waiting", lambda: Waiting(begun))

@@ -94,7 +94,7 @@ async def test_an_unknown_agent_is_rejected_by_name(broker: Broker, bus: EventBu
     assert (await broker.submit(bus, "t")).started
 
 
-async def test_an_overloaded_partition_refuses(broker: Broker, bus: EventBus) -> None:
+async def test_an_overloaded_partition_refuses_submits(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "open")
     await broker.call("HSET", broker.keys.meta, "overload", "memory is at 85 %")
     before = await broker.snapshot()
@@ -106,7 +106,7 @@ async def test_an_overloaded_partition_refuses(broker: Broker, bus: EventBus) ->
     assert await complete(bus, await broker.take(bus)), "commits go on"
 
 
-async def test_a_full_stream_refuses(broker: Broker, bus: EventBus) -> None:
+async def test_a_full_stream_refuses_submits(broker: Broker, bus: EventBus) -> None:
     await broker.call("HSET", broker.keys.meta, "stream_max", 2)
     await broker.submit(bus, "a")
     await broker.submit(bus, "b")

@@ -35,7 +35,7 @@ async def refusal(broker: Broker, bus: EventBus, task: str, step: str = "1", run
     return str(error["message"])
 
 
-async def test_two_agents_that_ask_each_other(broker: Broker, bus: EventBus) -> None:
+async def test_a_deadlock_of_two_agents_is_found(broker: Broker, bus: EventBus) -> None:
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")
     await suspend(bus, one, ask_agent("1", "editor", "k"))
@@ -72,7 +72,7 @@ async def test_a_deadlock_of_two_branches_of_one_task_is_found(broker: Broker, b
     assert await refusal(broker, bus, "t", run="r/2")
 
 
-async def test_holders_that_ask_through_agents_without_a_key(broker: Broker, bus: EventBus) -> None:
+async def test_a_deadlock_through_agents_without_a_key_is_found(broker: Broker, bus: EventBus) -> None:
     """The instance is held by a run that waits for a child, and only that child asks."""
     one = await start(broker, bus, "one", "writer", "k")
     two = await start(broker, bus, "two", "editor", "k")

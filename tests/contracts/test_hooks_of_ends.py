@@ -195,7 +195,7 @@ async def test_a_task_for_a_step_of_another_partition_runs_no_task_hooks(broker:
     assert await started(broker) == []
 
 
-async def test_a_message_that_finds_its_mailbox_full(broker: Broker, bus: EventBus) -> None:
+async def test_hooks_run_for_a_message_that_a_full_mailbox_refuses(broker: Broker, bus: EventBus) -> None:
     await declare(broker)
     await broker.call("HSET", broker.keys.meta, "mailbox_max", 1)
     for name in ("holds", "waits"):

@@ -24,7 +24,7 @@ async def test_work_counts_until_it_is_committed(broker: Broker, bus: EventBus) 
     assert await left(bus) == 0
 
 
-async def test_a_retry_counts(broker: Broker, bus: EventBus) -> None:
+async def test_a_retry_counts_as_work(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await bus.retry(await broker.take(bus), 60_000, b'{"type":"x","message":"y"}')
     assert await left(bus) == 1

@@ -121,7 +121,7 @@ async def test_an_answer_that_the_publisher_has_deleted_is_not_counted(
     assert await written.listed() <= 20
 
 
-async def test_answers_expire(broker: Broker, bus: EventBus, shop: str) -> None:
+async def test_answers_expire_after_the_retention_time(broker: Broker, bus: EventBus, shop: str) -> None:
     """A quiet stream goes by itself, and an old answer goes from one that still gets answers."""
     written = Written(broker, bus, shop, AnswerBounds(retention_seconds=100))
     await written.write(f"{shop}:answers")

@@ -113,7 +113,9 @@ STEPS: dict[str, Callable[[Pair], Awaitable[None]]] = {
 
 @pytest.mark.parametrize("loser", ["here", "there"])
 @pytest.mark.parametrize(("back_to", "at"), [*combinations(STEPS, 2)])
-async def test_a_partition_that_loses_its_tail(pair: Pair, loser: str, back_to: str, at: str) -> None:
+async def test_a_request_survives_a_partition_that_loses_its_last_writes(
+    pair: Pair, loser: str, back_to: str, at: str
+) -> None:
     """Whatever either side loses, the task ends with the answer and nothing is left."""
     side: Side = getattr(pair, loser)
     saved = {}

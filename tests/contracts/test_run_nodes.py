@@ -668,7 +668,7 @@ async def test_nodes_are_spread_and_found(spread: StateManager, broker: Broker) 
         await spread.run_node("no")
 
 
-async def test_a_session_and_a_group_live_together(spread: StateManager) -> None:
+async def test_a_session_and_its_group_share_a_partition(spread: StateManager) -> None:
     for number in range(6):
         group = f"g{number}"
         await spread.create_group(group, ["a", "b"] if number == 0 else [f"{number}-a"], session_id=f"s{number}")

@@ -186,7 +186,7 @@ async def test_a_limit_ends_a_call_that_nothing_interrupts(ray_driver: Driver, f
     await until(lambda: gone(pid_of(folder, "long")), "its worker has ended")
 
 
-async def test_a_map_with_items_that_fail_hang_or_kill(ray_driver: Driver, folder: str) -> None:
+async def test_a_map_reports_the_items_that_fail_hang_or_kill(ray_driver: Driver, folder: str) -> None:
     reports: list[dict[str, int]] = []
     numbers: list[object] = list(range(60))
     given = changed(mapped("unlucky", "item", numbers, f"map/{folder}", folder=folder), timeout_seconds=5.0)

@@ -47,7 +47,7 @@ async def test_a_worker_that_dies_fails_only_its_call(ray_driver: Driver) -> Non
     assert lived == 1
 
 
-async def test_functions_that_no_module_has(ray_driver: Driver) -> None:
+async def test_functions_outside_any_module_can_be_mapped(ray_driver: Driver) -> None:
     three = 3
     async with Borrowing(RunConfig(worker_num=2), ray_driver) as engine:
         assert await engine.map(lambda item: item * three, [1, 2]) == [3, 6]

@@ -390,7 +390,7 @@ async def test_functions_that_were_flushed_are_loaded_again(own_valkey: Server, 
         assert len(await broker.entries("agent")) == 20
 
 
-async def test_a_server_that_was_emptied(own_valkey: Server, namespace: str) -> None:
+async def test_work_continues_on_a_server_that_was_emptied(own_valkey: Server, namespace: str) -> None:
     """All data is lost, and the next task is not: owners return under new names, and groups are created again."""
     async with partition(own_valkey.url, namespace) as (broker, bus):
         await broker.submit(bus, "lost")

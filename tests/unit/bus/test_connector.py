@@ -89,7 +89,7 @@ async def test_sentinels_get_no_password_of_the_broker() -> None:
     assert str(address) == "sentinel master 'Main'"
 
 
-async def test_sentinels_with_tls_and_a_password() -> None:
+async def test_sentinels_may_have_tls_and_their_own_password() -> None:
     url = "rediss+sentinel://:secret@a:26379/main?sentinel_username=asks&sentinel_password=other&ssl_ca_certs=/ca.pem"
     pool = parse_address(url).pool()
     assert isinstance(pool, SentinelConnectionPool)

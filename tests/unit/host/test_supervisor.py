@@ -111,7 +111,7 @@ async def test_pauses_grow_and_restarts_never_stop(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_a_child_that_refuses_three_times_ends_them_all(log_format: str) -> None:
+async def test_a_child_that_fails_three_times_ends_all_children(log_format: str) -> None:
     output = Output()
     line = last_line("b", log_format, "WEFT_APP is not set")
     supervisor = Supervisor([child("a", WAITS), child("b", f"print({line!r}); raise SystemExit(1)")], output)

@@ -693,7 +693,7 @@ async def test_a_cancel_between_turns_reaches_the_waiting_code() -> None:
     assert sorted(map(str, heard)) == ["True", "branch"]
 
 
-async def test_cancel_during_a_turn() -> None:
+async def test_a_cancel_interrupts_a_running_turn() -> None:
     started = asyncio.Event()
 
     async def code(ctx: AgentContext, _: object) -> object:
@@ -793,7 +793,7 @@ async def test_a_run_that_is_dropped_before_its_code_began() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_drop_before_the_first_turn() -> None:
+async def test_a_run_dropped_before_its_first_turn_leaves_no_task() -> None:
     run = World().new_run(Program(raising(KeyError())))
     run.drop()
     await run.aclose()
