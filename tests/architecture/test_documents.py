@@ -106,6 +106,35 @@ def test_the_settings_that_the_code_reads_are_known() -> None:
     assert read_there <= known, "a service would refuse them: make them settings"
 
 
+def message_texts() -> str:
+    """Return the texts of the library's code, with … for each value that is put into them."""
+    found = []
+    for _, tree in sources((CORE / "runtime_core",), ""):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[a-z]|%\.\d[a-z]", "…", node.value))
+    found += [re.sub(r"' \.\. [^']+ \.\. '", "…", path.read_text(encoding="utf-8")) for path in LUA]
+    return "\n".join(found).replace("`", "")
+
+
+def test_the_messages_with_remedies_are_those_of_the_code() -> None:
+    rows = [row for row in section(read("docs/operations.md"), "Errors and remedies").splitlines() if row[:1] == "|"]
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    texts = message_texts()
+    # Values in the messages of the page, and what is put before a message: a setting, a field or the error's class.
+    values = r"^[A-Z]\w+(=\S+)?: |WEFT_…: |sentinel master|\bray\b|: OOM|: WRONGPASS|: NOAUTH|[\d,]{5,}"
+    missing = [
+        message
+        for message in messages
+        if not all(part.strip(" :;") in texts for part in re.sub(values, "…", message).split("…") if len(part) > 9)
+    ]
+    assert len(messages) > 30
+    assert missing == [], "docs/operations.md lists messages that the code does not have"
+
+
 def test_the_defaults_of_numbers_are_right() -> None:
     rows = section(read("docs/operations.md"), "Settings").splitlines()
     shown = {cells[1].strip(" `"): cells[2].strip(" `") for row in rows if len(cells := row.split("|")) > 3}
