@@ -586,7 +586,7 @@ async def test_sentinels_may_have_their_own_password(own_server: OwnServer, name
 
 
 @only_in_matrix("TLS and a password at once")
-async def test_sentinels_with_tls_and_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
+async def test_sentinels_may_require_tls_and_a_password(own_server: OwnServer, namespace: str, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     certify(key, certificate, f"IP:{HOST}")
     port = free_port()
