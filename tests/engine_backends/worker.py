@@ -9,6 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from runtime_core.base.lazy import collect_seldom
+
+if __name__ == "__main__":
+    collect_seldom()  # before the imports below
+
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Value, Work
 from runtime_core.engines.remote import run_items, run_registered
 from runtime_core.engines.results import Results

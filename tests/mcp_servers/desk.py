@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from runtime_core.base.lazy import collect_seldom
+
+if __name__ == "__main__":
+    collect_seldom()  # before the imports below: they take most of this process's time
+
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,27 @@ from types import ModuleType
 import pytest
 
 from runtime_core.base.lazy import loader, needs_extra
+
+SETTINGS = """
+import gc, sys
+from runtime_core.cli.main import main
+from weft import App
+
+def settings():
+    return gc.isenabled(), gc.get_freeze_count(), gc.get_threshold()
+
+given = settings()
+sys.argv[1:] = ["--version"]
+main(["--version"])
+assert settings() == given, "a program that imports Weft"
+main()
+assert settings()[2] > given[2], "the command's own process"
+"""
+
+
+def test_only_processes_of_weft_change_how_garbage_is_collected() -> None:
+    ended = subprocess.run([sys.executable, "-c", SETTINGS], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_name_is_loaded_once_from_its_module(monkeypatch: pytest.MonkeyPatch) -> None:

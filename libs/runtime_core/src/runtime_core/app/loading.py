@@ -10,6 +10,11 @@ from typing import Any, cast
 
 import msgspec
 
+from runtime_core.base.lazy import collect_seldom
+
+if __name__ == "__main__":
+    collect_seldom()  # before the imports below
+
 from runtime_core.app.app import App, DeclaresRunner
 from runtime_core.declare.declaration import NAME, RetryPolicy, place_of
 from runtime_core.declare.loading import load_object

@@ -20,6 +20,7 @@ from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from runtime_core.base.lazy import collect_seldom
 from runtime_core.errors import WeftError
 
 WRONG_USAGE = 2
@@ -136,7 +137,9 @@ def _print_version(wanted: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit status. Without arguments, this process is the command."""
+    if arguments is None:
+        collect_seldom()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Print another character where the terminal lacks one, instead of failing.

@@ -12,6 +12,11 @@ import signal
 import sys
 import time
 
+from runtime_core.base.lazy import collect_seldom
+
+if __name__ == "__main__":
+    collect_seldom()  # before the imports below
+
 from runtime_core.bus.namespace import connect
 from runtime_core.errors import ConfigurationError
 

@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 
+from runtime_core.base.lazy import collect_seldom
 from runtime_core.base.lifeline import guard_forks
 from runtime_core.base.periodic import Periodic, cancel_and_wait
 from runtime_core.consumer.progress import HEALTHY, LoopWatch
@@ -173,6 +174,7 @@ SERVICES = tuple(name for name in _BUILDERS if name != GATEWAY)
 
 def serve(name: str, build: Build) -> NoReturn:
     """Run a service, then exit the process even if an abandoned thread still runs."""
+    collect_seldom()
     status = run_service(name, build)
     logging.shutdown()
     sys.stdout.flush()
@@ -281,7 +283,6 @@ class _Process:
         # Loaded modules stay alive: scanning them at each collection costs a handler a sixth of its time.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 20, 50)
         return self._role
 
     async def _until_done_or_stopped(self, task: asyncio.Task[Any]) -> bool:  # whatever it returns

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 import msgspec
 
+from runtime_core.base.lazy import collect_seldom
 from runtime_core.engines.protocol import (
     READ_BUFFER_BYTES,
     Away,
@@ -99,6 +100,7 @@ def parse_line(line: str) -> tuple[int, str, str]:
 
 def main(engine: str, socket_number: int, lifeline: int) -> NoReturn:
     """Run a driver until its gateway disconnects or the engine is lost, then end the process."""
+    collect_seldom()
     # The engine's child processes must not keep these open: closing them signals the end of a process.
     os.set_inheritable(socket_number, False)
     os.set_inheritable(lifeline, False)
