@@ -246,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "client/task_view.py",
         "holder_of_tenant",
-        'return task if header is not None and tenant_in(header) == tenant_in(waiting.get(b"h", b"")) else ""',
+        'return task if header is not None and RunHeader.parse(header).tenant == _header(waiting).tenant else ""',
         "return task",
         "a tenant does not see the tasks of others that hold a key",
         "contracts:calls_shown",

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from runtime_core.errors import InvalidInput
 from runtime_core.wire.ids import (
+    DeliveryHeader,
+    RunHeader,
     child_run,
     event_id,
     fingerprint,
@@ -100,3 +102,19 @@ def test_control_characters_are_found() -> None:
     assert not has_control("plain é text \u2028")
     for character in "\0\n\t\x1f\x7f\x9f":
         assert has_control(f"a{character}b")
+
+
+def test_a_header_of_a_run_may_lack_its_last_lines() -> None:
+    whole = RunHeader.parse(b"agent\ndesk\nk\n@r\n1763690000000\n7\ne-1\nshop\nd\ns-1\nacme\n60")
+    assert (whole.agent, whole.key, whole.created_ms, whole.max_steps) == ("desk", "k", 1763690000000, "7")
+    assert (whole.event_id, whole.source, whole.session, whole.tenant) == ("e-1", "shop", "s-1", "acme")
+    child = RunHeader.parse(b"agent\ndesk\n\n\n\n")
+    assert (child.agent, child.created_ms, child.tenant) == ("desk", 0, "")
+    assert RunHeader.parse(None) == RunHeader()
+    assert RunHeader.parse(b"a\n" * 20).retention == "a", "lines of a later release"
+
+
+def test_a_header_of_a_delivery_may_be_anything() -> None:
+    header = DeliveryHeader.parse(b"1\ncall\nt-1\nr/2\nsearch\n\n2\n0")
+    assert (header.kind, header.task, header.run, header.name, header.attempt) == ("call", "t-1", "r/2", "search", "2")
+    assert DeliveryHeader.parse(b"\xff").version == "�"

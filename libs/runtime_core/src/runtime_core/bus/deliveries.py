@@ -15,6 +15,7 @@ from runtime_core.bus.keys import Keys, group_of
 from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, InvalidInput, ServerError, TurnTaken
 from runtime_core.telemetry.spans import NO_SPAN
+from runtime_core.wire.ids import RunHeader
 
 HEADER_FORMAT = b"1"
 QUARANTINE_AFTER = 3
@@ -402,7 +403,7 @@ class TakingVerbs(Partition):
             elif name == "busy":
                 fields.holders = value.decode().split("\n")
             elif name == "h":
-                fields.started_ms = int(value.split(b"\n")[4] or 0)
+                fields.started_ms = RunHeader.parse(value).created_ms
             elif name.startswith("e:"):
                 emitted[name[2:]] = value
             elif name.startswith("o:"):

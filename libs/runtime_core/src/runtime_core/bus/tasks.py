@@ -70,15 +70,6 @@ class NotYet(Rejected):
     """No manifest has arrived yet, so Weft cannot check the submit; it may accept it later."""
 
 
-_TENANT_LINE = 10
-
-
-def tenant_in(header: bytes) -> str:
-    """Return the tenant that a task's header (`h`) names; empty for none."""
-    lines = header.split(b"\n")
-    return lines[_TENANT_LINE].decode() if len(lines) > _TENANT_LINE else ""
-
-
 class TaskVerbs(Partition):
     """Verbs of clients and services for whole tasks."""
 

@@ -24,7 +24,15 @@ from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
 from runtime_core.wire.envelope import ANONYMOUS
 from runtime_core.wire.events import StreamingMode
-from runtime_core.wire.ids import ANY_DIGEST, ROOT_RUN, any_digest, attempt_in_digest, digest_in_attempt, step_digest
+from runtime_core.wire.ids import (
+    ANY_DIGEST,
+    ROOT_RUN,
+    RunHeader,
+    any_digest,
+    attempt_in_digest,
+    digest_in_attempt,
+    step_digest,
+)
 from runtime_core.wire.step import ATTEMPTS, DIGEST, KEY_RETURNS, PIECES, STEPS, Step, before, place
 
 if TYPE_CHECKING:
@@ -229,8 +237,8 @@ async def recorded(
         known = _joined(await store.task(namespace, task) if store is not None else None, rows)
     runs = runs_of(known) if known is not None else {}
     run = _run(runs, ROOT_RUN)
-    header = [*fields.get(b"h", b"").decode().split("\n"), *[""] * 10]
-    run.agent, run.key = run.agent or header[1], run.key or header[2]
+    header = RunHeader.parse(fields.get(b"h"))
+    run.agent, run.key = run.agent or header.agent, run.key or header.key
     run.input = run.input or fields.get(b"d", b"")
     if not run.agent and known is not None and known.end is not None:
         run.agent = known.end.agent
@@ -243,11 +251,11 @@ async def recorded(
     _add_journal(run, fields)
     for name, journal in journals.items():
         child = _run(runs, name)
-        child.agent = child.agent or [*journal.get(b"h", b"").decode().split("\n"), ""][1]
+        child.agent = child.agent or RunHeader.parse(journal.get(b"h")).agent
         _add_journal(child, journal)
     context: dict[str, object] = msgspec.json.decode(fields[b"x"]) if fields.get(b"x") else {}
-    if header[9]:
-        context.setdefault("session_id", header[9])
+    if header.session:
+        context.setdefault("session_id", header.session)
     elif known is not None and known.end is not None and known.end.session:
         context.setdefault("session_id", known.end.session)
     return runs, context

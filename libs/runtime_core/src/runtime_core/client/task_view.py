@@ -18,14 +18,13 @@ import msgspec
 from runtime_core.base.text import about
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.bus.tasks import tenant_in
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager.measures import Fields, unpacked
 from runtime_core.state_manager.stuck import hash_at
 from runtime_core.state_manager.waits import lacking
 from runtime_core.wire.codec import quoted, readable
 from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
-from runtime_core.wire.ids import is_task_id
+from runtime_core.wire.ids import DeliveryHeader, RunHeader, is_task_id
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import TaskTrajectory
@@ -59,9 +58,8 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     if not fields:
         return None
     view = describe_task(task, fields)
-    header = _lines(fields)
-    if header[5] not in ("", "0"):
-        view["max_steps"] = int(header[5])
+    if (max_steps := _header(fields).max_steps) not in ("", "0"):
+        view["max_steps"] = int(max_steps)
     if letters:
         kept = cast(list[bytes], await bus.transport.call("ZRANGE", keys.base + "letters", 0, -1))
         own = [letter.rpartition(b"|")[2].decode() for letter in kept if letter.rpartition(b"|")[0] == task.encode()]
@@ -98,7 +96,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
                     questions.append(question if due is None else {**question, "deadline": due})
     if calls:
         await _name_calls(bus, task, waits)
-    wanted = [("agent", agent) for each in runs.values() if (agent := _lines(each)[1])]
+    wanted = [("agent", agent) for each in runs.values() if (agent := _header(each).agent)]
     wanted += [(wait["kind"], wait["name"]) for wait in waits if wait["kind"] == "tool" and wait.get("name")]
     if lacks := await lacking(bus, wanted):
         view["without_handler"] = lacks
@@ -146,7 +144,7 @@ async def _holder(bus: EventBus, instance: str, waiting: Fields) -> str:
     holders = cast("bytes | None", await bus.transport.call("HGET", f"{bus.keys.base}inst:{instance}", "busy"))
     task = (holders or b"").decode().rpartition("\n")[2].partition("|")[0]
     header = cast("bytes | None", await bus.transport.call("HGET", bus.keys.task(task), "h")) if task else None
-    return task if header is not None and tenant_in(header) == tenant_in(waiting.get(b"h", b"")) else ""
+    return task if header is not None and RunHeader.parse(header).tenant == _header(waiting).tenant else ""
 
 
 def _limit_of(limit: str) -> str:
@@ -159,13 +157,14 @@ def _run_waits(run: str, fields: Fields, retries: Mapping[str, Row], slots: Mapp
     """Return what the run itself waits for: its next attempt, its instance, or a slot of a limit."""
     cur = fields.get(b"cur", b"").decode()
     if cur in _PLACES:
-        _, agent, key, _, created, *_ = _lines(fields)
-        wait = {"run": run, "step": "", "kind": "agent", "name": f"{agent}/{key}" if key else agent, "place": cur}
-        return [{**wait, "since": int(created)} if run == "r" and cur in ("mail", "queue") else wait]
+        header = _header(fields)
+        name = f"{header.agent}/{header.key}" if header.key else header.agent
+        wait = {"run": run, "step": "", "kind": "agent", "name": name, "place": cur}
+        return [{**wait, "since": header.created_ms} if run == "r" and cur in ("mail", "queue") else wait]
     if cur == "retry" and run in retries:
         return [{"run": run, "step": "", "kind": "agent", **retries[run]}]
     if cur == "slot" and run in slots:
-        return [{"run": run, "step": "", "kind": "agent", "name": _lines(fields)[1], **slots[run]}]
+        return [{"run": run, "step": "", "kind": "agent", "name": _header(fields).agent, **slots[run]}]
     return []
 
 
@@ -178,7 +177,7 @@ def _step_wait(
         elsewhere = runs["r"].get(b"k:" + child.encode(), b"").decode()
         if elsewhere.startswith("@"):  # `@partition:task`: the instance lives in another partition
             wait["task_id"] = elsewhere.partition(":")[2]
-        return {**wait, "name": _lines(runs.get(child, {}))[1]}
+        return {**wait, "name": _header(runs.get(child, {})).agent}
     if child in retries:
         return {**wait, **retries[child]}
     return wait if due is None else {**wait, "due": due}
@@ -215,12 +214,12 @@ async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
         for found, owner in entries:
             for entry, flat in cast(list[tuple[bytes, list[bytes]]], found):
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
-                header = _lines(fields)
-                wait = open_calls.get(header[3]) if header[2] == task else None
+                header = DeliveryHeader.parse(fields.get(b"h"))
+                wait = open_calls.get(header.run) if header.task == task else None
                 if wait is not None:
-                    wait.update(name=header[4], handler=owner, since=int(entry.partition(b"-")[0]))
-                    if header[6] not in ("", "1"):
-                        wait.update(attempt=int(header[6]), errors=_errors(fields))
+                    wait.update(name=header.name, handler=owner, since=int(entry.partition(b"-")[0]))
+                    if header.attempt not in ("", "1"):
+                        wait.update(attempt=int(header.attempt), errors=_errors(fields))
 
 
 async def _retries(bus: EventBus, task_fields: Fields) -> dict[str, Row]:
@@ -239,10 +238,11 @@ async def _retry(bus: EventBus, name: bytes) -> tuple[str, Row] | None:
     due = await _due(bus, name.decode())
     if due is None or not fields:
         return None
-    header = _lines(fields)
+    header = DeliveryHeader.parse(fields.get(b"h"))
     if b"|~" in name:
-        return header[3], {"name": header[4], "place": "queue"}
-    return header[3], {"name": header[4], "attempt": int(header[6] or 0), "due": due, "errors": _errors(fields)}
+        return header.run, {"name": header.name, "place": "queue"}
+    attempt = int(header.attempt or 0)
+    return header.run, {"name": header.name, "attempt": attempt, "due": due, "errors": _errors(fields)}
 
 
 def _errors(fields: Fields) -> list[Row]:
@@ -264,9 +264,8 @@ async def _slot_waits(bus: EventBus, task: str, task_fields: Fields) -> dict[str
     return found
 
 
-def _lines(fields: Fields) -> list[str]:
-    """Return the header of a run or delivery, padded with empty lines for missing ones."""
-    return fields.get(b"h", b"").decode().split("\n") + [""] * 10
+def _header(fields: Fields) -> RunHeader:
+    return RunHeader.parse(fields.get(b"h"))
 
 
 async def _due(bus: EventBus, member: str) -> int | None:
@@ -485,7 +484,7 @@ class _Scan:
             if values[0] is None:
                 continue  # past its retention time
             fields = {name.encode(): value for name, value in zip(_FIELDS, values, strict=True) if value is not None}
-            tenant = tenant_in(fields.get(b"h", b""))
+            tenant = _header(fields).tenant
             row = describe_task(place[1], fields)
             if tenant:
                 row["tenant"] = tenant

@@ -19,6 +19,7 @@ from runtime_core.state_manager.admission import check_data
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire.codec import encode, quoted, readable
+from runtime_core.wire.ids import DeliveryHeader
 
 LETTERS_PAGE = 200
 SCANNED_MAX = 5_000
@@ -121,8 +122,8 @@ class DeadLetter:
         """`start`, `resume` or `call`; `rejected` for an entry of the ingress; else empty."""
         if self.reason == REJECTED or self.event:
             return REJECTED
-        lines = self._text("h").split("\n")
-        return lines[1] if len(lines) > 2 else ""
+        header = DeliveryHeader.parse(self.fields.get("h"))
+        return header.kind if header.task else ""
 
     @property
     def error(self) -> dict[str, Any]:  # Any: JSON

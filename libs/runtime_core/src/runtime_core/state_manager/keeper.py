@@ -19,7 +19,6 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.bus.namespace import server_info
 from runtime_core.bus.spans import task_span
-from runtime_core.bus.tasks import tenant_in
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.state_manager.dead_letters import trimmed_letters
@@ -28,6 +27,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.blobs import open_blobs
+from runtime_core.wire.ids import RunHeader
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class TenantIndexer:
         )
         headers = await asyncio.gather(*(call("HGET", keys.task(task.decode()), "h") for task in flat[::2]))
         for task, created, header in zip(flat[::2], flat[1::2], headers, strict=True):
-            if tenant := tenant_in(cast("bytes | None", header) or b""):
+            if tenant := RunHeader.parse(cast("bytes | None", header)).tenant:
                 await call("ZADD", keys.index_of(tenant), "NX", created, task)
                 await call("ZADD", keys.indexes, "NX", created, tenant)
         if cursor == b"0":

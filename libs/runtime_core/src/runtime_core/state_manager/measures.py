@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,6 +24,7 @@ from runtime_core.state_manager.publishers import ALL_OTHERS, Publishers, waitin
 from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics, Sample
+from runtime_core.wire.ids import DeliveryHeader, RunHeader
 
 logger = logging.getLogger(__name__)
 
@@ -307,12 +308,12 @@ async def find_unserved(bus: EventBus, most_tasks: int = UNSERVED_TASKS) -> list
     tasks: dict[tuple[str, str], list[str]] = {place: [] for place in streams}
     for stream, header in [*await _on_streams(bus, set(streams.values())), *await _next_retries(bus)]:
         kind = stream.partition(":")[0]
-        if (kind, header[4]) in tasks:
-            tasks[kind, header[4]].append(header[2])
+        if (kind, header.name) in tasks:
+            tasks[kind, header.name].append(header.task)
     opened = [task.decode() for task in cast(list[bytes], await call("ZRANGE", keys.open_tasks, 0, most_tasks - 1))]
     headers = [call("HGET", keys.task(task), "h") for task in opened]
     for task, reply in zip(opened, headers, strict=True):
-        agent = (cast(bytes | None, await reply) or b"\n").decode().split("\n")[1]
+        agent = RunHeader.parse(cast(bytes | None, await reply)).agent
         if ("agent", agent) in tasks and task not in tasks["agent", agent]:
             tasks["agent", agent].append(task)
     # The next handler of any app settles what belongs to an ended task.
@@ -335,18 +336,18 @@ def unpacked(packed: Reply) -> Fields:
     return {name.encode(): value.encode() for name, value in zip(flat[::2], flat[1::2], strict=False)}
 
 
-async def _on_streams(bus: EventBus, streams: set[str]) -> list[tuple[str, list[str]]]:
+async def _on_streams(bus: EventBus, streams: set[str]) -> list[tuple[str, DeliveryHeader]]:
     """Return the headers of the first deliveries on these work streams."""
     found = []
     for stream in sorted(streams):
         for _, flat in pairs(
             await bus.transport.call("XRANGE", bus.keys.stream(stream), "-", "+", "COUNT", COUNT_PAGE)
         ):
-            found.append((stream, _header(dict(zip(flat[::2], flat[1::2], strict=True)))))
+            found.append((stream, DeliveryHeader.parse(dict(zip(flat[::2], flat[1::2], strict=True)).get(b"h"))))
     return found
 
 
-async def _next_retries(bus: EventBus) -> list[tuple[str, list[str]]]:
+async def _next_retries(bus: EventBus) -> list[tuple[str, DeliveryHeader]]:
     """Return the work streams and headers of the deliveries that are retried next. A handler that lacks a name hands
     its deliveries back for a second.
     """
@@ -356,11 +357,9 @@ async def _next_retries(bus: EventBus) -> list[tuple[str, list[str]]]:
     if not retries:
         return []
     kept = cast(list[bytes | None], await call("HMGET", keys.base + "delayed", *retries))
-    return [(each.decode().split("|")[1], _header(unpacked(data))) for each, data in zip(retries, kept, strict=True)]
-
-
-def _header(delivery: Mapping[bytes, bytes]) -> list[str]:
-    return delivery.get(b"h", b"").decode("utf-8", "replace").split("\n") + [""] * 5
+    streams = [each.decode().split("|")[1] for each in retries]
+    headers = [DeliveryHeader.parse(unpacked(data).get(b"h")) for data in kept]
+    return list(zip(streams, headers, strict=True))
 
 
 class Measures:

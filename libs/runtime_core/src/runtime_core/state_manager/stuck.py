@@ -20,6 +20,7 @@ from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.measures import Fields, unpacked, work_streams
 from runtime_core.wire.events import ENDED
+from runtime_core.wire.ids import DeliveryHeader, RunHeader
 from runtime_core.wire.step import ENCODER, Step, StepError
 
 SCAN_PAGE = 1000
@@ -277,8 +278,8 @@ async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
 
 
 def _run_of(fields: Fields) -> set[tuple[str, str]]:
-    lines = fields.get(b"h", b"").decode("utf-8", "replace").split("\n")
-    return {(lines[2], lines[3])} if len(lines) > 3 else set()
+    header = DeliveryHeader.parse(fields.get(b"h"))
+    return {(header.task, header.run)} if header.run else set()
 
 
 async def find_circles(buses: Sequence[EventBus]) -> list[str]:
@@ -297,8 +298,8 @@ async def _scan_for_circles(buses: Sequence[EventBus]) -> list[str]:
     for place, fields in runs.items():
         waits[place] = _children(place, fields, runs)
         if fields.get(b"cur", b"") == b"mail" or fields.get(b"ks", b"").startswith(b"w"):
-            _, agent, key = fields[b"h"].decode().split("\n")[:3]
-            lines[place] = f"{agent}/{key}"
+            header = RunHeader.parse(fields[b"h"])
+            lines[place] = f"{header.agent}/{header.key}"
             waits[place] += await _holders(buses[place[0]], lines[place])
     found = []
     for circle in _circles(waits):

@@ -36,7 +36,7 @@ from runtime_core.state_manager.measures import (
 )
 from runtime_core.state_manager.publishers import Publishers, waiting_tasks
 from runtime_core.state_manager.stuck import mailboxes, open_runs
-from runtime_core.wire.ids import ROOT_RUN
+from runtime_core.wire.ids import ROOT_RUN, RunHeader
 
 Row = dict[str, Any]
 """A stream, or a sum, as JSON. (Any: JSON.)"""
@@ -227,13 +227,13 @@ def subscriptions_of(name: str, all_of_them: Sequence[TopicSubscription]) -> lis
 
 def _created_ms(run: dict[bytes, bytes]) -> int:
     """Return when a run was requested, in epoch milliseconds."""
-    return int([*run.get(b"h", b"").split(b"\n"), *[b""] * 5][4] or 0)
+    return RunHeader.parse(run.get(b"h")).created_ms
 
 
 def _agent_of(run: dict[bytes, bytes]) -> str:
     """Return the instance of a run, `agent/key`."""
-    _, agent, key, *_ = [*run.get(b"h", b"").decode().split("\n"), "", ""]
-    return f"{agent}/{key}"
+    header = RunHeader.parse(run.get(b"h"))
+    return f"{header.agent}/{header.key}"
 
 
 async def _length(bus: EventBus, stream: str) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.envelope import Envelope, rfc3339
-from runtime_core.wire.ids import event_id, fingerprint
+from runtime_core.wire.ids import RunHeader, event_id, fingerprint
 from runtime_core.wire.step import USAGE_BY_MODEL
 
 ACCEPTED = "weft.task.accepted"
@@ -409,18 +409,18 @@ def stream_event(entry: bytes, fields: Sequence[bytes], answerer: Answerer | Non
 
 def describe_task(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
     """Return a task's hash on the broker as JSON for people."""
-    head = raw.get(b"h", b"").decode().split("\n") + [""] * 10
+    header = RunHeader.parse(raw.get(b"h"))
     view: dict[str, Any] = {
         "task_id": task,
         "status": raw[b"status"].decode(),
-        "agent": head[1],
-        "created": int(head[4] or 0),
+        "agent": header.agent,
+        "created": header.created_ms,
         "steps": int(raw.get(b"steps", b"0")),
     }
-    if head[2]:
-        view["key"] = head[2]
-    if head[9]:
-        view["session_id"] = head[9]
+    if header.key:
+        view["key"] = header.key
+    if header.session:
+        view["session_id"] = header.session
     if b"av" in raw:
         view["version"] = raw[b"av"].decode()
     if b"us" in raw:

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 import zlib
+from typing import NamedTuple, Self
 
 from runtime_core.errors import InvalidInput
 
@@ -180,3 +181,53 @@ def task_of_message(task: str, run: str, step: str) -> str:
 def uuid_of_place(place: str) -> uuid.UUID:
     """Return the UUID of a place in a run's program: the same at each replay."""
     return uuid.uuid5(_UUIDS, place)
+
+
+class RunHeader(NamedTuple):
+    """The header of a run (field `h` of its hash): one value a line, as `header_of` in Lua reads them.
+
+    A child run has the first six; a task's first run has all.
+    """
+
+    stream: str = ""
+    agent: str = ""
+    key: str = ""
+    reply_to: str = ""
+    created: str = ""
+    """Epoch milliseconds."""
+    max_steps: str = ""
+    event_id: str = ""
+    source: str = ""
+    digest: str = ""
+    session: str = ""
+    tenant: str = ""
+    retention: str = ""
+
+    @classmethod
+    def parse(cls, header: bytes | None) -> Self:
+        """Return the header; lines that it lacks are empty."""
+        return cls(*(header or b"").decode().split("\n")[: len(cls._fields)])
+
+    @property
+    def created_ms(self) -> int:
+        """When the run was requested, in epoch milliseconds; 0 if it is unknown."""
+        return int(self.created or 0)
+
+
+class DeliveryHeader(NamedTuple):
+    """The header of a delivery (field `h` of an entry of a work stream), one value a line."""
+
+    version: str = ""
+    kind: str = ""
+    """`start`, `resume` or `call`."""
+    task: str = ""
+    run: str = ""
+    name: str = ""
+    key: str = ""
+    attempt: str = ""
+    turn: str = ""
+
+    @classmethod
+    def parse(cls, header: bytes | None) -> Self:
+        """Return the header; lines that it lacks are empty. Other programs may have written it."""
+        return cls(*(header or b"").decode("utf-8", "replace").split("\n")[: len(cls._fields)])

@@ -37,7 +37,7 @@ from runtime_core.runs.turn import TurnHandler
 from runtime_core.state_manager.keeper import Keeper
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire.commands import Submission
-from runtime_core.wire.ids import fingerprint, instance_address, partition_of
+from runtime_core.wire.ids import RunHeader, fingerprint, instance_address, partition_of
 
 logger = logging.getLogger(__name__)
 
@@ -433,7 +433,7 @@ class Saved:
             status, header, data, context = fields
             if status not in _UNDONE or header is None or data is None:
                 continue
-            _, name, key = cast(bytes, header).decode().split("\n")[:3]
+            _, name, key, *_ = RunHeader.parse(cast(bytes, header))
             if not key:
                 continue  # the task of another kind of agent
             found.append(

@@ -399,8 +399,8 @@ class StateManager:
         runs = self._runs()
         wanted = [
             task
-            for task, head in await runs.tasks(limit)
-            if (session is None or head[9:10] == [session]) and (agent is None or head[1] == agent)
+            for task, header in await runs.tasks(limit)
+            if (session is None or header.session == session) and (agent is None or header.agent == agent)
         ]
         for running in await asyncio.gather(*(runs.node(task, ROOT_RUN) for task in wanted)):
             if running is not None:

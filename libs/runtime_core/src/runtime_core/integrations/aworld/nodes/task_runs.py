@@ -18,7 +18,7 @@ from runtime_core.integrations.aworld.nodes.store import HandleResult, RunNode, 
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.events import ENDED
-from runtime_core.wire.ids import ROOT_RUN, child_run, idempotency_key
+from runtime_core.wire.ids import ROOT_RUN, RunHeader, child_run, idempotency_key
 from runtime_core.wire.step import Step, TaskEnd
 
 _KINDS = {
@@ -133,7 +133,7 @@ class TaskRuns:
         root = hash_fields(await call("HGETALL", keys.task(task)))
         if "status" not in root:
             return []
-        session = _session(root.get("h"))
+        session = _header(root.get("h")).session
         elsewhere: list[tuple[str, str]] = []
         children = []
         for name, value in root.items():
@@ -162,7 +162,7 @@ class TaskRuns:
         fields = hash_fields(await call("HGETALL", keys.run(task, run)))
         if "h" in fields or "status" in fields:
             head = fields.get("h") if run == ROOT_RUN else await call("HGET", keys.task(task), "h")
-            return await self._run(bus, task, run, fields, _session(head))
+            return await self._run(bus, task, run, fields, _header(head).session)
         if run == ROOT_RUN:
             return None
         above, _, step = run.rpartition("/")
@@ -174,7 +174,7 @@ class TaskRuns:
         if isinstance(place, bytes) and place.startswith(b"@"):
             return await self.node(place.decode().partition(":")[2], ROOT_RUN)
         if isinstance(journaled, bytes):
-            return _finished(task, run, _session(head), journaled)
+            return _finished(task, run, _header(head).session, journaled)
         if reported in _STATUSES:
             return RunNode(
                 node_id=idempotency_key(task, run),
@@ -186,9 +186,9 @@ class TaskRuns:
             )
         return None
 
-    async def tasks(self, limit: int) -> list[tuple[str, list[str]]]:
-        """Return the newest tasks on the broker, as (id, lines of the header), newest first."""
-        found: list[tuple[int, str, list[str]]] = []
+    async def tasks(self, limit: int) -> list[tuple[str, RunHeader]]:
+        """Return the newest tasks on the broker, as (id, header), newest first."""
+        found: list[tuple[int, str, RunHeader]] = []
         for bus in self._buses:
             call, keys = bus.transport.call, bus.keys
             ids = [item.decode() for item in cast(list[bytes], await call("ZRANGE", keys.index, -limit, -1))]
@@ -196,35 +196,35 @@ class TaskRuns:
             for task, read in zip(ids, reads, strict=True):
                 head = await read
                 if head is not None:
-                    lines = _lines(head)
-                    found.append((int(lines[4] or 0), task, lines))
+                    header = _header(head)
+                    found.append((header.created_ms, task, header))
         found.sort(reverse=True)
-        return [(task, lines) for _, task, lines in found[:limit]]
+        return [(task, header) for _, task, header in found[:limit]]
 
     async def _run(self, bus: EventBus, task: str, run: str, fields: Fields, session: str) -> RunNode:
-        head = _lines(fields.get("h"))
-        status = await self._status(bus, head[0], fields)
+        header = _header(fields.get("h"))
+        status = await self._status(bus, header.stream, fields)
         final = msgspec.json.decode(fields["out"]) if "out" in fields else {}
         error: Mapping[str, str] = final.get("error") or {}
         if error.get("type") == "TimeLimit":
             status = RunNodeStatus.TIMEOUT
         message = ": ".join(part for part in (error.get("type", ""), error.get("message", "")) if part)
-        results = [HandleResult(head[1], status, message, final.get("output"))] if final else []
+        results = [HandleResult(header.agent, status, message, final.get("output"))] if final else []
         return RunNode(
             node_id=idempotency_key(task, run),
             busi_type=RunNodeBusiType.AGENT,
-            busi_id=head[1],
+            busi_id=header.agent,
             task_id=task,
             session_id=session,
             parent_node_id=_parent(task, run),
-            msg_id=head[6],
-            msg_from=head[7],
+            msg_id=header.event_id,
+            msg_from=header.source,
             status=status,
             result_msg=message,
             results=results,
-            create_time=int(head[4] or 0) / 1000,
+            create_time=header.created_ms / 1000,
             end_time=int(fields["ended"]) / 1000 if "ended" in fields else None,
-            metadata={"key": head[2]} if head[2] else {},
+            metadata={"key": header.key} if header.key else {},
         )
 
     async def _status(self, bus: EventBus, stream: str, fields: Fields) -> RunNodeStatus:
@@ -253,7 +253,7 @@ def in_order(node: RunNode) -> tuple[float, str]:
 
 
 def _open_steps(task: str, run: str, fields: Fields, session: str) -> Iterable[RunNode]:
-    begun = _lines(fields.get("h"))[4]
+    begun = _header(fields.get("h")).created
     for name, value in fields.items():
         if not name.startswith("m:") or (kind := _OPEN_STEPS.get(chr(value[8]))) is None:
             continue
@@ -298,13 +298,8 @@ def _parent(task: str, run: str) -> str:
     return idempotency_key(task, above) if above else ""
 
 
-def _session(head: Reply) -> str:
-    return _lines(head)[9]
-
-
-def _lines(head: Reply) -> list[str]:
-    """Return the lines of a run's header. A child run has six; the task has the others."""
-    return (head.decode().split("\n") if isinstance(head, bytes) else []) + [""] * 10
+def _header(field: Reply) -> RunHeader:
+    return RunHeader.parse(field if isinstance(field, bytes) else None)
 
 
 async def _together(*reads: Any) -> list[Reply]:  # Any: calls of a transport
