@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from datetime import timedelta
 
 import pytest
 
+from runtime_core.bus.event_bus import EventBus
 from weft import AgentContext, App, LLMAgent, ToolContext
 from weft.errors import ConfigurationError, InvalidInput
 from weft.testing import AppTest, ToolCall
@@ -51,6 +53,12 @@ async def asks(ctx: AgentContext) -> str:
     tone: str = await ctx.human("which tone?")
     approval = await ctx.approve("send?", data=tone, timeout=3600)
     return await ctx.tool(send, text=tone) if approval.approved else "denied"
+
+
+@app.agent("naps")
+async def naps(ctx: AgentContext) -> str:
+    await ctx.sleep(0.01)
+    return await ctx.tool(send, text="rested")
 
 
 @app.agent("listens")
@@ -118,6 +126,21 @@ async def test_effects_are_the_same_wherever_the_process_dies(weft_app: AppTest)
     assert len(report.repeated) == 1
     [(_, [(name, _)])] = report.repeated.items()
     assert name == "send"
+
+
+async def test_a_timer_that_fires_by_itself_is_no_message_that_nobody_sends(
+    weft_app: AppTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = EventBus.timers
+
+    async def late(bus: EventBus) -> list[tuple[str, int]]:
+        while await timers(bus):
+            await asyncio.sleep(0)
+        return []
+
+    monkeypatch.setattr(EventBus, "timers", late)
+    report = await weft_app.kill_and_recover("naps")
+    assert (report.whole.output, len(report.killed)) == ("sent rested", 8)
 
 
 async def test_a_test_answers_the_questions_of_a_task(weft_app: AppTest) -> None:
