@@ -3,7 +3,8 @@
 PYTHON ?=
 ARGS ?=
 WEFT_CHAOS_ROUNDS ?= 25
-WEFT_SIMULATION_HISTORIES ?= 10000
+# All of them where CI is set, as services for continuous integration set it: they take five minutes of CPU time.
+WEFT_SIMULATION_HISTORIES ?= $(if $(CI),10000,3000)
 WEFT_CHAOS_TASKS ?= 3000
 WEFT_CHAOS_CONVERSATIONS ?= 500
 DEPTH ?= 2
