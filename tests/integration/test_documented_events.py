@@ -11,7 +11,7 @@ from runtime_core.errors import Rejected
 from runtime_core.host.local import LocalApp
 from runtime_core.wire.codec import decode
 from runtime_core.wire.events import CANCELLED, COMPLETED, FAILED, StreamingMode, accepted, rejected
-from weft import AgentContext, App, Client, Reject, SubmitOptions
+from weft import AgentContext, App, Client, Reject
 
 WIRE = Path(__file__).parents[2] / "docs" / "wire.md"
 app = App("desk")
@@ -36,7 +36,7 @@ async def writer(ctx: AgentContext, how: str) -> str:
 
 async def published(client: Client, how: str) -> dict[str, set[str]]:
     """Return the members of each type of event on a task's stream."""
-    task = await client.submit("writer", how, options=SubmitOptions(), stream=StreamingMode.ALL)
+    task = await client.submit("writer", how, stream=StreamingMode.ALL)
     found: dict[str, set[str]] = {}
     async for event in task.stream(mode=StreamingMode.ALL):
         found.setdefault(event.type, set()).update(event.data)

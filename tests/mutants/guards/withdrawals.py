@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "  if string.find(flags, FLAG.watched, 1, true) then tell_state(base, 'run/' .. task .. '/' .. child, "
         "'cancelled') end\n",
         "",
-        "watchers are told of a withdrawn run",
+        "watchers learn that a run was withdrawn",
         "contracts:withdrawals",
     ),
     lua(

@@ -280,7 +280,7 @@ def _joined(stored: TaskTrajectory | None, on_broker: TaskTrajectory | None) -> 
     """Return what the store and the record have together. A row may be in both."""
     if stored is None or on_broker is None:
         return stored or on_broker
-    return replace(stored, end=on_broker.end, steps=in_place([*stored.steps, *on_broker.steps]))
+    return replace(stored, end=stored.end or on_broker.end, steps=in_place([*stored.steps, *on_broker.steps]))
 
 
 def _add_journal(run: RecordedRun, fields: Mapping[bytes, bytes]) -> None:
