@@ -18,7 +18,7 @@ from runtime_core.bus.library import library
 from tests.servers.process import HOST
 
 _NAMES = {full: name for name, full in library().functions.items()}
-_NESTED = ("XGROUP", "XINFO")
+_NESTED = ("MEMORY", "XGROUP", "XINFO")
 _MANY_KEYS = (b"DEL", b"EXISTS")
 _WORD = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _HEAD = 100

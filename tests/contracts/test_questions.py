@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import cast
 
 import pytest
 
+from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.state_manager.admission import answer_question
 from tests.contracts.broker import Broker, again, ask, complete, question, suspend
@@ -32,6 +34,60 @@ async def test_a_question_is_shown_and_answered(broker: Broker, bus: EventBus) -
     assert (turn.kind, turn.step) == ("resume", "1")
     assert await complete(bus, turn)
     await broker.idle()
+
+
+async def test_a_waiting_task_keeps_no_room_for_more_output(broker: Broker, bus: EventBus) -> None:
+    """A server reserves 4 KiB for the next entries of a stream, and very many tasks may wait for people."""
+    await asked(broker, bus, question("1"))
+    size = await broker.call("MEMORY", "USAGE", broker.keys.base + "out:t")
+    assert cast(int, size) < 1024
+
+
+async def test_a_reader_of_the_output_stays_on_a_stream_that_is_stored_again(broker: Broker, bus: EventBus) -> None:
+    """It waits before the first question, and gets both: nothing is skipped, and nothing comes twice."""
+    await broker.submit(bus, "t")
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    key, read = broker.keys.base + "out:t", list[str]()
+
+    async def read_questions() -> None:
+        while len(read) < 2:
+            last = read[-1] if read else "0"
+            reply = await transport.blocking("XREAD", "BLOCK", 10_000, "STREAMS", key, last)
+            read.extend(entry.decode() for entry, _ in pairs(cast(list[list[object]], reply)[0][1]))
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(read_questions())
+        assert await suspend(bus, await broker.take(bus), question("1"))
+        assert await bus.signal("t", "r:1", b"true") == ["ok"]
+        assert await suspend(bus, await broker.take(bus), question("2"))
+    assert read == [entry["id"] for entry in await broker.entries("out:t")]
+
+
+async def test_a_large_output_is_not_stored_again(broker: Broker, bus: EventBus) -> None:
+    """To copy it would keep the server from other work."""
+    await broker.submit(bus, "t")
+    await broker.call("XADD", broker.keys.base + "out:t", "*", "data", "x" * 20_000)
+    assert await suspend(bus, await broker.take(bus), question("1"))
+    size = await broker.call("MEMORY", "USAGE", broker.keys.base + "out:t", "SAMPLES", 0)
+    assert cast(int, size) > 20_000 + 4096
+
+
+@pytest.mark.parametrize("command", ["memory", "dump", "restore"])
+async def test_a_question_is_asked_on_a_server_that_forbids_a_command(
+    broker: Broker, bus: EventBus, command: str
+) -> None:
+    """The task only takes more memory."""
+    user = f"user-of-{broker.keys.namespace}"
+    await broker.call("ACL", "SETUSER", user, "on", "nopass", "~*", "+@all", f"-{command}")
+    await broker.submit(bus, "t")
+    turn = await broker.take(bus)
+    transport = await broker.connect()
+    broker.transports.append(transport)
+    await transport.call("AUTH", user, "any")
+    assert await suspend(EventBus(transport, broker.keys, bus.owner), turn, question("1"))
+    assert [entry["type"] for entry in await broker.entries("out:t")] == ["weft.human.requested"]
+    await broker.call("ACL", "DELUSER", user)
 
 
 async def test_a_question_reaches_the_stream_that_the_user_named(broker: Broker, bus: EventBus) -> None:

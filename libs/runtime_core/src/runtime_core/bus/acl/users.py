@@ -36,7 +36,7 @@ _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:, '([A-Z]+)')?")
 _KEY = re.compile(r"(?:base|keys\[1\]) \.\. '([\w:]+)'")
 _READ = re.compile(r"redis\.p?call\('(\w+)', (?:'[A-Z]+', )?(?:base|keys\[1\]) \.\. '([\w:]+)'")
 _OTHER_KEY = re.compile(r"(?:base|keys\[1\]) \.\. (?!')")
-_SUBCOMMANDS = ("XGROUP", "XINFO")
+_SUBCOMMANDS = ("MEMORY", "XGROUP", "XINFO")
 
 _UNNAMED = {
     "idle": ("agents", "tools", "engines", "asks", "replies"),
@@ -159,7 +159,8 @@ class User:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
-    """Commands that its functions run only with arguments that it never passes."""
+    """Commands that it may not use on all of its keys: its functions run them only on keys that a grant names, or only
+    with arguments that it never passes."""
     serves: tuple[str, ...] = ()
     """Work streams that it reads. It may append to other streams if its functions do."""
     leads: tuple[str, ...] = ()
@@ -286,7 +287,11 @@ _CLIENT_READS = (
 )  # fmt: skip
 
 
-def _handler(name: str, can: str, stream: str, functions: tuple[str, ...]) -> User:
+_OUTPUT = Grant(("dump", "memory|usage", "restore"), ("~{base}out:*",))
+"""What a turn that asks a person does with the task's output stream."""
+
+
+def _handler(name: str, can: str, stream: str, functions: tuple[str, ...], grants: tuple[Grant, ...] = ()) -> User:
     return User(
         name,
         can,
@@ -296,12 +301,20 @@ def _handler(name: str, can: str, stream: str, functions: tuple[str, ...]) -> Us
         commands=_HANDLER_COMMANDS,
         reads=_HANDLER_READS,
         writes=_HANDLER_WRITES,
+        never=tuple(command for grant in grants for command in grant.commands),
         serves=(stream,),
+        grants=grants,
     )
 
 
 SERVICES = (
-    _handler("agent-handler", "runs turns of agents: takes work from `agent` streams and commits it", "agent", _TURNS),
+    _handler(
+        "agent-handler",
+        "runs turns of agents: takes work from `agent` streams and commits it",
+        "agent",
+        _TURNS,
+        (_OUTPUT,),
+    ),
     _handler(
         "tool-handler",
         "runs tools: takes calls from `tool` streams and commits their results",

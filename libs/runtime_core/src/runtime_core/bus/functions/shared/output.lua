@@ -61,9 +61,22 @@ local function note_output(base, task, seq, size, flags)
     flag(flags or '', FLAG.output))
 end
 
+-- A server keeps 4 KiB for the next entries of a stream. A task may wait for days, so its stream is stored again
+-- without that room, if it is small. pcall: a server that forbids these commands keeps the stream as it is.
+local COMPACT_BYTES = 16384
+
+local function compact_out(key)
+  local used = redis.pcall('MEMORY', 'USAGE', key)
+  if type(used) ~= 'number' or used > COMPACT_BYTES then return end
+  local stored = redis.pcall('DUMP', key)
+  if type(stored) ~= 'string' then return end
+  redis.pcall('RESTORE', key, math.max(0, redis.call('PTTL', key)), stored, 'REPLACE')
+end
+
 -- A question goes to the task's stream, where any client finds it, and to the stream that the user named.
 local function tell_question(base, task, header, data, trace)
   publish_out(base, task, 'weft.human.requested', data, nil, trace)
+  compact_out(base .. 'out:' .. task)
   local to = string.match(header, '^[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)')
   if to ~= '' and string.sub(to, 1, 1) ~= '@' and not is_client(base, to) then
     local fields = {'to', to, 'type', 'weft.human.requested', REPLY.task, task, REPLY.data, data}
