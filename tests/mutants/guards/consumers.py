@@ -665,15 +665,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/consumer:in_flight",
     ),
     python(
-        "consumer/progress.py",
+        "telemetry/logs.py",
         "ended_code",
-        "    if (module, frame.f_code.co_name) == _END:\n        return True\n",
+        "frame.f_code in _ENDS or ",
         "",
         "code that keeps the global lock until it returns is named",
         "unit/consumer:progress",
     ),
     python(
-        "consumer/progress.py",
+        "telemetry/logs.py",
         "ended_call",
         """ in _GUARDS and "handled" in frame.f_locals""",
         """ in () and "handled" in frame.f_locals""",

@@ -15,7 +15,7 @@ from typing import Protocol
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import EndedPart, EndedTasks
-from runtime_core.consumer.progress import SILENCED, ProgressWatch, silenced_by
+from runtime_core.consumer.progress import SILENCED, ProgressWatch, handles_delivery, silenced_by
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
@@ -160,6 +160,7 @@ class InFlight:
         self._release(place)
         self.unreconciled = True
 
+    @handles_delivery
     async def _handle(self, place: Place, delivery: Delivery) -> None:
         started = time.perf_counter()
         outcome = "handled"

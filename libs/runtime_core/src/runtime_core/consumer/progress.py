@@ -12,12 +12,12 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar, cast
 
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.errors import LoopInterrupt
-from runtime_core.telemetry.logs import HANDLED, Handled
+from runtime_core.telemetry.logs import HANDLED, Handled, has_ended, is_guard
 
 logger = logging.getLogger(__name__)
 INTERRUPT_SIGNAL = getattr(signal, "SIGURG", None)
@@ -36,16 +36,22 @@ COMPUTED_PART = 1 / 10
 """A delayed process that used a CPU for at least this part of the delay was computing, not paused."""
 MAX_SILENCED = 1000
 STACK_FRAMES = 20
-IN_FLIGHT = "runtime_core.consumer.in_flight"
 _OURS = frozenset({"runtime_core", "weft", "asyncio", "uvloop"})
 _BELOW = tuple(f"runtime_core.{name}." for name in ("base", "bus", "consumer", "telemetry", "wire"))
 """Modules that call no code of users."""
-_GUARDS = frozenset(f"runtime_core.{name}" for name in ("declare.tool", "engines.local", "runs.scheduler", "runs.step"))
-"""Modules with a function around the user's code whose local `handled` is its delivery."""
-_END = "runtime_core.declare.schema", "users_code_ended"
-"""The function that these call where the user's code returns. By name: an import of its module takes 0.1 s."""
 SILENCED: OrderedDict[tuple[str, str], str] = OrderedDict()
 """The runs and calls, by task and id, that have kept the global lock for a lease in this process, and the error."""
+
+
+_HANDLERS: set[CodeType] = set()
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def handles_delivery(function: Function) -> Function:
+    """Mark the function that runs one delivery, its argument `delivery`. The loop's watch reads its frame."""
+    _HANDLERS.add(cast("FunctionType", function).__code__)
+    return function
 
 
 def silenced_by(handled: Handled, deliveries: int) -> str:
@@ -258,7 +264,7 @@ class LoopWatch:
         """Return the agent or tool in whose stack the frame is, and its task."""
         at: FrameType | None = frame
         while at is not None:
-            if at.f_code.co_name == "_handle" and at.f_globals.get("__name__") == IN_FLIGHT:
+            if at.f_code in _HANDLERS:
                 handled = at.f_locals["delivery"]
                 return f"{handled.stream.partition(':')[0]} {handled.name!r} of task {handled.task}"
             at = at.f_back
@@ -322,15 +328,7 @@ def interruptible(frame: FrameType | None) -> bool:
 
 def _runs_users_code(frame: FrameType) -> bool:
     """Whether the frame is in the user's code, or where that has just ended."""
-    return _has_ended(frame) or interruptible(frame)
-
-
-def _has_ended(frame: FrameType) -> bool:
-    """Whether the user's code has just returned to the frame, or is about to be called."""
-    module = frame.f_globals.get("__name__")
-    if (module, frame.f_code.co_name) == _END:
-        return True
-    return module in _GUARDS and "handled" in frame.f_locals
+    return has_ended(frame) or interruptible(frame)
 
 
 def _same(one: Handled, other: Handled) -> bool:
@@ -340,19 +338,17 @@ def _same(one: Handled, other: Handled) -> bool:
 def _handled_in(frame: FrameType | None) -> Handled | None:
     """Return the delivery whose code is in this stack."""
     while frame is not None:
-        code, module = frame.f_code.co_name, frame.f_globals.get("__name__")
-        if module == IN_FLIGHT and code == "_handle":
-            handled: Handled = frame.f_locals["delivery"]
-            return handled
-        if module in _GUARDS and "handled" in frame.f_code.co_varnames:
+        if is_guard(frame):
             return frame.f_locals.get("handled")
+        if frame.f_code in _HANDLERS:
+            return cast("Handled", frame.f_locals["delivery"])
         frame = frame.f_back
     return None
 
 
 def _kept_lock(seconds: float, frame: FrameType) -> str:
     place, _ = place_in_code(frame)
-    where = "its last expression before it returned" if _has_ended(frame) else place or _place_of(frame)
+    where = "its last expression before it returned" if has_ended(frame) else place or _place_of(frame)
     return (
         f"kept Python's global lock (GIL) for {seconds:.1f} s in {where}, so no thread of the "
         f"process ran, nor its heartbeat: {LOCK_REMEDY}"

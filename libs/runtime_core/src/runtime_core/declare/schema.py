@@ -30,6 +30,7 @@ from typing_extensions import TypedDict
 from runtime_core.base.text import shortened
 from runtime_core.declare.declaration import NO_DEFAULT, Argument, Limit, Place, one_line, resolved
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
+from runtime_core.telemetry.logs import ends_users_code
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire import codec
 
@@ -53,11 +54,10 @@ def encode(value: object, field: str, limit: int = codec.MAX_DATA_BYTES) -> byte
     return data
 
 
+@ends_users_code
 def users_code_ended() -> None:
-    """Let other threads run here. Call it where users' code returns.
-
-    Python changes threads at calls. If the last thing that this code did was to keep the global lock in C code, the
-    loop's watch finds the thread here, and so its delivery.
+    """Let other threads run where users' code returns: Python changes threads at calls. If that code kept the global
+    lock in C code to its end, the loop's watch finds the thread here, and so its delivery.
     """
 
 

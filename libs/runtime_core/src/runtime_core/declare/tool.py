@@ -19,7 +19,7 @@ from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import ToolEntry
 from runtime_core.declare.schema import encode, encode_result, users_code_ended
 from runtime_core.errors import LoopInterrupt, error_of_exit
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, guards_users_code
 from runtime_core.wire.step import NOTHING_USED, Usage, total_usage
 
 PROGRESS_AT_ONCE = 16
@@ -244,6 +244,7 @@ async def _await(work: Future[object]) -> object:
     return await asyncio.wrap_future(work)
 
 
+@guards_users_code
 def _guarded(what: str, function: Callable[[], object]) -> object:
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:

@@ -19,7 +19,7 @@ from runtime_core.declare.schema import encode, users_code_ended
 from runtime_core.engines.results import has_references
 from runtime_core.engines.runtime_engine import CallFailed, EngineCall, Failure, RunConfig, RuntimeEngine
 from runtime_core.errors import ConfigurationError, InvalidInput, Outcome
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, guards_users_code
 from runtime_core.wire.commands import ENGINES
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ async def _in_thread(body: Body) -> object:
     return result
 
 
+@guards_users_code
 def _call(body: Body) -> object:
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     result = body()

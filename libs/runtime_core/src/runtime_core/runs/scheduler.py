@@ -15,7 +15,7 @@ from runtime_core.consumer.settle import failure_of
 from runtime_core.declare.schema import users_code_ended
 from runtime_core.errors import LoopInterrupt, WeftError, error_of_exit
 from runtime_core.runs.journal import StepOfRun
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, guards_users_code
 
 if TYPE_CHECKING:
     from runtime_core.consumer.effects import StepRequest
@@ -440,6 +440,7 @@ class Flow:
             self._turn.set_result(None)
 
 
+@guards_users_code
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:  # Any: results of all types
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:

@@ -41,7 +41,7 @@ from runtime_core.runs.journal import (
 )
 from runtime_core.runs.scheduler import OwnFlowOnly
 from runtime_core.runs.shared_context import unwrapped
-from runtime_core.telemetry.logs import HANDLED
+from runtime_core.telemetry.logs import HANDLED, guards_users_code
 from runtime_core.wire import codec
 from runtime_core.wire.ids import digest_in_attempt, step_digest
 from runtime_core.wire.step import StepError as RowError
@@ -322,6 +322,7 @@ async def call_function(
     return await result if inspect.isawaitable(result) else result
 
 
+@guards_users_code
 def _unstoppable(function: Callable[[], object]) -> object:
     handled = HANDLED.get()  # noqa: F841  # LoopWatch reads it from the frame
     try:

@@ -1,4 +1,4 @@
-"""Log lines as text or JSON, with the delivery that is being handled."""
+"""Log lines as text or JSON; the delivery that is being handled, and the frames of its code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Protocol, TextIO
+from types import CodeType, FrameType, FunctionType
+from typing import Protocol, TextIO, TypeVar, cast
 
 import msgspec
 
@@ -30,6 +31,32 @@ class Handled(Protocol):
 
 
 HANDLED: ContextVar[Handled | None] = ContextVar("weft_handled", default=None)
+_GUARDS: set[CodeType] = set()
+_ENDS: set[CodeType] = set()
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def guards_users_code(function: Function) -> Function:
+    """Mark a function around users' code whose local `handled` is its delivery. The loop's watch reads its frame."""
+    _GUARDS.add(cast("FunctionType", function).__code__)
+    return function
+
+
+def ends_users_code(function: Function) -> Function:
+    """Mark a function that is called where users' code returns."""
+    _ENDS.add(cast("FunctionType", function).__code__)
+    return function
+
+
+def is_guard(frame: FrameType) -> bool:
+    """Whether the frame is of a function that `guards_users_code` marks."""
+    return frame.f_code in _GUARDS
+
+
+def has_ended(frame: FrameType) -> bool:
+    """Whether users' code has just returned to the frame, or is about to be called."""
+    return frame.f_code in _ENDS or (frame.f_code in _GUARDS and "handled" in frame.f_locals)
 
 
 def log_ids() -> dict[str, str]:
