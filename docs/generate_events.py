@@ -150,7 +150,7 @@ def _work() -> str:
 
 def _rows() -> str:
     lines = ["## Rows of the record\n"]
-    for struct in (steps.Step, steps.StepError, steps.TaskEnd):
+    for struct in (steps.Step, steps.StepFailure, steps.TaskEnd):
         summary = (inspect.getdoc(struct) or "").split("\n")[0]
         lines += [f"### {struct.__name__}\n", f"{summary}\n", "| field | type | default | |", "|---|---|---|---|"]
         lines += [f"| `{name}` | `{kind}` | {default} | {about} |" for name, kind, default, about in _fields_of(struct)]

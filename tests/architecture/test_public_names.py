@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 import runtime_core
-from tests.architecture.tree import CORE, ROOT, imports_of
+from tests.architecture.tree import CORE, ROOT, imports_of, statements
 
 PINNED = ROOT / "tests" / "architecture" / "public_names.txt"
 FACE = CORE / "weft"
@@ -21,6 +21,8 @@ ALIASES = "weft.aworld."
 """Modules with the import names of AWorld, whose names have another module too."""
 OLD_NAMES = ("Agent", "AgentContext", "App", "Client", "Reject", "Retry", "ToolContext", "handles")
 """Names that `runtime_core` itself promises."""
+TWO_CLASSES = {"Agent", "EventBus"}
+"""Class names that both Weft's core and AutoGen or AWorld, whose names `weft` offers, use for their own thing."""
 HEAVY = ("lupa", "mcp", "openai", "opentelemetry", "pandas", "pyarrow", "pydantic_ai", "pyspark", "ray", "sqlalchemy")
 
 
@@ -53,6 +55,17 @@ def test_a_name_has_one_module() -> None:
     own = {module: names for module, names in modules().items() if module != "weft.errors" and ALIASES not in module}
     places = Counter(name for names in own.values() for name in names)
     assert [name for name, count in places.items() if count > 1] == []
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    names = [
+        node.name
+        for path in sorted((CORE / "runtime_core").rglob("*.py"))
+        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    assert twice == TWO_CLASSES, "rename the one that is not public, or merge the two"
 
 
 def test_the_first_module_stays_small() -> None:

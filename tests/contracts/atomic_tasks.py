@@ -10,7 +10,7 @@ from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import OpenRequest
 from runtime_core.bus.topics import TopicSubscription
-from runtime_core.wire.commands import Begun, Submission
+from runtime_core.wire.commands import ForkJournal, Submission
 from tests.contracts.broker import (
     DIGEST,
     Broker,
@@ -112,14 +112,14 @@ async def submit_that_waits_for_its_turn(stage: Stage) -> Act:
 @case
 async def fork_that_waits_for_its_turn(stage: Stage) -> Act:
     await waiting(stage)
-    begun = Begun("origin", "2", {"1": b"*1234567K1700000000000null"})
+    begun = ForkJournal("origin", "2", {"1": b"*1234567K1700000000000null"})
     return lambda: stage.broker.submit(stage.bus, "t", begun=begun, in_turn=True)
 
 
 @case
 async def fork_with_child_runs(stage: Stage) -> Act:
     value = b"*1234567K1700000000000null"
-    begun = Begun("origin", "2", {"1": value, "2/": b"editor", "2/1": value})
+    begun = ForkJournal("origin", "2", {"1": value, "2/": b"editor", "2/1": value})
     return lambda: stage.broker.submit(stage.bus, "t", begun=begun)
 
 
@@ -171,7 +171,7 @@ async def submit_with_claims(stage: Stage) -> Act:
 
 @case
 async def fork_of_a_task(stage: Stage) -> Act:
-    begun = Begun("origin", "2", {"1": b"*1234567K1700000000000null"})
+    begun = ForkJournal("origin", "2", {"1": b"*1234567K1700000000000null"})
     return lambda: stage.broker.submit(stage.bus, "t", begun=begun)
 
 

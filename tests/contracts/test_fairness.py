@@ -18,7 +18,7 @@ from runtime_core.errors import Rejected
 from runtime_core.state_manager.keeper import Keeper
 from runtime_core.state_manager.publishers import waiting_tasks
 from runtime_core.state_manager.stuck import find_stuck
-from runtime_core.wire.commands import Begun
+from runtime_core.wire.commands import ForkJournal
 from tests.contracts.broker import Broker, again, answer, ask, bury, complete, now, send, suspend, withdraw
 
 PAST = 8
@@ -332,7 +332,7 @@ async def test_a_task_that_cannot_start_delays_no_other(broker: Broker, bus: Eve
 
 async def test_a_fork_waits_and_keeps_its_journal(broker: Broker, bus: EventBus) -> None:
     await flood(broker, bus, "a", READY)
-    begun = Begun("t", "2", {"1": b"d1a2b3c4K1700000000000" + b'"x"'}, started_ms=1_700_000_000_000)
+    begun = ForkJournal("t", "2", {"1": b"d1a2b3c4K1700000000000" + b'"x"'}, started_ms=1_700_000_000_000)
     await submit(broker, bus, "fork", "b", begun=begun)
     assert (await broker.task("fork"))["cur"] == "queue"
     await bus.refill(READY + 1, ["agent"])

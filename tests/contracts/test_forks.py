@@ -9,14 +9,14 @@ import pytest
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted
 from runtime_core.errors import Rejected
-from runtime_core.wire.commands import Begun
+from runtime_core.wire.commands import ForkJournal
 from tests.contracts.broker import Broker, ask, complete, suspend
 
 VALUE = b"*1234567K1700000000000" + b'"found"'
 
 
-def begun(**journal: bytes) -> Begun:
-    return Begun("origin", "3", {"1": VALUE, **journal})
+def begun(**journal: bytes) -> ForkJournal:
+    return ForkJournal("origin", "3", {"1": VALUE, **journal})
 
 
 async def test_a_fork_has_its_journal_and_is_read_with_it(broker: Broker, bus: EventBus) -> None:
@@ -38,7 +38,7 @@ async def test_a_fork_has_its_journal_and_is_read_with_it(broker: Broker, bus: E
 async def test_a_fork_may_take_the_start_time_of_its_origin(broker: Broker, bus: EventBus) -> None:
     for key in ("", "k"):
         task = f"f{key}"
-        await broker.submit(bus, task, key=key, begun=Begun("origin", "", {"1": VALUE}, started_ms=1700000000000))
+        await broker.submit(bus, task, key=key, begun=ForkJournal("origin", "", {"1": VALUE}, started_ms=1700000000000))
         turn = await broker.take(bus)
         fields = await bus.load(turn)
         assert fields is not None
@@ -87,7 +87,7 @@ async def test_a_fork_continues_the_runs_of_the_agents_that_its_origin_called(
     broker: Broker, bus: EventBus, name: str
 ) -> None:
     """If it requests the same agent; another one starts from its beginning."""
-    await broker.submit(bus, "f", begun=Begun("origin", "3", CHILD))
+    await broker.submit(bus, "f", begun=ForkJournal("origin", "3", CHILD))
     turn = await broker.take(bus)
     fields = await bus.load(turn)
     assert fields is not None
@@ -122,7 +122,7 @@ async def test_a_fork_continues_the_runs_of_the_agents_that_its_origin_called(
 
 @pytest.mark.parametrize("end", ["cancelled", "completed"])
 async def test_the_runs_that_a_fork_never_requests_go_with_it(broker: Broker, bus: EventBus, end: str) -> None:
-    await broker.submit(bus, "f", begun=Begun("origin", "3", CHILD))
+    await broker.submit(bus, "f", begun=ForkJournal("origin", "3", CHILD))
     turn = await broker.take(bus)
     if end == "cancelled":
         await bus.cancel("f", "no more")
@@ -132,7 +132,7 @@ async def test_the_runs_that_a_fork_never_requests_go_with_it(broker: Broker, bu
 
 async def test_a_long_journal_is_copied_completely(broker: Broker, bus: EventBus) -> None:
     many = {str(step): VALUE for step in range(1, 6001)}
-    await broker.submit(bus, "f", begun=Begun("origin", "6001", many))
+    await broker.submit(bus, "f", begun=ForkJournal("origin", "6001", many))
     fields = await bus.load(await broker.take(bus))
     assert fields is not None
     assert fields.journal == many

@@ -521,16 +521,16 @@ async def test_a_stream_that_refuses_writes_is_retried_with_backoff(
     monkeypatch.setattr(relay, "RESCAN_SECONDS", 0.02)
     monkeypatch.setattr(relay, "BACKOFF_MIN_SECONDS", 3600.0)
     monkeypatch.setattr(relay, "BACKOFF_MAX_SECONDS", 3600.0)
-    looks, again = [], relay._Scan.restart
+    looks, again = [], relay._StreamPass.restart
 
-    def counted(looking: relay._Scan) -> None:
+    def counted(looking: relay._StreamPass) -> None:
         looks.append("from the start")
         again(looking)
 
     async def looked(times: int) -> bool:
         return len(looks) >= times
 
-    monkeypatch.setattr(relay._Scan, "restart", counted)
+    monkeypatch.setattr(relay._StreamPass, "restart", counted)
     away = f"{broker.keys.namespace}-away"
     edge = Edge(bus.transport)
     edge.refuses[away] = "OOM command not allowed"
@@ -548,7 +548,7 @@ async def test_answers_that_wait_are_bounded(broker: Broker, bus: EventBus, monk
     edge = Edge(bus.transport)
     edge.refuses[away] = "OOM command not allowed"
     await ended(broker, bus, *[(f"t{number}", away) for number in range(4)])
-    one, looking = Relay(bus, [bus], edge, Metrics(CollectorRegistry(), "test")), relay._Scan()
+    one, looking = Relay(bus, [bus], edge, Metrics(CollectorRegistry(), "test")), relay._StreamPass()
     assert [await one._relay_next(bus.keys.replies, one._reply, looking) for _ in range(4)] == [1, 1, 0, 0]
 
 

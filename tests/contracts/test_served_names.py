@@ -12,7 +12,7 @@ from runtime_core.consumer.heartbeat import Owner, announce_served
 from runtime_core.state_manager.measures import (
     UNSERVED_LOOKS,
     Measures,
-    Served,
+    ServedNames,
     cure_of,
     find_unserved,
     forget_served,
@@ -152,11 +152,11 @@ async def test_an_ended_task_needs_no_handler(broker: Broker, bus: EventBus) -> 
 
 
 def test_tools_of_a_server_are_served_by_their_prefix() -> None:
-    served = Served(frozenset(), frozenset({"rank", "files.*"}))
+    served = ServedNames(frozenset(), frozenset({"rank", "files.*"}))
     assert not served.lacks("tool", "files.read")
     assert served.lacks("tool", "filesystem.read")
     assert served.lacks("tool", "search")
-    assert not Served(None, None).lacks("tool", "search")
+    assert not ServedNames(None, None).lacks("tool", "search")
 
 
 async def test_the_leader_exports_it_and_logs_it_once(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.engines.driver.process import Driver
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Resources, Step, Value, Work
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Resources, StepInfo, Value, Work
 from tests.conftest import ROOT
 from tests.contracts.engine.promises import open_gate, until
 from tests.engines.ray_cluster import RayCluster
@@ -132,7 +132,9 @@ async def test_errors_of_the_library_are_translated(ray_driver: Driver) -> None:
 
 
 async def test_a_large_result_goes_to_the_blob_store(ray_driver: Driver, ray_blobs: Path) -> None:
-    reference = value(await ray_driver.run(changed(work("large", "large/1", count=100 * 2**20), step=Step("t", "r"))))
+    reference = value(
+        await ray_driver.run(changed(work("large", "large/1", count=100 * 2**20), step=StepInfo("t", "r")))
+    )
     assert isinstance(reference, dict)
     assert reference["bytes"] == 100 * 2**20 + 2
     [file] = [path for path in ray_blobs.rglob("*.json") if path.is_file()]
@@ -317,7 +319,7 @@ async def test_a_local_ray_ends_with_its_driver_and_runs_batch_jobs(tmp_path: Pa
 
         async def batch(words: list[str], key: str, attempt: int = 1) -> Outcome:
             given = changed(
-                work("command", key, words=words), batch=True, step=Step(task="t", run="r", attempt=attempt)
+                work("command", key, words=words), batch=True, step=StepInfo(task="t", run="r", attempt=attempt)
             )
             return await driver.run(given, lambda report: reports.append(json.loads(report)))
 

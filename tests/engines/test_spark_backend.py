@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Step, Value, Work
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, StepInfo, Value, Work
 from runtime_core.engines.results import Reference
 from runtime_core.engines.spark.backend import SparkBackend
 from tests.conftest import ROOT
@@ -50,13 +50,13 @@ def work(name: str, /, *, timeout_seconds: float = 0.0, attempt: int = 1, key: s
         key=key or f"weft/t1/{run}",
         timeout_seconds=timeout_seconds,
         driver_side=name.endswith("_job"),
-        step=Step("t1", run, attempt, key or run),
+        step=StepInfo("t1", run, attempt, key or run),
     )
 
 
 def mapped(name: str, over: str, items: list[Any], /, *, in_flight: int = 0, **common: object) -> Work:
     call = Mapped(registered(name, **common), over, json.dumps(items).encode(), in_flight)
-    return Work(call, name, key=f"weft/t1/{uuid.uuid4().hex}", step=Step("t1", "r1"))
+    return Work(call, name, key=f"weft/t1/{uuid.uuid4().hex}", step=StepInfo("t1", "r1"))
 
 
 class Reports(list[dict[str, Any]]):

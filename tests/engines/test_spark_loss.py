@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtime_core.engines.driver.process import Driver
-from runtime_core.engines.protocol import Away, Error, Registered, State, Value, Work
+from runtime_core.engines.protocol import Away, ConnectionState, Error, Registered, Value, Work
 from runtime_core.engines.spark import backend as module
 from runtime_core.engines.spark.backend import SparkBackend
 from tests.conftest import ROOT
@@ -33,7 +33,7 @@ def work(name: str, /, **arguments: object) -> Work:
     return Work(call, name, key=f"weft/t1/{uuid.uuid4().hex}", driver_side=name.endswith("_job"))
 
 
-async def connected(driver: Driver) -> State:
+async def connected(driver: Driver) -> ConnectionState:
     async with asyncio.timeout(PATIENCE_SECONDS):
         state = driver.state
         while not state.connected:

@@ -243,7 +243,7 @@ def test_legends_name_labels_that_queries_keep() -> None:
 def test_queries_use_only_existing_metrics() -> None:
     known = FOREIGN | recorded().keys()
     for metric in names.ALL:
-        suffixes = ("_bucket", "_count", "_sum") if metric.kind is names.Kind.HISTOGRAM else ("",)
+        suffixes = ("_bucket", "_count", "_sum") if metric.kind is names.MetricType.HISTOGRAM else ("",)
         known |= {f"{metric.name}{suffix}" for suffix in suffixes}
     asked = {rule["expr"]: rule.get("alert", rule.get("record")) for rule in rules()}
     asked |= {target.expr: target.place for target in targets()}

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.calls.engine_gateway import RAY, SPARK, Gateway, Served
-from runtime_core.engines.driver.process import Begun, Driver
+from runtime_core.calls.engine_gateway import RAY, SPARK, EngineGateway, ServedEngine
+from runtime_core.engines.driver.process import Driver, RunningCall
 from runtime_core.engines.protocol import (
     Cancel,
+    ConnectionState,
     Error,
     Forget,
     Outcome,
     Registered,
-    Run,
-    State,
+    RunCall,
     ToDriver,
     Value,
     Work,
@@ -60,7 +60,7 @@ class Job:
 class Cluster:
     """Runs jobs beside all processes. Where its engine attaches, a job outlives its gateway and is found by its key."""
 
-    def __init__(self, engine: Served, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(self, engine: ServedEngine, scheduler: Scheduler, ledger: Ledger) -> None:
         self.engine = engine
         self.drivers: list[SimulatedDriver] = []
         self.jobs: list[Job] = []
@@ -139,14 +139,14 @@ class _Connection:
     """What a driver has while it is connected: in place of its process."""
 
     def __init__(self, driver: SimulatedDriver) -> None:
-        self.begun: dict[int, Begun] = {}
+        self.begun: dict[int, RunningCall] = {}
         self.frames = self
         self._driver = driver
 
     def send(self, message: ToDriver) -> None:
         cluster = self._driver.cluster
         match message:
-            case Run(id=number, work=work):
+            case RunCall(id=number, work=work):
                 cluster.run(self._driver, number, work)
             case Cancel(id=number):
                 cluster.stop(self._driver, number)
@@ -169,7 +169,7 @@ class SimulatedDriver(Driver):
     def connect(self) -> None:
         if not self._stopping:
             self._process = cast(Any, _Connection(self))
-            self._set_state(State(True))
+            self._set_state(ConnectionState(True))
 
     async def stop(self) -> None:
         self._stopping = True
@@ -178,7 +178,7 @@ class SimulatedDriver(Driver):
     def lose(self, reason: str, seconds: float) -> None:
         """The driver's process ends, with what runs through it. Another one connects after a while."""
         connection, self._process = self._process, None
-        self._set_state(State(False, reason))
+        self._set_state(ConnectionState(False, reason))
         self.cluster.lose_jobs_of(self)
         if connection is not None:
             for begun in list(connection.begun.values()):
@@ -213,6 +213,6 @@ class GatewayProcess(HandlerProcess):
         settings = Settings(
             data_dir=Path("/"), trajectory_url="", namespace=self.scheduler.namespace, lease_seconds=LEASE_SECONDS
         )
-        gateway = Gateway(self._cluster.engine, self._app.functions, settings, host.metrics)
+        gateway = EngineGateway(self._cluster.engine, self._app.functions, settings, host.metrics)
         gateway.driver = SimulatedDriver(self._cluster, self)
         add_gateway(host, gateway, buses, settings)

@@ -14,7 +14,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.replies import Replies
 from runtime_core.calls.tool_handler import CallHandler
-from runtime_core.consumer.in_flight import Handler
+from runtime_core.consumer.in_flight import DeliveryHandler
 from runtime_core.declare.tool import AbandonedThreads
 from runtime_core.errors import BusError
 from runtime_core.host.host import Host, Role
@@ -234,14 +234,14 @@ class HandlerProcess(RoleProcess):
             replies = [*started]
             streams.append(OBJECTS)
 
-        def turns(bus: EventBus) -> Handler:
+        def turns(bus: EventBus) -> DeliveryHandler:
             return TurnHandler(bus, app, host.metrics, partitions=len(buses), replies=replies[bus.keys.partition])
 
         host.consume(buses, streams, turns, service=self.name)
         if isinstance(app, AppWithObjects):
             host.add(stop=app.stop)
 
-    def _calls(self, bus: EventBus) -> Handler:
+    def _calls(self, bus: EventBus) -> DeliveryHandler:
         return CallHandler(bus, self._app.tools, _NO_THREADS, AbandonedThreads(), self._metrics)
 
     @property

@@ -8,7 +8,7 @@ from typing import cast
 
 from runtime_core.errors import Fenced
 from runtime_core.host.host import Role
-from runtime_core.host.manager import StateManager
+from runtime_core.host.manager import StateManagerReplica
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
@@ -88,4 +88,4 @@ class ServiceProcess(RoleProcess):
             lease_seconds=LEASE_SECONDS,
             answers_max_bytes=self._most_answer_bytes or Settings.answers_max_bytes,
         )
-        return StateManager(buses, self.transport(), settings, self._metrics)
+        return StateManagerReplica(buses, self.transport(), settings, self._metrics)

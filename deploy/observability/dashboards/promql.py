@@ -6,7 +6,7 @@ after a change of the lead two processes may show them, and a sum would count tw
 
 from __future__ import annotations
 
-from runtime_core.telemetry.names import Kind, MetricName
+from runtime_core.telemetry.names import MetricName, MetricType
 
 WINDOW = "$__rate_interval"
 """Grafana's rate interval, at least four scrapes."""
@@ -15,11 +15,11 @@ RANGE = "$__range"
 QUANTILES = (0.5, 0.95, 0.99)
 
 # What the client library and Prometheus itself show.
-CPU_SECONDS = MetricName("process_cpu_seconds_total", Kind.COUNTER, "")
-MEMORY_BYTES = MetricName("process_resident_memory_bytes", Kind.GAUGE, "")
-OPEN_FILES = MetricName("process_open_fds", Kind.GAUGE, "")
-ALERTS = MetricName("ALERTS", Kind.GAUGE, "")
-ALERTS_SINCE = MetricName("ALERTS_FOR_STATE", Kind.GAUGE, "")
+CPU_SECONDS = MetricName("process_cpu_seconds_total", MetricType.COUNTER, "")
+MEMORY_BYTES = MetricName("process_resident_memory_bytes", MetricType.GAUGE, "")
+OPEN_FILES = MetricName("process_open_fds", MetricType.GAUGE, "")
+ALERTS = MetricName("ALERTS", MetricType.GAUGE, "")
+ALERTS_SINCE = MetricName("ALERTS_FOR_STATE", MetricType.GAUGE, "")
 """When an alert became active, as seconds since 1970; without the label `alertstate`."""
 
 
@@ -46,13 +46,13 @@ def number(metric: MetricName, where: str = "", by: str = "") -> str:
 def quantile(share: float, metric: MetricName, where: str = "", by: str = "", window: str = WINDOW) -> str:
     """Return a quantile of a histogram."""
     labels = f"le, {by}" if by else "le"
-    buckets = MetricName(f"{metric.name}_bucket", Kind.COUNTER, "")
+    buckets = MetricName(f"{metric.name}_bucket", MetricType.COUNTER, "")
     return f"histogram_quantile({share:g}, {rate(buckets, where, labels, window)})"
 
 
 def counted(metric: MetricName) -> MetricName:
     """How many observations a histogram has, as a counter."""
-    return MetricName(f"{metric.name}_count", Kind.COUNTER, "")
+    return MetricName(f"{metric.name}_count", MetricType.COUNTER, "")
 
 
 def worst(metric: MetricName, where: str = "", by: str = "") -> str:

@@ -25,7 +25,7 @@ from runtime_core.runs.journal import canonical
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 from runtime_core.wire.ids import step_digest
-from runtime_core.wire.step import DIGEST, ENCODER, NOTHING, StepError
+from runtime_core.wire.step import DIGEST, ENCODER, NOTHING, StepFailure
 from tests.servers.matrix import is_full
 from tests.service_forks import SOURCES
 from weft import AgentContext, App
@@ -173,7 +173,7 @@ async def test_a_redriven_step_counts_with_its_later_result(tmp_path: Path) -> N
         assert found is not None
         (call,) = (each for each in found.steps if each.kind == "tool")
         failed = msgspec.structs.replace(
-            call, attempt=3, ended=call.ended - 5, status="failed", output=NOTHING, error=StepError("OSError", "down")
+            call, attempt=3, ended=call.ended - 5, status="failed", output=NOTHING, error=StepFailure("OSError", "down")
         )
         record = RecordEntry("9999999999999-0", "t-1", ENCODER.encode([failed]), None)
         await store.write("local", 1, 1, [record])

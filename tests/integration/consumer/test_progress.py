@@ -18,7 +18,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.progress import ProgressWatch
-from runtime_core.host.manager import StateManager
+from runtime_core.host.manager import StateManagerReplica
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder
@@ -110,7 +110,7 @@ async def test_leaders_are_healthy_while_the_broker_is_away(own_valkey: Server, 
     settings = Settings.from_environment({"WEFT_LEASE_SECONDS": f"{LEASE_SECONDS:g}", "WEFT_NAMESPACE": namespace})
     store = await TrajectoryStore.open(f"sqlite:///{tmp_path / 'trajectory.db'}")
     ingress, recorded = await connect(own_valkey.url), await connect(own_valkey.url)
-    manager = StateManager(
+    manager = StateManagerReplica(
         [EventBus(transport, keys[0])], ingress, settings, Metrics(CollectorRegistry(), "state-manager")
     )
     recorder = Recorder(
@@ -147,7 +147,7 @@ async def test_a_state_manager_is_healthy_while_one_of_its_servers_is_away(
     async with Proxy(valkey.url) as proxy:
         others = await connect(proxy.url)
         of_partition, ingress = (transport, others) if away == "ingress" else (others, transport)
-        manager = StateManager(
+        manager = StateManagerReplica(
             [EventBus(of_partition, keys[0])], ingress, settings, Metrics(CollectorRegistry(), "state-manager")
         )
         await manager.start()

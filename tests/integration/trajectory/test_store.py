@@ -18,7 +18,7 @@ import pytest
 from runtime_core.errors import ConfigurationError, Fenced, InvalidInput, StoreUnavailable
 from runtime_core.trajectory.export import export_jsonl
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from runtime_core.wire.step import ENCODER, Step, StepError
+from runtime_core.wire.step import ENCODER, Step, StepFailure
 from tests.integration.trajectory.stores import ENDED_MS, Database, end, entry, step
 
 
@@ -44,13 +44,13 @@ async def test_every_field_reads_back_unchanged(store: TrajectoryStore) -> None:
         status="failed",
         input=msgspec.Raw(b'{ "a" : [1.0, 1e999, 123456789012345678901] }'),
         output=msgspec.Raw(b"null"),
-        error=StepError("ValueError", "no\nsuch", "trace", 4.5),
-        errors=[StepError("OSError", "first", at=1.0)],
+        error=StepFailure("ValueError", "no\nsuch", "trace", 4.5),
+        errors=[StepFailure("OSError", "first", at=1.0)],
         usage={"input_tokens": 12.0},
         cause="e-1",
         owner="tool-handler-1",
     )
-    ended = end("t", error=StepError("ValueError", "no"), session="s")
+    ended = end("t", error=StepFailure("ValueError", "no"), session="s")
     await store.write("weft", 0, 1, [entry("1-0", "t", first, ends=ended)])
     found = await store.task("weft", "t")
     assert found is not None
@@ -85,7 +85,7 @@ async def test_the_row_of_a_redriven_step_comes_last(store: TrajectoryStore) -> 
 
 
 async def test_the_later_row_of_a_key_takes_back_the_error_of_the_earlier_one(store: TrajectoryStore) -> None:
-    failed, plain = step(error=StepError("ValueError", "no")), step()
+    failed, plain = step(error=StepFailure("ValueError", "no")), step()
     await store.write("weft", 0, 1, [entry("1-0", "t", failed, plain), entry("1-1", "u", plain, failed)])
     assert [s.error for s in await steps_of(store, "t")] == [None]
     assert [s.error for s in await steps_of(store, "u")] == [failed.error]
@@ -224,7 +224,7 @@ async def test_a_task_is_complete_when_it_holds_as_many_steps_as_its_end_counts(
 async def test_any_text_is_kept(store: TrajectoryStore) -> None:
     large = b'"' + b"x" * 300_000 + b'"'
     odd = step(name="nul \0 é 猫 🐈", owner="\0", input=msgspec.Raw(b'"\\u0000"'), output=msgspec.Raw(large))
-    ended = end("t \0", agent="a\0", error=StepError("E", "nul \0"), session="'; DROP TABLE weft_steps --")
+    ended = end("t \0", agent="a\0", error=StepFailure("E", "nul \0"), session="'; DROP TABLE weft_steps --")
     await store.write("weft", 0, 1, [entry("1-0", "t \0", odd, ends=ended)])
     found = await store.task("weft", "t \0")
     assert found is not None
@@ -233,7 +233,7 @@ async def test_any_text_is_kept(store: TrajectoryStore) -> None:
     assert bytes(found.steps[0].output) == large
     assert found.end is not None
     assert found.end.agent == "a␀"
-    assert found.end.error == StepError("E", "nul \0")
+    assert found.end.error == StepFailure("E", "nul \0")
     assert await store.delete("weft", "t \0") == 2
 
 

@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/branches.py",
         "cancelled_step_forgotten",
-        "    if isinstance(part, Step | Gather):\n        run.unawaited.pop(part.id, None)\n",
+        "    if isinstance(part, DurableStep | Gather):\n        run.unawaited.pop(part.id, None)\n",
         "",
         "a replay does not warn of the step of a cancelled job",
         "unit/runs:branches",

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from runtime_core.app.app import App
-from runtime_core.app.registry import Functions
+from runtime_core.app.registry import Registry
 from runtime_core.declare.declaration import Agent, RetryPolicy
 from runtime_core.declare.mcp_server import MCPServer, MCPSettings
 from runtime_core.declare.tool import Tool, ToolContext, ToolSettings
@@ -157,7 +157,7 @@ def test_a_function_of_two_names_must_be_named_by_text() -> None:
 
 
 def test_an_app_fits_what_a_run_asks_for() -> None:
-    functions: FunctionsPort = Functions()  # checked by the type checker
+    functions: FunctionsPort = Registry()  # checked by the type checker
     app = App("test")
 
     @app.agent("a")

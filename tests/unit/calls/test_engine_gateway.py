@@ -20,8 +20,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect
 from runtime_core.calls import engine_gateway as module
-from runtime_core.calls.engine_gateway import RAY, SPARK, Gateway, Served, StepHandler
-from runtime_core.engines.protocol import Error, Outcome, State, Value, Work
+from runtime_core.calls.engine_gateway import RAY, SPARK, EngineGateway, ServedEngine, StepHandler
+from runtime_core.engines.protocol import ConnectionState, Error, Outcome, Value, Work
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, ask, suspend
 
@@ -38,7 +38,7 @@ class Driver:
     """Ends each call as the test says."""
 
     def __init__(self) -> None:
-        self.state = State(True)
+        self.state = ConnectionState(True)
         self.connected_since = time.time() - 60
         self.ends: list[Outcome] = []
         self.began = 0
@@ -56,7 +56,7 @@ class Driver:
 class Lossy:
     """A gateway over such a driver, on `memory://`, with one requested step."""
 
-    def __init__(self, broker: Broker, bus: EventBus, engine: Served) -> None:
+    def __init__(self, broker: Broker, bus: EventBus, engine: ServedEngine) -> None:
         self.broker = broker
         self.bus = bus
         self.engine = engine
@@ -70,7 +70,7 @@ class Lossy:
             connected_at=time.time(),
         )
         metrics = Metrics(CollectorRegistry(), f"{engine.name}-gateway")
-        self.handler = StepHandler(bus, cast(Gateway, gateway), metrics)
+        self.handler = StepHandler(bus, cast(EngineGateway, gateway), metrics)
 
     async def attempt(self) -> int:
         """Handle the step's next delivery. Return how many calls the engine has had since the start."""
@@ -86,7 +86,7 @@ class Lossy:
 
 
 @asynccontextmanager
-async def lossy(engine: Served) -> AsyncIterator[Lossy]:
+async def lossy(engine: ServedEngine) -> AsyncIterator[Lossy]:
     async def another() -> Transport:
         return await connect("memory://")
 
@@ -114,9 +114,9 @@ async def test_the_redrive_waits_for_the_next_connection(spark: Lossy) -> None:
     assert await spark.attempt() == 1
     for _ in range(3):
         assert await spark.attempt() == 1, "the server still listens, and goes down"
-    spark.driver.state = State(False, "nobody listens")
+    spark.driver.state = ConnectionState(False, "nobody listens")
     assert await spark.attempt() == 1
-    spark.driver.state, spark.driver.connected_since = State(True), time.time()
+    spark.driver.state, spark.driver.connected_since = ConnectionState(True), time.time()
     assert await spark.attempt() == 2
     assert await spark.outcome() == "K"
 

@@ -19,7 +19,7 @@ from runtime_core.calls.mcp.servers import MCPServers
 from runtime_core.declare.declaration import Place
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.declare.mcp_server import MCPServer, need_sdk
-from runtime_core.declare.tool import Away
+from runtime_core.declare.tool import ToolUnavailable
 from runtime_core.errors import ConfigurationError, InvalidInput, NotReady
 from runtime_core.llm.toolset import ToolsMissing, toolset_of
 from runtime_core.runs.commit import parts
@@ -258,7 +258,7 @@ def test_a_tool_handler_has_the_servers_of_its_pools_only() -> None:
     assert waits is not None
     assert waits.wait_seconds is not None
     fails = MCPServers(app, metrics, [""]).away("docs.read")
-    assert fails == Away(None, "MCP server 'docs' is unavailable: it has not been started yet")
+    assert fails == ToolUnavailable(None, "MCP server 'docs' is unavailable: it has not been started yet")
 
 
 def test_a_model_s_tools_wait_for_a_server_that_was_never_listed_and_for_nothing_else() -> None:

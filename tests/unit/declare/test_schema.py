@@ -12,7 +12,7 @@ import pytest
 
 from runtime_core.consumer.settle import failed_from, failure_of
 from runtime_core.declare.declaration import Place
-from runtime_core.declare.schema import Value, encode, encode_result
+from runtime_core.declare.schema import ValueReader, encode, encode_result
 from runtime_core.errors import InvalidInput, Reject, Retry, ToolError
 from runtime_core.wire import codec
 
@@ -117,6 +117,6 @@ def test_a_secret_in_a_refused_argument_is_hidden_before_the_message_is_shortene
     key = "sk-" + "proj-Ab12Cd34Ef56Gh78Ij90"
     before = "x" * 30  # so that the quote ends within the key
     with pytest.raises(InvalidInput) as refused:
-        Value("it", int, Place("it.py", 1)).decode(json.dumps(f"{before} {key}").encode())
+        ValueReader("it", int, Place("it.py", 1)).decode(json.dumps(f"{before} {key}").encode())
     assert before in refused.value.message
     assert key[:12] not in refused.value.message

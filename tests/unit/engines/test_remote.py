@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
+from runtime_core.engines.protocol import Error, Outcome, Registered, StepInfo, Value
 from runtime_core.engines.remote import run_items, run_registered
 from runtime_core.engines.results import Reference, Results, items_of, map_outcome, with_errors
 from runtime_core.errors import EngineError
 
 ROOT = Path(__file__).parents[3]
-STEP = Step(task="t-1", run="r/2", attempt=3, key="t-1/r/2", deadline=9.5)
+STEP = StepInfo(task="t-1", run="r/2", attempt=3, key="t-1/r/2", deadline=9.5)
 
 
 def called(name: str, results: Results | None = None, /, **arguments: object) -> Outcome:
@@ -202,12 +202,12 @@ def in_worker(tmp_path: Path, app: str, folder: Path) -> list[Any]:
     """Return the results of two calls in a process started elsewhere, as a worker is, and whether it loads the rest."""
     script = f"""
 import json, sys
-from runtime_core.engines.protocol import Registered, Step
+from runtime_core.engines.protocol import Registered, StepInfo
 from runtime_core.engines.remote import run_registered
 from runtime_core.engines.results import Results
 import msgspec
 call = Registered({app!r}, {str(folder)!r}, "once", b"{{}}")
-told = [msgspec.to_builtins(run_registered(call, Step("t", "r"), Results()), builtin_types=()) for _ in "12"]
+told = [msgspec.to_builtins(run_registered(call, StepInfo("t", "r"), Results()), builtin_types=()) for _ in "12"]
 print(json.dumps(told))
 """
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

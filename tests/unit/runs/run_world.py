@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_core.app.app import App
-from runtime_core.app.registry import Functions
+from runtime_core.app.registry import Registry
 from runtime_core.bus.commits import CallBegun
 from runtime_core.bus.deliveries import BranchOutput, RunFields, StoredOutput
 from runtime_core.bus.replies import Answer
@@ -83,7 +83,7 @@ def answer(kind: str, name: str, data: object) -> object:
 class World:
     """One task's run on a broker, with its requests, messages and rows. The journal survives crashes."""
 
-    functions: Functions = field(default_factory=lambda: App("test").functions)
+    functions: Registry = field(default_factory=lambda: App("test").functions)
     order: random.Random | None = None
     """Selects the open step to answer next; None: the oldest."""
     cold: bool = False

@@ -11,7 +11,7 @@ import pytest
 
 from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, Suspended
 from runtime_core.engines.local import EngineCompute, LocalEngine
-from runtime_core.engines.protocol import Step
+from runtime_core.engines.protocol import StepInfo
 from runtime_core.engines.results import Results
 from runtime_core.engines.runtime_engine import RunConfig
 from runtime_core.errors import ConfigurationError
@@ -184,7 +184,7 @@ class Counting(EngineCompute):
         super().__init__(LocalEngine(RunConfig(worker_num=5)))
         self.running = self.most = 0
 
-    async def run(self, function: object, arguments: bytes, step: Step, results: Results, /) -> bytes:
+    async def run(self, function: object, arguments: bytes, step: StepInfo, results: Results, /) -> bytes:
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)  # lets all begin that may

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.host import service as endpoint_module
-from runtime_core.host.manager import StateManager
-from runtime_core.host.service import Endpoint, Response, plain
+from runtime_core.host.manager import StateManagerReplica
+from runtime_core.host.service import HttpEndpoint, Response, plain
 from runtime_core.runs.model_step import count_model_calls
 from runtime_core.settings import Settings
 from runtime_core.telemetry import logs, names
@@ -31,7 +31,7 @@ from runtime_core.telemetry.metrics import (
     Sample,
     Series,
 )
-from runtime_core.telemetry.names import Kind
+from runtime_core.telemetry.names import MetricType
 from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
@@ -47,10 +47,10 @@ def test_every_metric_is_exposed_as_it_is_named() -> None:
         for sample in parsed.samples:
             series.setdefault(sample.name, set()).update(sample.labels)
     for name in names.ALL:
-        suffix = "_count" if name.kind is Kind.HISTOGRAM else ""
+        suffix = "_count" if name.kind is MetricType.HISTOGRAM else ""
         assert series.get(name.name + suffix) == set(name.labels), name.name
-        family = name.name.removesuffix("_total") if name.kind is Kind.COUNTER else name.name
-        assert f"# TYPE {family}{'_total' if name.kind is Kind.COUNTER else ''} {name.kind}" in shown
+        family = name.name.removesuffix("_total") if name.kind is MetricType.COUNTER else name.name
+        assert f"# TYPE {family}{'_total' if name.kind is MetricType.COUNTER else ''} {name.kind}" in shown
     assert {name.split("_bucket")[0] for name in series if name.startswith("weft_")} - {
         name.name + suffix for name in names.ALL for suffix in ("", "_count", "_sum")
     } == set()
@@ -96,7 +96,7 @@ async def test_leading_roles_show_their_heartbeat_and_stalls(tmp_path: Path, nam
     store = await TrajectoryStore.open(f"sqlite:///{tmp_path / 'trajectory.db'}")
     of_manager = Metrics(CollectorRegistry(), "state-manager")
     of_recorder = Metrics(CollectorRegistry(), "trajectory-recorder")
-    manager = StateManager([bus], transport, settings, of_manager)
+    manager = StateManagerReplica([bus], transport, settings, of_manager)
     recorder = Recorder([bus], store, of_recorder, namespace=namespace, lease_seconds=1)
     for metrics, role in ((of_manager, manager), (of_recorder, recorder)):
         labels = {"service": metrics.service}
@@ -233,9 +233,9 @@ def broken() -> Response:
 
 
 @pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
+async def endpoint() -> AsyncIterator[HttpEndpoint]:
     routes = {"/ok": lambda: plain(HTTPStatus.OK, "fine"), "/broken": broken}
-    endpoint = Endpoint("127.0.0.1", 0, routes)
+    endpoint = HttpEndpoint("127.0.0.1", 0, routes)
     await endpoint.start()
     yield endpoint
     await endpoint.stop()
@@ -265,7 +265,7 @@ async def ask(port: int, request: bytes) -> str:
     ],
 )
 async def test_each_request_gets_its_status_and_text(
-    endpoint: Endpoint, request_line: bytes, status: str, body: str
+    endpoint: HttpEndpoint, request_line: bytes, status: str, body: str
 ) -> None:
     head, _, got = (await ask(endpoint.port, request_line + b"\r\nHost: x\r\n\r\n")).partition("\r\n\r\n")
     assert head.splitlines()[0] == f"HTTP/1.1 {status}"
@@ -273,7 +273,7 @@ async def test_each_request_gets_its_status_and_text(
     assert got == body
 
 
-async def test_bad_clients_do_not_break_it(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bad_clients_do_not_break_it(endpoint: HttpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "REQUEST_SECONDS", 0.05)
     too_large = await ask(endpoint.port, b"GET /ok HTTP/1.1\r\nX: " + b"x" * 20_000)
     assert too_large.startswith("HTTP/1.1 431 ")
@@ -283,7 +283,7 @@ async def test_bad_clients_do_not_break_it(endpoint: Endpoint, monkeypatch: pyte
     assert (await ask(endpoint.port, b"GET /ok HTTP/1.1\r\n\r\n")).startswith("HTTP/1.1 200 ")
 
 
-async def test_stop_does_not_wait_for_clients(endpoint: Endpoint) -> None:
+async def test_stop_does_not_wait_for_clients(endpoint: HttpEndpoint) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     async with asyncio.timeout(endpoint_module.REQUEST_SECONDS / 2):
         assert (await ask(endpoint.port, b"GET /ok HTTP/1.1\r\n\r\n")).startswith("HTTP/1.1 200 ")

@@ -21,7 +21,7 @@ from runtime_core.telemetry.redaction import Redactor, patterns_of
 from runtime_core.telemetry.secret_search import FAR_COST, MAX_CANDIDATES, RULE, candidate_pattern
 from runtime_core.trajectory.recorder import record_entries
 from runtime_core.wire.contents import SentLists
-from runtime_core.wire.step import ENCODER, STEPS, Step, StepError
+from runtime_core.wire.step import ENCODER, STEPS, Step, StepFailure
 from tests.unit.telemetry.former_rules import secrets_in
 
 KNOWN = "a word that is known"
@@ -255,7 +255,7 @@ def test_an_object_of_very_many_short_members_is_hidden_without_being_decoded(
 
 def test_json_with_too_many_candidates_keeps_its_upper_levels() -> None:
     known = Redactor([KNOWN])
-    error = StepError("ValueError", f"no {KEY}", at=4.5)
+    error = StepFailure("ValueError", f"no {KEY}", at=4.5)
     rows = [
         Step(
             "r",

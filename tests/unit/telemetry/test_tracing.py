@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runtime_core.bus.deliveries import Delivery
-from runtime_core.engines.protocol import Step
+from runtime_core.engines.protocol import StepInfo
 from runtime_core.errors import ConfigurationError
 from runtime_core.telemetry import logs, tracing
 from runtime_core.telemetry.logs import HANDLED
@@ -269,4 +269,4 @@ def test_a_line_of_text_ends_with_its_task() -> None:
 def test_an_engine_function_gets_the_span_of_its_step() -> None:
     from runtime_core.engines.function import EngineContext
 
-    assert EngineContext.of(Step(task="t", run="r/1", traceparent=TRACEPARENT)).traceparent == TRACEPARENT
+    assert EngineContext.of(StepInfo(task="t", run="r/1", traceparent=TRACEPARENT)).traceparent == TRACEPARENT

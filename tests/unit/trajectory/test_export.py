@@ -17,7 +17,7 @@ from runtime_core.trajectory import export
 from runtime_core.trajectory.export import export_jsonl, export_parquet
 from runtime_core.trajectory.parquet import SCHEMA
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from runtime_core.wire.step import ENCODER, Step, StepError, TaskEnd
+from runtime_core.wire.step import ENCODER, Step, StepFailure, TaskEnd
 
 ENDED = datetime(2026, 11, 1, 12, tzinfo=UTC)
 ENDED_MS = ENDED.timestamp() * 1_000
@@ -47,8 +47,8 @@ def step(path: str = "", **changes: object) -> Step:
 FAILED = step(
     status="failed",
     input=msgspec.Raw(b'{\n  "query": "\\u732b \\n",\r\n  "n": 1e999\n}'),
-    error=StepError("ValueError", "no\nmore", "trace", 1.0),
-    errors=[StepError("OSError", "first")],
+    error=StepFailure("ValueError", "no\nmore", "trace", 1.0),
+    errors=[StepFailure("OSError", "first")],
     usage={"tokens": 3.0},
 )
 

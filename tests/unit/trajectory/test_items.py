@@ -25,7 +25,7 @@ from runtime_core.trajectory.items import (
 from runtime_core.trajectory.parquet import ITEM_SCHEMA
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from runtime_core.wire.step import ENCODER, Step, StepError, TaskEnd
+from runtime_core.wire.step import ENCODER, Step, StepFailure, TaskEnd
 from weft import App
 from weft.errors import ConfigurationError, InvalidInput
 
@@ -61,7 +61,7 @@ STEPS = [
     model("5", 30, output={"choices": [{"message": {"content": "done", "tool_calls": [{"id": "c"}]}, "logprobs": 1}]}),
     row("r/3", "", "tool", "search", 10, input={"q": "x"}, output=["found"]),
     row("r/4", "", "agent", "helper", 20, input="help", output="helped"),
-    row("r/4/1", "", "tool", "look", 21, status="failed", error=StepError("ValueError", "no", "a trace")),
+    row("r/4/1", "", "tool", "look", 21, status="failed", error=StepFailure("ValueError", "no", "a trace")),
 ]
 END = TaskEnd("t", "completed", "lead", len(STEPS), 0.0, 99.0, session="s")
 

@@ -10,7 +10,7 @@ import pytest
 from runtime_core.base.text import duration
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import last_failure, render, to_tree
-from runtime_core.wire.step import Fork, Step, StepError, TaskEnd
+from runtime_core.wire.step import Fork, Step, StepFailure, TaskEnd
 
 
 def step(
@@ -24,7 +24,7 @@ def trajectory(*steps: Step, end: TaskEnd | None = None) -> TaskTrajectory:
     return TaskTrajectory("weft", "t-1", end, list(steps))
 
 
-def ended(steps: int, status: str = "completed", error: StepError | None = None, session: str = "") -> TaskEnd:
+def ended(steps: int, status: str = "completed", error: StepFailure | None = None, session: str = "") -> TaskEnd:
     return TaskEnd("t-1", status, "researcher", steps, created=100.0, ended=3_520.0, error=error, session=session)
 
 
@@ -37,9 +37,9 @@ RESEARCH = trajectory(
         attempt=2,
         took=12.34,
         input=msgspec.Raw(b'{"query":"a"}'),
-        errors=[StepError("OSError", "first try")],
+        errors=[StepFailure("OSError", "first try")],
     ),
-    step("r/2.1", status="failed", error=StepError("ValueError", "no such\nsecond line")),
+    step("r/2.1", status="failed", error=StepFailure("ValueError", "no such\nsecond line")),
     step("r/3", kind="agent", name="writer", key="7", took=90_000),
     step("r/3", "1", kind="step", name="count"),
     step("r/3/2", kind="engine", name="rank"),
@@ -78,7 +78,7 @@ def test_the_output_shows_that_a_task_has_not_ended() -> None:
 
 
 def test_a_failed_task_shows_its_error() -> None:
-    failed = ended(1, "failed", StepError("ValueError", "no\nmore"))
+    failed = ended(1, "failed", StepFailure("ValueError", "no\nmore"))
     assert "failed in 3.42 s with ValueError: no: 1 step" in render(trajectory(step("r"), end=failed))
 
 
@@ -95,7 +95,7 @@ def test_a_run_that_is_not_recorded_keeps_its_place() -> None:
 
 
 def test_attempts_of_a_step_share_a_line_with_the_last_result() -> None:
-    first = step("r", "1", status="failed", error=StepError("OSError", "first"))
+    first = step("r", "1", status="failed", error=StepFailure("OSError", "first"))
     found = trajectory(step("r"), first, step("r", "1", attempt=2))
     assert [line for line in render(found).splitlines() if "2 attempts" in line] == [
         "   └─ ▸ tool search  step 1  completed  2 attempts, the last one 1.0 ms  ✗ attempt 1: OSError: first"
@@ -105,7 +105,7 @@ def test_attempts_of_a_step_share_a_line_with_the_last_result() -> None:
 
 
 def test_a_redriven_step_shows_its_success_after_its_failures() -> None:
-    down = [StepError("OSError", f"down {number}", "raise OSError", at=number) for number in (1, 2, 3)]
+    down = [StepFailure("OSError", f"down {number}", "raise OSError", at=number) for number in (1, 2, 3)]
     failed = step("r", "1", attempt=3, status="failed", error=down[2], errors=down[:2])
     found = trajectory(step("r", kind="agent", name="desk"), failed, step("r", "1", took=9.0))
     (line,) = (line for line in render(found).splitlines() if "▸" in line)
@@ -121,11 +121,11 @@ def test_a_redriven_step_shows_its_success_after_its_failures() -> None:
 
 
 def test_the_last_failure_is_that_of_the_step_which_failed_its_run() -> None:
-    call = step("r/1/2", kind="tool", status="failed", error=StepError("ValueError", "no room", "in tool", at=1))
-    child = step("r/1", kind="agent", status="failed", error=StepError("ToolError", "2: no room", "in child", at=2))
-    own = step("r", kind="agent", status="failed", error=StepError("AgentError", "1: 2: no room", "in agent", at=3))
+    call = step("r/1/2", kind="tool", status="failed", error=StepFailure("ValueError", "no room", "in tool", at=1))
+    child = step("r/1", kind="agent", status="failed", error=StepFailure("ToolError", "2: no room", "in child", at=2))
+    own = step("r", kind="agent", status="failed", error=StepFailure("AgentError", "1: 2: no room", "in agent", at=3))
     assert last_failure(trajectory(own, child, call)) == (call, call.error)
-    other = step("r", kind="agent", status="failed", error=StepError("KeyError", "'x'", "in agent", at=3))
+    other = step("r", kind="agent", status="failed", error=StepFailure("KeyError", "'x'", "in agent", at=3))
     assert last_failure(trajectory(other, child, call)) == (other, other.error)
 
 
@@ -135,7 +135,7 @@ def test_recorded_text_cannot_drive_the_terminal() -> None:
         name="\x1b[2J",
         input=msgspec.Raw(b'"\\u001b]0;title\\u0007"'),
         output=msgspec.Raw(b'"\xc2\x9b2J' + b"x" * 9_000 + b'"'),
-        error=StepError("E\r", "\x1b[31m"),
+        error=StepFailure("E\r", "\x1b[31m"),
     )
     text = render(trajectory(evil))
     assert text.replace("\n", "").isprintable()

@@ -24,7 +24,7 @@ from runtime_core.wire.model_call import (
     tool_calls_of,
     usage_of,
 )
-from runtime_core.wire.step import NOTHING, Step, StepError, TaskEnd
+from runtime_core.wire.step import NOTHING, Step, StepFailure, TaskEnd
 from tests.unit.runs.run_world import Program, World
 
 QUESTION = {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "Where is Ulm?"}]}
@@ -113,7 +113,7 @@ def test_a_message_with_unknown_parts_has_an_empty_answer() -> None:
 
 
 def test_an_item_has_the_answer_and_postponed_calls_have_none() -> None:
-    reserved = call("2", None, status="failed", error=StepError("Reserved", "others hold it"))
+    reserved = call("2", None, status="failed", error=StepFailure("Reserved", "others hold it"))
     items = DefaultTrajectoryStrategy().items(of(call("1", PUT_OFF), reserved, call("3", ANSWER)))
     (item,) = items
     assert item.meta.step_id == "3"
@@ -137,7 +137,7 @@ def test_the_tree_has_a_readable_line_for_each_call() -> None:
         ...,
         input=json_of("asked"),
         status="failed",
-        error=StepError("ModelFailed", "openai refused the key"),
+        error=StepFailure("ModelFailed", "openai refused the key"),
     )
     answered = call("3", ANSWER, usage={"tokens": 1260, "input_tokens": 1204, "output_tokens": 56, "cost": 0.00314})
     last = call("4", {**ANSWER, "message": {"kind": "response", "parts": [{"part_kind": "text", "content": "Here."}]}})

@@ -17,7 +17,7 @@ import pytest
 
 from runtime_core.engines.driver import process
 from runtime_core.engines.driver.process import Driver
-from runtime_core.engines.protocol import Error, Pickled, Registered, State, Value, Work
+from runtime_core.engines.protocol import ConnectionState, Error, Pickled, Registered, Value, Work
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
 from tests.fleet import ROOT
@@ -43,7 +43,7 @@ async def driver_of(folder: Path, backend: str = SCRIPTED) -> AsyncIterator[Driv
         await driver.stop()
 
 
-async def connected(driver: Driver, wanted: bool = True) -> State:
+async def connected(driver: Driver, wanted: bool = True) -> ConnectionState:
     async with asyncio.timeout(WAIT):
         state = driver.state
         while state.connected is not wanted:

@@ -61,11 +61,11 @@ HANGS_IN_THE_IMPORT = STUCK + "hang()\n"
 RUNS_A_JOB = """
 import sys
 from runtime_core.engines.protocol import Registered, Work
-from runtime_core.engines.ray.worker import Job, run_job
+from runtime_core.engines.ray.worker import WorkerJob, run_job
 from runtime_core.engines.results import Results
 
 call = Registered("stuck_app:app", sys.argv[1], "hang", b"{}")
-for message in run_job(Job(Work(call, "hang"), Results()).packed()):
+for message in run_job(WorkerJob(Work(call, "hang"), Results()).packed()):
     print(type(message).__name__, flush=True)
 """
 
@@ -167,7 +167,7 @@ def test_the_signals_of_a_forked_child_are_its_own() -> None:
     assert run(program) == (0, "the call\n")
 
 
-@pytest.mark.parametrize(("app", "printed"), [(HANGS_IN_THE_CALL, "Begun\n"), (HANGS_IN_THE_IMPORT, "")])
+@pytest.mark.parametrize(("app", "printed"), [(HANGS_IN_THE_CALL, "CallProcess\n"), (HANGS_IN_THE_IMPORT, "")])
 def test_a_cancelled_call_that_hangs_ends_with_its_process(tmp_path: Path, app: str, printed: str) -> None:
     (tmp_path / "stuck_app.py").write_text(app)
     command = (sys.executable, "-c", RUNS_A_JOB, str(tmp_path))

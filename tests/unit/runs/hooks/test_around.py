@@ -16,7 +16,7 @@ from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import Denied
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.hooks.around import RunHooks
+from runtime_core.runs.hooks.around import DeclaredRunHooks
 from runtime_core.runs.hooks.declared import (
     Ask,
     CallbackResult,
@@ -44,7 +44,7 @@ class HookedWorld(World):
 
     def new_run(self, program: Program, input: object = None, **more: Any) -> Run:  # Any: Run's own parameters
         run = super().new_run(program, input, **more)
-        run.hooks = RunHooks(
+        run.hooks = DeclaredRunHooks(
             run,
             self.app.hooks,
             self.named,

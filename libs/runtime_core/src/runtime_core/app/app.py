@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Functions
+from runtime_core.app.registry import AppHookTable, DeclaredSubscriber, Registry
 from runtime_core.declare.declaration import NAME, Agent, Place, check_options, label, note_agent, place_of, shown
 from runtime_core.declare.manifest import Manifest
 from runtime_core.declare.schema import check_limited
@@ -62,7 +62,7 @@ class App:
             raise ConfigurationError(f"app {name!r} has version={version!r}: give text, such as '2025.1'")
         self.name = name
         self.version = version
-        self.functions = Functions()
+        self.functions = Registry()
         """Finds declarations by name or by the declared object."""
         self.hooks = AppHookTable()
         """Hooks and callbacks."""

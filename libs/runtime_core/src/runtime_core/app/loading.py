@@ -46,14 +46,14 @@ def load_app(reference: str) -> App:
 
 
 @dataclass
-class ToolCall:
+class RequestedCall:
     """The call that `call_tool` makes."""
 
     tool: str
     arguments: dict[str, Any]  # Any: JSON
 
 
-async def call_tool(ctx: AgentContext, call: ToolCall) -> object:
+async def call_tool(ctx: AgentContext, call: RequestedCall) -> object:
     """Call a tool for a person. The app's hooks that always run, and the tool's limits, apply as in any agent."""
     return await ctx.tool(call.tool, **call.arguments)
 

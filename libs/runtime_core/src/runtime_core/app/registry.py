@@ -20,7 +20,7 @@ from runtime_core.wire.codec import quoted
 if TYPE_CHECKING:
     from runtime_core.declare.declaration import RetryPolicy
     from runtime_core.declare.mcp_server import MCPServer
-    from runtime_core.runs.hooks.around import RunHooks
+    from runtime_core.runs.hooks.around import DeclaredRunHooks
     from runtime_core.runs.run import Run
 
 
@@ -146,7 +146,7 @@ class DeclaredSubscriber:
             raise ConfigurationError(f"subscribe: {self.function!r} is not callable: give a function of a message")
 
 
-class Functions:
+class Registry:
     """Everything that an app has declared.
 
     Lookups take a name or the declared object. They return None for a name that may belong to another app.
@@ -212,10 +212,10 @@ class AppHookTable(HookTable):
 
     def of_run(
         self, run: Run, *, of_end: bool, retry: RetryPolicy, entry: Callable[[], str], failed: Callable[[str], None]
-    ) -> RunHooks:
+    ) -> DeclaredRunHooks:
         """Return the hooks of one run: those that its task names and those that always run."""
-        from runtime_core.runs.hooks.around import HooksOfEnd, RunHooks
+        from runtime_core.runs.hooks.around import DeclaredRunHooks, HooksOfEnd
 
-        kind = HooksOfEnd if of_end else RunHooks
+        kind = HooksOfEnd if of_end else DeclaredRunHooks
         named = run.meta.get("hooks", {})
         return kind(run, self, named, retry=retry, entry=entry, failed=failed)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import hiredis
 
-from runtime_core.bus.connector import CONNECT_TIMEOUT_SECONDS, Address, Connector
+from runtime_core.bus.connector import CONNECT_TIMEOUT_SECONDS, BrokerAddress, Connector
 from runtime_core.errors import BusLost, BusUnavailable, ServerError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RespTransport:
 
     def __init__(
         self,
-        address: Address,
+        address: BrokerAddress,
         *,
         silence_seconds: float = SILENCE_SECONDS,
         why_lost: Callable[[], str] = lambda: "",

@@ -49,7 +49,7 @@ Options = Mapping[str, Any]  # Any: redis-py's keyword arguments of different ty
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BrokerAddress:
     """One broker, with redis-py's options for connections to it."""
 
     options: Options
@@ -121,7 +121,7 @@ class Address:
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.options.get('port', 6379)}/{self.database}"
 
 
-def parse_address(url: str) -> Address:
+def parse_address(url: str) -> BrokerAddress:
     """Parse `redis://`, `rediss://` (TLS), `unix://` or `redis+sentinel://a:26379,b:26379/master/0`, with redis-py.
 
     Raises ConfigurationError naming WEFT_REDIS_URL, even for mistakes that redis-py ignores. The error shows no part of
@@ -155,11 +155,11 @@ def parse_address(url: str) -> Address:
     if "credential_provider" in options:
         options["credential_provider"] = _credential_provider(options)
     if not master:
-        return Address(options, tls)
+        return BrokerAddress(options, tls)
     for name in ("host", "port", *(() if tls else secured)):
         options.pop(name, None)
     asked = {"username": own.get("sentinel_username"), "password": own.get("sentinel_password"), "ssl": asks_by_tls}
-    return Address(options, tls, master, sentinels, asked | (secured if asks_by_tls else {}))
+    return BrokerAddress(options, tls, master, sentinels, asked | (secured if asks_by_tls else {}))
 
 
 def _split(url: str) -> SplitResult:
@@ -230,7 +230,7 @@ class Connector:
     In a Cluster, the last request selects the server: MOVED names it, and after a loss the remaining servers do.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: BrokerAddress) -> None:
         self._address = address
         self._pool = address.pool()
         self._is_cluster: bool | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from runtime_core.bus.connection import RespTransport, Transport
-from runtime_core.bus.connector import MEMORY, Address, parse_address
+from runtime_core.bus.connector import MEMORY, BrokerAddress, parse_address
 from runtime_core.bus.keys import NAMESPACE_FORMAT, OWN_NAMESPACE, OWN_NAMESPACES, Keys, namespace_settings
 from runtime_core.errors import BusLost, BusUnavailable, ConfigurationError, ServerError
 
@@ -38,7 +38,9 @@ async def connect(url: str, *, wait_seconds: float = CONNECT_SECONDS) -> Transpo
     return await _connected(parse_address(await private_server(url)), wait_seconds, why_lost)
 
 
-async def _connected(address: Address, wait_seconds: float, why_lost: Callable[[], str] = lambda: "") -> Transport:
+async def _connected(
+    address: BrokerAddress, wait_seconds: float, why_lost: Callable[[], str] = lambda: ""
+) -> Transport:
     address.check()
     transport = RespTransport(address, why_lost=why_lost)
     try:
@@ -137,7 +139,7 @@ async def _set_limits(transport: Transport, meta: str, limits: Mapping[str, int]
         logger.warning("the broker's memory is full: its stored limits stay as they are until the next start")
 
 
-def _remedy(cause: BaseException | None, address: Address) -> str:
+def _remedy(cause: BaseException | None, address: BrokerAddress) -> str:
     """Return what to do about an unreachable broker, by the cause."""
     said = str(cause)
     match cause:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, Rejected, ServerError
-from runtime_core.wire.commands import Begun, Submission
+from runtime_core.wire.commands import ForkJournal, Submission
 from runtime_core.wire.ids import partition_of
 from runtime_core.wire.step import ENCODER, FORK_STEP, Fork, Step
 
@@ -290,7 +290,7 @@ def _open_request(member: str, place: str) -> OpenRequest:
     return OpenRequest(member, int(partition), task)
 
 
-def _fork_arguments(begun: Begun) -> list[Argument]:
+def _fork_arguments(begun: ForkJournal) -> list[Argument]:
     """Return the arguments of `fork.lua` that follow those of `submit`."""
     now = time.time() * 1000
     place = {"task": begun.task, "step": begun.step}

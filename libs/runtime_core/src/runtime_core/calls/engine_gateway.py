@@ -29,7 +29,7 @@ from runtime_core.consumer.in_flight import STOPPED
 from runtime_core.consumer.settle import Calls
 from runtime_core.engines.driver.process import Driver
 from runtime_core.engines.function import EngineFunction, EngineFunctions
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, State, Step, Value, Work
+from runtime_core.engines.protocol import ConnectionState, Error, Mapped, Outcome, Registered, StepInfo, Value, Work
 from runtime_core.engines.results import MAP, MapRequest, Results, map_outcome
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import ConfigurationError, InvalidInput
@@ -38,7 +38,7 @@ from runtime_core.telemetry import gen_ai, names
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import tracing
-from runtime_core.wire.step import StepError
+from runtime_core.wire.step import StepFailure
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ MAX_REPORTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedEngine:
     """An engine that a gateway serves."""
 
     name: str
@@ -68,15 +68,15 @@ class Served:
     """Whether work outlives the gateway that started it, so that another one can attach to it by its key."""
 
 
-RAY = Served("ray", "Ray", in_flight=64, redrives=None, attaches=True)
-SPARK = Served("spark", "Spark", in_flight=8, redrives=1, attaches=False)
+RAY = ServedEngine("ray", "Ray", in_flight=64, redrives=None, attaches=True)
+SPARK = ServedEngine("spark", "Spark", in_flight=8, redrives=1, attaches=False)
 
 
-class Gateway:
+class EngineGateway:
     """One process's connection to its engine. The service reads steps even while the engine is away."""
 
     def __init__(
-        self, engine: Served, functions: EngineFunctions, settings: Settings, metrics: Metrics, backend: str = ""
+        self, engine: ServedEngine, functions: EngineFunctions, settings: Settings, metrics: Metrics, backend: str = ""
     ) -> None:
         """`backend` is a custom backend, `package.module:Class`, in place of the engine's."""
         environ = {**os.environ, **settings.to_environment()}
@@ -135,25 +135,25 @@ class Gateway:
                         await self.driver.changed(state)
 
 
-def _shown(state: State) -> str:
+def _shown(state: ConnectionState) -> str:
     return ", ".join(f"{name} {value}" for name, value in state.info.items())
 
 
-class _Context(msgspec.Struct):
+class _EngineContext(msgspec.Struct):
     """The fields of a call's context that gateways use."""
 
     deadline: float = 0.0
     traceparent: str = ""
 
 
-_CONTEXT = msgspec.json.Decoder(_Context)
-_ERRORS = msgspec.json.Decoder(list[StepError])
+_CONTEXT = msgspec.json.Decoder(_EngineContext)
+_ERRORS = msgspec.json.Decoder(list[StepFailure])
 
 
 class StepHandler:
     """Runs steps on one engine, for the deliveries of one consumer."""
 
-    def __init__(self, bus: EventBus, gateway: Gateway, metrics: Metrics) -> None:
+    def __init__(self, bus: EventBus, gateway: EngineGateway, metrics: Metrics) -> None:
         self._bus = bus
         self._gateway = gateway
         self._engine = gateway.engine
@@ -197,7 +197,7 @@ class StepHandler:
             known = await self._bus.knows_engine_function(delivery.name)
             await self._calls.hand_on(delivery, known, lacking)
             return "requeued"
-        context = _CONTEXT.decode(delivery.context) if delivery.context else _Context()
+        context = _CONTEXT.decode(delivery.context) if delivery.context else _EngineContext()
         mapped: MapRequest | None = None
         try:
             mapped = await self._map_request(delivery) if delivery.key == MAP else None
@@ -243,7 +243,9 @@ class StepHandler:
         lost_at = max((error.at / 1000 for error in _errors(delivery) if error.type == ENGINE_LOST), default=0.0)
         return self._driver.connected_since <= lost_at and time.time() < lost_at + STEADY_SECONDS
 
-    def _work(self, delivery: Delivery, function: EngineFunction, mapped: MapRequest | None, context: _Context) -> Work:
+    def _work(
+        self, delivery: Delivery, function: EngineFunction, mapped: MapRequest | None, context: _EngineContext
+    ) -> Work:
         """Return the work for the driver. Raises InvalidInput."""
         refusal = function.refusal(self._engine.name)
         if refusal:
@@ -251,7 +253,7 @@ class StepHandler:
         gateway = self._gateway
         arguments = delivery.data if mapped is None else msgspec.json.encode(mapped.arguments)
         registered = Registered(gateway.reference, gateway.folder, delivery.name, arguments)
-        step = Step(
+        step = StepInfo(
             task=delivery.task,
             run=delivery.run,
             attempt=delivery.attempt,
@@ -326,7 +328,7 @@ class StepHandler:
         since = max([there, *(error.at / 1000 for error in _errors(delivery))])
         left = wait_until(delivery.context, since) - time.time()
         if left <= 0:
-            await self._calls.end(delivery, StepError(UNAVAILABLE, reason, at=time.time() * 1000), started)
+            await self._calls.end(delivery, StepFailure(UNAVAILABLE, reason, at=time.time() * 1000), started)
             self._ended(delivery, "")
             return "unavailable"
         step = f"{delivery.task}/{delivery.run}"
@@ -345,6 +347,6 @@ class StepHandler:
             self._driver.forget(key)
 
 
-def _errors(delivery: Delivery) -> list[StepError]:
+def _errors(delivery: Delivery) -> list[StepFailure]:
     """Return the errors of earlier attempts."""
     return _ERRORS.decode(delivery.errors) if delivery.errors else []

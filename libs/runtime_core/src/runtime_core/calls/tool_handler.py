@@ -20,11 +20,11 @@ from runtime_core.consumer.in_flight import cancelled_by_code
 from runtime_core.consumer.settle import Calls, failed_from, take_slots
 from runtime_core.declare.tool import (
     AbandonedThreads,
-    Away,
     CallableTool,
     Tool,
     ToolContext,
     ToolSource,
+    ToolUnavailable,
     is_allowed,
     not_allowed,
 )
@@ -33,7 +33,7 @@ from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
 from runtime_core.telemetry.spans import tracing
-from runtime_core.wire.step import NOTHING_USED, StepError
+from runtime_core.wire.step import NOTHING_USED, StepFailure
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ NAMES_SHOWN = 20
 """The type of the ToolError of a call that the task, or the calling agent, does not allow."""
 
 
-class _Context(msgspec.Struct):
+class _ToolContext(msgspec.Struct):
     """The members of a call's context that concern tools."""
 
     deadline: float | None = None
@@ -56,8 +56,8 @@ class _Context(msgspec.Struct):
     tools_conf: dict[str, dict[str, Any]] = {}  # Any: JSON
 
 
-_CONTEXT = msgspec.json.Decoder(_Context)
-_NO_CONTEXT = _Context()
+_CONTEXT = msgspec.json.Decoder(_ToolContext)
+_NO_CONTEXT = _ToolContext()
 
 
 class CallHandler:
@@ -190,7 +190,7 @@ class CallHandler:
         return "failed"
 
     async def _end_unknown(self, delivery: Delivery, now: float) -> None:
-        error = StepError(
+        error = StepFailure(
             "UnknownOutcome",
             f"the tool {delivery.name} may not be repeated, and the process that had started it died: "
             "find out whether it took effect",
@@ -198,13 +198,13 @@ class CallHandler:
         )
         await self._calls.end(delivery, error, now)
 
-    async def _wait_or_fail(self, delivery: Delivery, away: Away) -> None:
+    async def _wait_or_fail(self, delivery: Delivery, away: ToolUnavailable) -> None:
         """Hand back a call of an unavailable tool without counting an attempt, or end it with an error."""
         if away.wait_seconds is not None:
             await self._calls.wait(delivery, away.wait_seconds)
             return
         now = time.time() * 1000
-        await self._calls.end(delivery, StepError("Unavailable", away.message, at=now), now)
+        await self._calls.end(delivery, StepFailure("Unavailable", away.message, at=now), now)
 
 
 def _error_of(tool: str, error: Exception | asyncio.CancelledError) -> Exception:

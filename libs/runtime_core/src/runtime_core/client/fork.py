@@ -21,7 +21,15 @@ from runtime_core.runs.output import OWN_PLACES
 from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory, in_order
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.commands import NO_OPTIONS, SUBMIT, Begun, Submission, SubmitOptions, digest, new_submission
+from runtime_core.wire.commands import (
+    NO_OPTIONS,
+    SUBMIT,
+    ForkJournal,
+    Submission,
+    SubmitOptions,
+    digest,
+    new_submission,
+)
 from runtime_core.wire.envelope import ANONYMOUS
 from runtime_core.wire.events import StreamingMode
 from runtime_core.wire.ids import (
@@ -104,7 +112,7 @@ class RecordedRun:
     steps: dict[str, RecordedStep] = field(default_factory=dict)
 
     def journal(self, step: str | None = None) -> dict[str, bytes]:
-        """Return the `Begun.journal` of the steps before a step; None: of all. Its values match any arguments."""
+        """Return the `ForkJournal.journal` of the steps before a step; None: of all. Its values match any arguments."""
         values = {each.id: each.wildcard for each in self.before(step) if each.kind != "emit"}
         return values | {f"@{branch}": b"%d" % pieces for branch, pieces in self.emitted_before(step).items()}
 
@@ -340,7 +348,7 @@ class ForkPlan:
     run: RecordedRun
     input: bytes
     context: dict[str, object]
-    begun: Begun
+    begun: ForkJournal
 
     def submission(
         self,
@@ -420,7 +428,7 @@ async def plan_fork(
         raise InvalidInput(
             "at", f"the results before step {at} exceed {MAX_JOURNAL_BYTES} bytes: fork at an earlier step"
         )
-    return ForkPlan(run, new_input, context, Begun(origin, at or "", journal, result))
+    return ForkPlan(run, new_input, context, ForkJournal(origin, at or "", journal, result))
 
 
 def _run_of(runs: Mapping[str, RecordedRun], at: str, origin: str) -> RecordedRun:
@@ -437,8 +445,8 @@ def _run_of(runs: Mapping[str, RecordedRun], at: str, origin: str) -> RecordedRu
 
 
 def _inherited(runs: Mapping[str, RecordedRun], at: str) -> dict[str, bytes]:
-    """Return the results before `at`, as in `Begun.journal`: of the first run, and of each run that the fork requests
-    again, because its step has no result, or because `at` is inside it.
+    """Return the results before `at`, as in `ForkJournal.journal`: of the first run, and of each run that the fork
+    requests again, because its step has no result, or because `at` is inside it.
     """
     wanted = at.split("/")
     journal: dict[str, bytes] = {}

@@ -412,7 +412,7 @@ async def list_tasks(
     """
     after = _place_in(cursor) if cursor else None
     share = seconds / len(buses)
-    scans = [await _Scan(bus, wanted, after, inputs).run(limit, time.monotonic() + share) for bus in buses]
+    scans = [await _TaskSearch(bus, wanted, after, inputs).run(limit, time.monotonic() + share) for bus in buses]
     # After the place where a scan has stopped, its partition may have newer tasks than another one.
     horizon = max((scan.stopped for scan in scans if scan.stopped is not None), default=None)
     merged = heapq.merge(*(scan.found for scan in scans), key=lambda item: item[0], reverse=True)
@@ -424,7 +424,7 @@ async def list_tasks(
 
 
 @dataclass(slots=True)
-class _Scan:
+class _TaskSearch:
     """The search in one partition."""
 
     bus: EventBus
@@ -435,7 +435,7 @@ class _Scan:
     stopped: Place | None = None
     """The last place that it has read; None if there are no more."""
 
-    async def run(self, limit: int, deadline: float) -> _Scan:
+    async def run(self, limit: int, deadline: float) -> _TaskSearch:
         most, together = (MAX_SEARCHED, _SEARCHED_TOGETHER) if self.wanted.text else (MAX_SCANNED, _READ_TOGETHER)
         least = together if self.wanted != EVERY_TASK else min(limit + 1, together)
         scanned, together = 0, least

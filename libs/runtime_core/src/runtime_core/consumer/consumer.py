@@ -13,7 +13,7 @@ from runtime_core.bus.deliveries import Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, group_of
 from runtime_core.consumer.heartbeat import BEATS_PER_LEASE, MAX_ENDED_TASKS, Owner
-from runtime_core.consumer.in_flight import Handler, InFlight, Place
+from runtime_core.consumer.in_flight import DeliveryHandler, InFlight, Place
 from runtime_core.consumer.progress import Health, ProgressWatch
 from runtime_core.errors import BusError, BusLost, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.telemetry.metrics import Metrics
@@ -44,7 +44,7 @@ class Consumer:
         self,
         bus: EventBus,
         streams: Sequence[str],
-        handler: Handler,
+        handler: DeliveryHandler,
         metrics: Metrics,
         *,
         service: str,

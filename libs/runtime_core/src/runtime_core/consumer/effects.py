@@ -54,7 +54,7 @@ class Effect(Protocol):
         ...
 
 
-class UsageReport(Effect, Protocol):
+class UsageEffect(Effect, Protocol):
     """An effect that adds to the task's usage."""
 
     usage: Usage
@@ -87,7 +87,7 @@ class Suspended(msgspec.Struct):
     sends: list[Effect] = []
     again: list[tuple[str, str]] = []
     """(step, wait) of steps that an earlier turn requested and that have no result yet."""
-    spends: list[UsageReport] = []
+    spends: list[UsageEffect] = []
     steps: list[Step] = []
     """Steps that this turn performed itself, for the record."""
     journaled: list[JournaledStep] = []
@@ -105,7 +105,7 @@ class Completed(msgspec.Struct):
     answer: bytes | None = None
     """The result of the calling run's step, if it contains more than the output."""
     sends: list[Effect] = []
-    spends: list[UsageReport] = []
+    spends: list[UsageEffect] = []
     steps: list[Step] = []
     state: bytes | None = None
     """The instance's new state (JSON); None: unchanged."""
@@ -143,7 +143,7 @@ class Failed:
     """The task exceeded a limit: the whole task ends, whichever of its runs this is."""
     output: bytes = b""
     """The result so far (JSON); empty: none."""
-    spends: list[UsageReport] = field(default_factory=list)
+    spends: list[UsageEffect] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     journaled: list[JournaledStep] = field(default_factory=list)
     """Steps of this turn, which the next attempt or a redrive replays."""

@@ -19,7 +19,7 @@ from runtime_core.consumer.progress import SILENCED, ProgressWatch, handles_deli
 from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.wire.step import ENCODER, StepError
+from runtime_core.wire.step import ENCODER, StepFailure
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ Place = tuple[str, bytes]
 """A stream and the id of one of its entries."""
 
 
-class Handler(Protocol):
+class DeliveryHandler(Protocol):
     """Handles and settles deliveries for a service."""
 
     async def handle(self, delivery: Delivery) -> None:
@@ -84,7 +84,7 @@ class InFlight:
     def __init__(
         self,
         bus: EventBus,
-        handler: Handler,
+        handler: DeliveryHandler,
         metrics: Metrics,
         watch: ProgressWatch,
         *,
@@ -253,7 +253,7 @@ class InFlight:
             # A newer release wrote it: stop, and leave it to the replicas that can read it.
             self._on_failure(ConfigurationError(f"an entry of {stream} {why}: update this service"))
             return
-        error = StepError(reason.capitalize(), why, at=time.time() * 1000)
+        error = StepFailure(reason.capitalize(), why, at=time.time() * 1000)
         await self._bus.dead_letter(
             stream, entry, reason, ENCODER.encode([error]), int(time.time() * 1000), ENCODER.encode(error)
         )

@@ -267,7 +267,7 @@ async def schedule_retry(
     delivery: Delivery,
     policy: RetryPolicy,
     failed: Failed,
-    error: steps.StepError,
+    error: steps.StepFailure,
     used: Usage = NOTHING_USED,
 ) -> GiveUp | Park | None:
     """Schedule another attempt and return None; or return the decision that there is none."""
@@ -358,7 +358,7 @@ async def hand_on(bus: EventBus, metrics: Metrics, delivery: Delivery, known: bo
     if known:
         await hand_back(bus, delivery)
         return
-    error = steps.StepError("UnknownName", lacking, at=time.time() * 1000)
+    error = steps.StepFailure("UnknownName", lacking, at=time.time() * 1000)
     await give_up(bus, metrics, delivery, "unknown_name", error, step)
 
 
@@ -367,7 +367,7 @@ async def give_up(
     metrics: Metrics,
     delivery: Delivery,
     reason: str,
-    error: steps.StepError,
+    error: steps.StepFailure,
     step: Step,
     used: Usage = NOTHING_USED,
     inner: Sequence[Step] = (),
@@ -443,7 +443,7 @@ class Calls:
     ) -> bool:
         """Decide what follows a failed attempt, and do it. Return True if the call is retried."""
         now = time.time() * 1000
-        error = steps.StepError(failed.type, failed.message, failed.traceback, now, started)
+        error = steps.StepFailure(failed.type, failed.message, failed.traceback, now, started)
         delivery.span.failed(failed.type, failed.message)
         decision = await schedule_retry(self._bus, self._metrics, delivery, retry, failed, error, used)
         if decision is None:
@@ -455,7 +455,9 @@ class Calls:
             await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, used)
         return False
 
-    async def end(self, delivery: Delivery, error: steps.StepError, started: float, used: Usage = NOTHING_USED) -> None:
+    async def end(
+        self, delivery: Delivery, error: steps.StepFailure, started: float, used: Usage = NOTHING_USED
+    ) -> None:
         """Answer the waiting run with an expected error, without a dead letter."""
         now = time.time() * 1000
         row = self._row(delivery, "failed", started, now, used)
@@ -512,7 +514,7 @@ class Calls:
         if delivery.kind == "call" and delivery.step:  # redriven with data that the code did not request
             row.attributes = {steps.DIGEST: delivery.step}
         if delivery.errors:
-            row.errors = msgspec.json.decode(delivery.errors, type=list[steps.StepError])
+            row.errors = msgspec.json.decode(delivery.errors, type=list[steps.StepFailure])
         return row
 
 

@@ -363,7 +363,7 @@ class Arguments:
         return self._schema
 
 
-class Value:
+class ValueReader:
     """Reads an input of a declared type."""
 
     __slots__ = ("_default", "_reader", "_schema", "adapter")

@@ -304,7 +304,7 @@ class CallableTool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class ToolUnavailable:
     """The server of a tool is unavailable now."""
 
     wait_seconds: float | None
@@ -317,7 +317,7 @@ class ToolSource(Protocol):
 
     def find(self, name: str, /) -> CallableTool | None: ...
 
-    def away(self, name: str, /) -> Away | None: ...
+    def away(self, name: str, /) -> ToolUnavailable | None: ...
 
 
 class ToolSettings(FunctionSettings, total=False):

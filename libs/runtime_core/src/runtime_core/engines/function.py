@@ -17,7 +17,7 @@ from runtime_core.declare.declaration import Place, RetryPolicy, is_async, neede
 from runtime_core.declare.function import DeclaredFunction, FunctionSettings
 from runtime_core.declare.manifest import EngineFunctionEntry
 from runtime_core.declare.schema import encode
-from runtime_core.engines.protocol import Registered, Resources, Step, Work
+from runtime_core.engines.protocol import Registered, Resources, StepInfo, Work
 from runtime_core.engines.results import Reference, has_references, mentions_reference, replaced
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult
 
@@ -39,7 +39,7 @@ class EngineContext:
     """The span of this attempt, for calls that the function makes; empty if nothing is traced."""
 
     @classmethod
-    def of(cls, step: Step) -> EngineContext:
+    def of(cls, step: StepInfo) -> EngineContext:
         """Return the context of a call's step."""
         return cls(
             step.task,
@@ -86,7 +86,7 @@ def made_once(made: type) -> MadeOnce:
 SESSION = "spark"
 """The first argument of a Spark job: the session. Callers do not pass it."""
 VERSION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-NO_STEP = Step()
+NO_STEP = StepInfo()
 ONE_CPU = Resources()
 
 
@@ -211,7 +211,7 @@ class EngineFunction(DeclaredFunction):
                 return name
         raise InvalidInput("arguments", f"leave none for the items; {self.what} has {', '.join(names) or 'none'}")
 
-    def work(self, call: Registered, key: str, step: Step) -> Work:
+    def work(self, call: Registered, key: str, step: StepInfo) -> Work:
         """Return one call of it, for a driver."""
         return Work(
             call=call,
@@ -226,7 +226,7 @@ class EngineFunction(DeclaredFunction):
         )
 
     def bound(
-        self, arguments: bytes, step: Step = NO_STEP, /, *, store: str | None = None, session: object = None
+        self, arguments: bytes, step: StepInfo = NO_STEP, /, *, store: str | None = None, session: object = None
     ) -> Callable[[], object]:
         """Return the function with the arguments in a JSON object. Raises InvalidInput (`arguments.…`).
 

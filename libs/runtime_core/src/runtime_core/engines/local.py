@@ -25,7 +25,7 @@ from runtime_core.wire.commands import ENGINES
 if TYPE_CHECKING:
     from runtime_core.engines.function import EngineFunction
     from runtime_core.engines.pool import WorkerPool
-    from runtime_core.engines.protocol import Step
+    from runtime_core.engines.protocol import StepInfo
     from runtime_core.engines.results import Results
 
 
@@ -204,7 +204,7 @@ class EngineCompute:
         """How many calls run at once."""
         return self.engine.config.workers
 
-    async def run(self, function: EngineFunction, arguments: bytes, step: Step, results: Results, /) -> bytes:
+    async def run(self, function: EngineFunction, arguments: bytes, step: StepInfo, results: Results, /) -> bytes:
         """Call it with a JSON object. Return JSON. A cancel stops the call, as the engine does.
 
         Raises InvalidInput (`arguments.…`, `result`, or a function that cannot be pickled), CallFailed, and the

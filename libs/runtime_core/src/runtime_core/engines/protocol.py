@@ -124,7 +124,7 @@ class Pickled(Struct, frozen=True, tag="pickled"):
     """(function, args, kwargs)."""
 
 
-class Step(Struct, frozen=True, omit_defaults=True):
+class StepInfo(Struct, frozen=True, omit_defaults=True):
     """The step that a function runs for, as far as the function may know it."""
 
     task: str = ""
@@ -154,7 +154,7 @@ class Work(Struct, frozen=True):
     """Whether the function returns a command that runs as a batch job."""
     driver_side: bool = False
     """Whether the function runs in the driver process, with the engine's session as its argument `spark`."""
-    step: Step = Step()
+    step: StepInfo = StepInfo()
 
 
 class Value(Struct, frozen=True, tag_field="end", tag="value"):
@@ -182,7 +182,7 @@ class Error(Struct, frozen=True, tag_field="end", tag="error"):
 Outcome = Value | Error
 
 
-class Run(Struct, frozen=True, tag="run"):
+class RunCall(Struct, frozen=True, tag="run"):
     id: int
     work: Work
 
@@ -195,7 +195,7 @@ class Forget(Struct, frozen=True, tag="forget"):
     key: str
 
 
-class State(Struct, frozen=True, tag="state"):
+class ConnectionState(Struct, frozen=True, tag="state"):
     """The state of the connection to the engine."""
 
     connected: bool
@@ -218,8 +218,8 @@ class Ended(Struct, frozen=True, tag="ended"):
     outcome: Outcome
 
 
-ToDriver = Run | Cancel | Forget
-FromDriver = State | Progress | Ended
+ToDriver = RunCall | Cancel | Forget
+FromDriver = ConnectionState | Progress | Ended
 
 
 Report = Callable[[bytes], None]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
-from runtime_core.engines.protocol import Error, Outcome, Registered, Step, Value
+from runtime_core.engines.protocol import Error, Outcome, Registered, StepInfo, Value
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
 from runtime_core.telemetry.redaction import kept
@@ -32,7 +32,7 @@ class NotRunnable(Exception):
         self.error = error
 
 
-def run_registered(call: Registered, step: Step, results: Results, session: object = None) -> Outcome:
+def run_registered(call: Registered, step: StepInfo, results: Results, session: object = None) -> Outcome:
     """Run one call and return its outcome. Never raises: SystemExit and KeyboardInterrupt end only the call.
 
     `session` is the session for a Spark job.
@@ -44,7 +44,7 @@ def run_registered(call: Registered, step: Step, results: Results, session: obje
     return run_function(function, call.arguments, step, results, session)
 
 
-def run_items(call: Registered, over: str, items: bytes, step: Step, results: Results) -> Iterator[Outcome]:
+def run_items(call: Registered, over: str, items: bytes, step: StepInfo, results: Results) -> Iterator[Outcome]:
     """Call the function with each of `items` (a JSON array) as its argument `over`; yield the outcomes in order."""
     try:
         function = declared(call.app, call.folder, call.name)
@@ -58,7 +58,7 @@ def run_items(call: Registered, over: str, items: bytes, step: Step, results: Re
 
 
 def run_function(
-    function: EngineFunction, arguments: bytes, step: Step, results: Results, session: object = None
+    function: EngineFunction, arguments: bytes, step: StepInfo, results: Results, session: object = None
 ) -> Outcome:
     """Call a declared function and return its outcome."""
     try:
@@ -84,7 +84,7 @@ def declared(app: str, folder: str, name: str) -> EngineFunction:
     return found
 
 
-def outcome_of(value: object, step: Step, results: Results) -> Outcome:
+def outcome_of(value: object, step: StepInfo, results: Results) -> Outcome:
     """Return a function's result as JSON, or as a Reference to it if it is large."""
     try:
         return Value(results.encoded(value, step.task))

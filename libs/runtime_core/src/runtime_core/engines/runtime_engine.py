@@ -333,12 +333,12 @@ UNAVAILABLE = "EngineUnavailable"
 """The error type of a step that waited too long."""
 
 
-class _Wait(msgspec.Struct):
+class _WaitLimits(msgspec.Struct):
     engine_until: float | None = None
     engine_wait_seconds: float = ENGINE_WAIT_SECONDS
 
 
-_EXACT = msgspec.json.Decoder(_Wait)
+_EXACT = msgspec.json.Decoder(_WaitLimits)
 
 
 def wait_until(context: bytes, away_since: float) -> float:
@@ -347,6 +347,6 @@ def wait_until(context: bytes, away_since: float) -> float:
     A step waits from its request, or from the loss of the engine (`away_since`) if that is later. So a step that has
     run for an hour does not fail when its gateway restarts.
     """
-    known = _EXACT.decode(context) if context else _Wait()
+    known = _EXACT.decode(context) if context else _WaitLimits()
     until = away_since + known.engine_wait_seconds
     return until if known.engine_until is None else max(until, known.engine_until)

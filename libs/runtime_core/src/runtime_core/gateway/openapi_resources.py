@@ -35,7 +35,7 @@ from runtime_core.gateway.requests import (
     PARAMETER,
     REPLAY,
     STREAMS,
-    Kind,
+    ProblemKind,
 )
 from runtime_core.gateway.resources import ENDS, GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
 from runtime_core.state_manager.dead_letters import REASONS
@@ -380,7 +380,7 @@ def _in_path(name: str, example: str, pattern: str) -> Json:
     }  # fmt: skip
 
 
-def _operation(name: str, summary: str, parameters: list[Json], responses: Json, *kinds: Kind) -> Json:
+def _operation(name: str, summary: str, parameters: list[Json], responses: Json, *kinds: ProblemKind) -> Json:
     return {
         "operationId": name, "summary": summary, "parameters": parameters,
         "responses": {**responses, **problems(*kinds)},

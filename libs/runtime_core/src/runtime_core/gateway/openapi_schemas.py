@@ -17,7 +17,7 @@ from runtime_core.gateway.requests import (
     SLOW,
     TOO_LARGE,
     UNAUTHORIZED,
-    Kind,
+    ProblemKind,
 )
 from runtime_core.gateway.requests import MEDIA_TYPE as PROBLEM_TYPE
 from runtime_core.gateway.tasks import MODES, STATUSES
@@ -286,9 +286,9 @@ def started(description: str, task: str = "order-7") -> Json:
     return {**json_of(description, ref("Started"), {"task_id": task}), "headers": {"Location": location}}
 
 
-def problems(*kinds: Kind) -> Json:
+def problems(*kinds: ProblemKind) -> Json:
     """Return the responses of an operation with these problems, and with those of every operation."""
-    by_status: dict[int, list[Kind]] = {}
+    by_status: dict[int, list[ProblemKind]] = {}
     for kind in (*kinds, *_EVERY):
         if kind not in by_status.setdefault(kind.status.value, []):
             by_status[kind.status.value].append(kind)
@@ -302,7 +302,7 @@ def problems(*kinds: Kind) -> Json:
     }
 
 
-def _example(kind: Kind) -> Json:
+def _example(kind: ProblemKind) -> Json:
     return {
         "type": f"urn:weft:problem:{kind.name}",
         "title": kind.title,

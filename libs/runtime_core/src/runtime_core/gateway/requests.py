@@ -36,7 +36,7 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProblemKind:
     """A kind of error: the last part of its `type`, its status and its title."""
 
     name: str
@@ -44,31 +44,31 @@ class Kind:
     title: str
 
 
-BODY = Kind("body", HTTPStatus.BAD_REQUEST, "The body cannot be read")
-PARAMETER = Kind("parameter", HTTPStatus.BAD_REQUEST, "A parameter or header is wrong")
-FIELD = Kind("field", HTTPStatus.UNPROCESSABLE_ENTITY, "A field of the body is wrong")
-NO_ROUTE = Kind("no-route", HTTPStatus.NOT_FOUND, "There is no such path")
-NO_TASK = Kind("no-task", HTTPStatus.NOT_FOUND, "There is no such task")
-NO_LETTER = Kind("no-dead-letter", HTTPStatus.NOT_FOUND, "There is no such dead letter")
-NO_SCHEDULE = Kind("no-schedule", HTTPStatus.NOT_FOUND, "There is no such schedule")
-NO_TRAJECTORY = Kind("no-trajectory", HTTPStatus.NOT_FOUND, "The task has no trajectory yet")
-METHOD = Kind("method", HTTPStatus.METHOD_NOT_ALLOWED, "The path does not take this method")
-SYNTAX = Kind("syntax", HTTPStatus.BAD_REQUEST, "The request is not valid HTTP")
-HEAD = Kind("head", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The head of the request is too large")
-SLOW = Kind("slow", HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time")
-CONFLICT = Kind("conflict", HTTPStatus.CONFLICT, "The request conflicts with the state of a task")
-TOO_LARGE = Kind("too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large")
-MEDIA = Kind("media-type", HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body is not JSON")
-UNAUTHORIZED = Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "The request has no valid API key or token")
-FORBIDDEN = Kind("forbidden", HTTPStatus.FORBIDDEN, "The API key or token does not allow this")
-NO_HOST = Kind("host", HTTPStatus.MISDIRECTED_REQUEST, "The request is for another host")
-RATE = Kind("rate", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
-STREAMS = Kind("streams", HTTPStatus.TOO_MANY_REQUESTS, "Too many open streams")
-OVERLOADED = Kind("overloaded", HTTPStatus.SERVICE_UNAVAILABLE, "Weft cannot take the request now")
-NO_STORE = Kind("no-store", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no trajectory store")
-NO_APP = Kind("no-app", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no app")
-REPLAY = Kind("replay", HTTPStatus.BAD_GATEWAY, "The code of the app could not be run")
-DEFECT = Kind("defect", HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed")
+BODY = ProblemKind("body", HTTPStatus.BAD_REQUEST, "The body cannot be read")
+PARAMETER = ProblemKind("parameter", HTTPStatus.BAD_REQUEST, "A parameter or header is wrong")
+FIELD = ProblemKind("field", HTTPStatus.UNPROCESSABLE_ENTITY, "A field of the body is wrong")
+NO_ROUTE = ProblemKind("no-route", HTTPStatus.NOT_FOUND, "There is no such path")
+NO_TASK = ProblemKind("no-task", HTTPStatus.NOT_FOUND, "There is no such task")
+NO_LETTER = ProblemKind("no-dead-letter", HTTPStatus.NOT_FOUND, "There is no such dead letter")
+NO_SCHEDULE = ProblemKind("no-schedule", HTTPStatus.NOT_FOUND, "There is no such schedule")
+NO_TRAJECTORY = ProblemKind("no-trajectory", HTTPStatus.NOT_FOUND, "The task has no trajectory yet")
+METHOD = ProblemKind("method", HTTPStatus.METHOD_NOT_ALLOWED, "The path does not take this method")
+SYNTAX = ProblemKind("syntax", HTTPStatus.BAD_REQUEST, "The request is not valid HTTP")
+HEAD = ProblemKind("head", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The head of the request is too large")
+SLOW = ProblemKind("slow", HTTPStatus.REQUEST_TIMEOUT, "The request did not arrive in time")
+CONFLICT = ProblemKind("conflict", HTTPStatus.CONFLICT, "The request conflicts with the state of a task")
+TOO_LARGE = ProblemKind("too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large")
+MEDIA = ProblemKind("media-type", HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body is not JSON")
+UNAUTHORIZED = ProblemKind("unauthorized", HTTPStatus.UNAUTHORIZED, "The request has no valid API key or token")
+FORBIDDEN = ProblemKind("forbidden", HTTPStatus.FORBIDDEN, "The API key or token does not allow this")
+NO_HOST = ProblemKind("host", HTTPStatus.MISDIRECTED_REQUEST, "The request is for another host")
+RATE = ProblemKind("rate", HTTPStatus.TOO_MANY_REQUESTS, "Too many requests")
+STREAMS = ProblemKind("streams", HTTPStatus.TOO_MANY_REQUESTS, "Too many open streams")
+OVERLOADED = ProblemKind("overloaded", HTTPStatus.SERVICE_UNAVAILABLE, "Weft cannot take the request now")
+NO_STORE = ProblemKind("no-store", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no trajectory store")
+NO_APP = ProblemKind("no-app", HTTPStatus.SERVICE_UNAVAILABLE, "The gateway has no app")
+REPLAY = ProblemKind("replay", HTTPStatus.BAD_GATEWAY, "The code of the app could not be run")
+DEFECT = ProblemKind("defect", HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed")
 KINDS = (
     BODY, PARAMETER, FIELD, NO_ROUTE, NO_TASK, NO_LETTER, NO_SCHEDULE, NO_TRAJECTORY, METHOD, SYNTAX, HEAD, SLOW,
     CONFLICT, TOO_LARGE, MEDIA, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, STREAMS, OVERLOADED, NO_STORE, NO_APP,
@@ -80,7 +80,7 @@ KINDS = (
 class Problem(Exception):
     """An error that ends a request, or one item of a batch."""
 
-    kind: Kind
+    kind: ProblemKind
     detail: str
     field: str = ""
     """What is wrong: a path in the body (`conf.max_steps`), a parameter or a header; empty: the request as a whole."""

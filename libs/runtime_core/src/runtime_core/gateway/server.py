@@ -87,7 +87,7 @@ _EVENT_HEADERS = tuple(f"ce-{name}" for name in ATTRIBUTES if name not in ("data
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class RouteMethod:
     """A method on a path."""
 
     method: str
@@ -97,39 +97,39 @@ class Operation:
     """What a key must be allowed to do; empty: no key is needed."""
 
 
-def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[Operation]:
+def operations(access: Access, limits: Limits, streams: StreamRoutes) -> list[RouteMethod]:
     """Return every operation; `openapi.document` describes the same ones."""
     tasks, records = TaskRoutes(access, limits), TrajectoryRoutes(access, limits)
     letters, schedules = LetterRoutes(access, limits), ScheduleRoutes(access, limits)
     return [
-        Operation("POST", "/v1/tasks", tasks.submit, SUBMIT),
-        Operation("GET", "/v1/tasks", tasks.list, READ),
-        Operation("POST", "/v1/batches", tasks.submit_batch, SUBMIT),
-        Operation("POST", "/v1/events", EventRoutes(access, limits).receive, SUBMIT),
-        Operation("GET", "/v1/tasks/{task_id}", tasks.show, READ),
-        Operation("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
-        Operation("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
-        Operation("POST", "/v1/tasks/{task_id}/messages", tasks.send, ANSWER),
-        Operation("GET", "/v1/agents", tasks.agents, SUBMIT),
-        Operation("GET", "/v1/questions", tasks.questions, READ),
-        Operation("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
-        Operation("POST", "/v1/tasks/{task_id}/forks", records.fork, OPERATE),
-        Operation("POST", "/v1/tasks/{task_id}/replay", records.replay, OPERATE),
-        Operation("GET", "/v1/tasks/{task_id}/trajectory", records.show, READ),
-        Operation("GET", "/v1/tasks/{task_id}/difference", records.difference, READ),
-        Operation("GET", "/v1/steps", records.export, READ),
-        Operation("GET", "/v1/usage", records.usage, READ),
-        Operation("GET", "/v1/dead-letters", letters.list, READ),
-        Operation("GET", "/v1/dead-letter-groups", letters.groups, READ),
-        Operation("GET", "/v1/dead-letters/{letter_id}", letters.show, READ),
-        Operation("POST", "/v1/dead-letters/{letter_id}/redrive", letters.redrive, OPERATE),
-        Operation("DELETE", "/v1/dead-letters/{letter_id}", letters.drop, OPERATE),
-        Operation("GET", "/v1/schedules", schedules.list, READ),
-        Operation("GET", "/v1/schedules/{schedule_id}", schedules.show, READ),
-        Operation("PUT", "/v1/schedules/{schedule_id}", schedules.set, OPERATE),
-        Operation("DELETE", "/v1/schedules/{schedule_id}", schedules.delete, OPERATE),
-        Operation("POST", "/v1/schedules/{schedule_id}/run", schedules.run, OPERATE),
-        Operation("GET", "/openapi.json", _describe),
+        RouteMethod("POST", "/v1/tasks", tasks.submit, SUBMIT),
+        RouteMethod("GET", "/v1/tasks", tasks.list, READ),
+        RouteMethod("POST", "/v1/batches", tasks.submit_batch, SUBMIT),
+        RouteMethod("POST", "/v1/events", EventRoutes(access, limits).receive, SUBMIT),
+        RouteMethod("GET", "/v1/tasks/{task_id}", tasks.show, READ),
+        RouteMethod("POST", "/v1/tasks/{task_id}/cancel", tasks.cancel, OPERATE),
+        RouteMethod("POST", "/v1/tasks/{task_id}/answers", tasks.answer, ANSWER),
+        RouteMethod("POST", "/v1/tasks/{task_id}/messages", tasks.send, ANSWER),
+        RouteMethod("GET", "/v1/agents", tasks.agents, SUBMIT),
+        RouteMethod("GET", "/v1/questions", tasks.questions, READ),
+        RouteMethod("GET", "/v1/tasks/{task_id}/events", streams.events, READ),
+        RouteMethod("POST", "/v1/tasks/{task_id}/forks", records.fork, OPERATE),
+        RouteMethod("POST", "/v1/tasks/{task_id}/replay", records.replay, OPERATE),
+        RouteMethod("GET", "/v1/tasks/{task_id}/trajectory", records.show, READ),
+        RouteMethod("GET", "/v1/tasks/{task_id}/difference", records.difference, READ),
+        RouteMethod("GET", "/v1/steps", records.export, READ),
+        RouteMethod("GET", "/v1/usage", records.usage, READ),
+        RouteMethod("GET", "/v1/dead-letters", letters.list, READ),
+        RouteMethod("GET", "/v1/dead-letter-groups", letters.groups, READ),
+        RouteMethod("GET", "/v1/dead-letters/{letter_id}", letters.show, READ),
+        RouteMethod("POST", "/v1/dead-letters/{letter_id}/redrive", letters.redrive, OPERATE),
+        RouteMethod("DELETE", "/v1/dead-letters/{letter_id}", letters.drop, OPERATE),
+        RouteMethod("GET", "/v1/schedules", schedules.list, READ),
+        RouteMethod("GET", "/v1/schedules/{schedule_id}", schedules.show, READ),
+        RouteMethod("PUT", "/v1/schedules/{schedule_id}", schedules.set, OPERATE),
+        RouteMethod("DELETE", "/v1/schedules/{schedule_id}", schedules.delete, OPERATE),
+        RouteMethod("POST", "/v1/schedules/{schedule_id}/run", schedules.run, OPERATE),
+        RouteMethod("GET", "/openapi.json", _describe),
     ]
 
 
@@ -146,7 +146,7 @@ async def _describe(request: Request, caller: Caller) -> Response:
 
 
 def build_application(
-    offered: Sequence[Operation],
+    offered: Sequence[RouteMethod],
     limits: Limits,
     origins: Sequence[str],
     keys: ApiKeys | None = None,
@@ -158,7 +158,7 @@ def build_application(
     `pages` are those of the console. `tokens` checks those of an identity provider, which callers may send instead of
     keys.
     """
-    by_path: dict[str, dict[str, Operation]] = {}
+    by_path: dict[str, dict[str, RouteMethod]] = {}
     for one in offered:
         by_path.setdefault(one.path, {})[one.method] = one
     routes = [Route(path, _Resource(limits, methods, keys, tokens), methods=None) for path, methods in by_path.items()]
@@ -187,7 +187,7 @@ class _Resource:
     """A path with its methods, as an ASGI application."""
 
     def __init__(
-        self, limits: Limits, methods: Mapping[str, Operation], keys: ApiKeys | None, tokens: Tokens | None
+        self, limits: Limits, methods: Mapping[str, RouteMethod], keys: ApiKeys | None, tokens: Tokens | None
     ) -> None:
         self._limits = limits
         self._methods = methods
@@ -429,14 +429,14 @@ def server_of(application: ASGIApp, shutdown_seconds: float) -> Server:
             ws="none",
             proxy_headers=False,
             server_header=False,
-            http=Connection,
+            http=HttpConnection,
             backlog=BACKLOG,
             timeout_graceful_shutdown=max(1, int(FINISH_SHARE * shutdown_seconds)),
         )
     )
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Bounds heads in bytes and in time, and the number of connections. It answers wrong HTTP with a problem."""
 
     _head = 0

@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.calls.engine_gateway import RAY, SPARK, Gateway, Served, StepHandler
+from runtime_core.calls.engine_gateway import RAY, SPARK, EngineGateway, ServedEngine, StepHandler
 from runtime_core.calls.tool_handler import CallHandler
 from runtime_core.consumer.heartbeat import announce, announce_served
-from runtime_core.consumer.in_flight import Handler
+from runtime_core.consumer.in_flight import DeliveryHandler
 from runtime_core.declare.declaration import check_shares
 from runtime_core.declare.mcp_server import need_sdk
 from runtime_core.declare.tool import AbandonedThreads
@@ -152,7 +152,7 @@ def add_agents(
     for agent in app.agents.values():
         check_shares(agent.what, agent.limits, len(buses), agent.place)
 
-    def handler(bus: EventBus) -> Handler:
+    def handler(bus: EventBus) -> DeliveryHandler:
         return TurnHandler(
             bus,
             app,
@@ -235,7 +235,7 @@ def add_tools(
         for limits in server.limits.values():
             check_shares(server.what, limits, len(buses), server.place)
 
-    def handler(bus: EventBus) -> Handler:
+    def handler(bus: EventBus) -> DeliveryHandler:
         return CallHandler(bus, app.tools, executor, abandoned, host.metrics, servers, partitions=len(buses))
 
     seconds = [tool.timeout_seconds for tool in app.tools.values() if tool.pool in pools]
@@ -263,19 +263,19 @@ def tool_pools(app: App) -> tuple[str, ...]:
     return tuple(sorted({"", *pools}))
 
 
-async def build_gateway(engine: Served, settings: Settings, metrics: Metrics, *, backend: str = "") -> Host:
-    """Wire the gateway of an engine. `Gateway` documents `backend`. Raises ConfigurationError."""
+async def build_gateway(engine: ServedEngine, settings: Settings, metrics: Metrics, *, backend: str = "") -> Host:
+    """Wire the gateway of an engine. `EngineGateway` documents `backend`. Raises ConfigurationError."""
     host, app, buses = await app_host(settings, metrics)
-    add_gateway(host, Gateway(engine, app.functions, settings, metrics, backend), buses, settings)
+    add_gateway(host, EngineGateway(engine, app.functions, settings, metrics, backend), buses, settings)
     return host
 
 
-def add_gateway(host: Host, gateway: Gateway, buses: Sequence[EventBus], settings: Settings) -> None:
+def add_gateway(host: Host, gateway: EngineGateway, buses: Sequence[EventBus], settings: Settings) -> None:
     """Run the steps of the gateway's engine and of the settings' pools."""
     engine = gateway.engine
     served = pool_streams(engine.name, settings.pools or ("",))
 
-    def handler(bus: EventBus) -> Handler:
+    def handler(bus: EventBus) -> DeliveryHandler:
         return StepHandler(bus, gateway, host.metrics)
 
     async def announce() -> None:

@@ -16,7 +16,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.consumer.consumer import Consumer
-from runtime_core.consumer.in_flight import Handler
+from runtime_core.consumer.in_flight import DeliveryHandler
 from runtime_core.consumer.progress import HEALTHY, Health
 from runtime_core.errors import ConfigurationError, ServerError
 from runtime_core.settings import Settings
@@ -130,7 +130,7 @@ class Host:
         self,
         buses: Sequence[EventBus],
         streams: Sequence[str],
-        handler: Callable[[EventBus], Handler],
+        handler: Callable[[EventBus], DeliveryHandler],
         *,
         service: str,
         in_flight: int | None = None,

@@ -28,7 +28,7 @@ from runtime_core.state_manager.stuck import CHECK_SECONDS, EngineWatch
 from runtime_core.telemetry.metrics import Metrics
 
 
-class StateManager(Leaders):
+class StateManagerReplica(Leaders):
     """One replica of the state-manager. `ingress` is a separate connection for the blocking read."""
 
     def __init__(
@@ -126,7 +126,7 @@ async def build(settings: Settings, metrics: Metrics) -> Host:
     of_publisher = partial(connect, settings.redis_url or "") if clustered else None
     # Otherwise each answer to a server other than the ingress stream's would cost two reconnects.
     edge = await host.connect() if clustered else None
-    host.add_roles(StateManager(buses, ingress, settings, metrics, of_publisher, edge))
+    host.add_roles(StateManagerReplica(buses, ingress, settings, metrics, of_publisher, edge))
     return host
 
 

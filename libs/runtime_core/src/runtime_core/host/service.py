@@ -4,7 +4,7 @@
     /readyz: 503          200, if the role is ready too         503
     /healthz: 200         the role's progress                   200
 
-`Endpoint` serves these and the metrics over HTTP. The exit status is 0 after a clean stop and 1 otherwise; a second
+`HttpEndpoint` serves these and the metrics over HTTP. The exit status is 0 after a clean stop and 1 otherwise; a second
 signal ends the process at once (130 for SIGINT, 143 for SIGTERM).
 """
 
@@ -64,7 +64,7 @@ def plain(status: HTTPStatus, line: str) -> Response:
     return Response(status, line.encode() + b"\n")
 
 
-class Endpoint:
+class HttpEndpoint:
     """Serves `routes` (path → function that returns the response) on `host` and `port`; port 0 takes a free one.
 
     Bad requests get status 400. Requests that take longer than 5 s are closed.
@@ -201,7 +201,7 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         if name in RUN_USERS_CODE:
             _GuardedLoop(runner.get_loop())
-        status = runner.run(_Process(name, settings, build, environ).run())
+        status = runner.run(_ServiceProcess(name, settings, build, environ).run())
         # Closing the loop waits for threads and for tasks that swallow cancellation. Limit that wait.
         last_resort = threading.Timer(CLOSING_SECONDS, os._exit, (status,))
         last_resort.daemon = True
@@ -210,7 +210,7 @@ def run_service(name: str, build: Build, environ: Mapping[str, str] | None = Non
     return status
 
 
-class _Process:
+class _ServiceProcess:
     """The life of one service process."""
 
     def __init__(self, name: str, settings: Settings, build: Build, environ: Mapping[str, str]) -> None:
@@ -229,7 +229,7 @@ class _Process:
     async def run(self) -> int:
         """Run until the end of the process, and return its exit status."""
         lag = Periodic("loop-lag", LAG_INTERVAL_SECONDS, self._measure_lag)
-        endpoint: Endpoint | None = None
+        endpoint: HttpEndpoint | None = None
         with _signals(self._on_signal):
             try:
                 endpoint = await self._listen()
@@ -252,7 +252,7 @@ class _Process:
             self._watch.stop()
         return status
 
-    async def _work(self, endpoint: Endpoint | None) -> None:
+    async def _work(self, endpoint: HttpEndpoint | None) -> None:
         """Start the role, and return after a signal or when the role ends. Raises the role's error."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -329,7 +329,7 @@ class _Process:
         await asyncio.sleep(LAG_SAMPLE_SECONDS)
         self._metrics.loop_lag.set(max(0.0, loop.time() - due))
 
-    async def _listen(self) -> Endpoint | None:
+    async def _listen(self) -> HttpEndpoint | None:
         port = self._settings.metrics_port
         if port is None:
             return None
@@ -338,7 +338,7 @@ class _Process:
             "/healthz": self._answer_health,
             "/readyz": self._answer_ready,
         }
-        endpoint = Endpoint(self._settings.metrics_host, port, routes)
+        endpoint = HttpEndpoint(self._settings.metrics_host, port, routes)
         try:
             await endpoint.start()
         except (OSError, UnicodeError) as error:  # UnicodeError: the text is not a host name

@@ -162,7 +162,7 @@ class Attempts:
             self.outages += 1
 
 
-class Attempt:
+class ModelAttempt:
     """The function of the step. It runs only if the journal has no result, so never at a replay."""
 
     def __init__(

@@ -135,7 +135,7 @@ _contents: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
 @dataclass(slots=True)
-class _Call:
+class _AnswerCall:
     """One call of the latest answer."""
 
     arguments: dict[str, Any]  # Any: JSON
@@ -145,7 +145,7 @@ class _Call:
 class _HandOff(Exception):
     """Ends the conversation here: another agent takes it over."""
 
-    def __init__(self, transfer: _Call, messages: Sequence[ModelMessage]) -> None:
+    def __init__(self, transfer: _AnswerCall, messages: Sequence[ModelMessage]) -> None:
         super().__init__(transfer.decided.name)
         self.transfer = transfer
         self.messages = messages_json(messages)
@@ -163,10 +163,10 @@ class Conversation(RequestHooks):
         self._memory = ConversationMemory(ctx, definition.agent.model, definition.agent.memory, definition.name)
         self._toolset = Toolset([])
         self._decided: object = None
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, _AnswerCall] = {}
         """The calls of the latest answer, by id."""
         self._cost = 0.0
-        self._transfer: _Call | None = None
+        self._transfer: _AnswerCall | None = None
         self._last: ModelResponse | None = None
 
     async def run(self, agent: Agent[Conversation, Any]) -> object:
@@ -286,7 +286,7 @@ class Conversation(RequestHooks):
         assert tools is not None  # made for each request
         for part, each in zip(parts, decided, strict=True):
             arguments = arguments_of(part)
-            self._calls[each.id] = _Call(arguments if isinstance(arguments, dict) else {}, each)
+            self._calls[each.id] = _AnswerCall(arguments if isinstance(arguments, dict) else {}, each)
             if each.kind != "output":
                 tools[part.tool_name] = _tool(part.tool_name, self._definition.agent.tool_retries)
         if any(rule.over is not None for each in decided for rule in each.ask):
@@ -366,7 +366,7 @@ class Conversation(RequestHooks):
 
         return await guest.perform(label, lambda branch: among_peers(), key=decided.id, order=order)
 
-    async def _approval(self, ctx: RunContext[Conversation], call: _Call, rule: MatchedRule) -> Approval:
+    async def _approval(self, ctx: RunContext[Conversation], call: _AnswerCall, rule: MatchedRule) -> Approval:
         agent, name = self._definition.name, call.decided.name
         verb = "hand off to" if call.decided.kind == "transfer" else "call"
 
@@ -395,7 +395,7 @@ class Conversation(RequestHooks):
     def _with_final(self) -> bool:
         return any(call.decided.kind == "output" for call in self._calls.values())
 
-    def _call(self, ctx: RunContext[Conversation]) -> _Call:
+    def _call(self, ctx: RunContext[Conversation]) -> _AnswerCall:
         return self._calls[ctx.tool_call_id or ""]
 
     @staticmethod
@@ -406,7 +406,7 @@ class Conversation(RequestHooks):
 
     # ---- handoffs --------------------------------------------------------------------------------------------
 
-    def _note_transfer(self, call: _Call) -> object:
+    def _note_transfer(self, call: _AnswerCall) -> object:
         every = [each for each in self._calls.values() if each.decided.kind == "transfer" and not each.decided.wrong]
         if call is not every[0]:
             return f"Not done: the conversation is handed off to {every[0].decided.name}."
@@ -538,7 +538,7 @@ def _problems(error: ValidationError) -> str:
     return f"the answer is invalid: {'; '.join(lines)}; correct it and answer again"
 
 
-class _Decided:
+class _NoValidator:
     """Validates nothing: a call's arguments were checked when the answer arrived."""
 
     def validate_json(self, input: object, **_: object) -> dict[str, Any]:
@@ -556,6 +556,6 @@ def _tool(name: str, retries: int) -> ToolsetTool[Conversation]:
         toolset=_TOOLS,
         tool_def=ToolDefinition(name=name),
         max_retries=retries,
-        args_validator=cast("Any", _Decided()),
+        args_validator=cast("Any", _NoValidator()),
         args_validator_func=lambda ctx: ctx.deps.check(ctx),
     )

@@ -20,9 +20,9 @@ from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import InvalidInput, LocalStepError
 from runtime_core.llm.agent import ModelSettings
 from runtime_core.llm.attempt import (
-    Attempt,
     Attempts,
     Decide,
+    ModelAttempt,
     Sender,
     backoff,
     corrected_tokens,
@@ -202,7 +202,7 @@ class ModelRequest:
         while True:
             # Drawn even if it is not used, so that each replay has the same steps.
             tries.chance = self.ctx.random()
-            live = Attempt(self.ctx, self._agent, self._request, self._sender, tries, self._decide)
+            live = ModelAttempt(self.ctx, self._agent, self._request, self._sender, tries, self._decide)
             try:
                 result: Any = await self.ctx.model(
                     request["model"], request, live.make, identity=identity, reserve=self._reserve(request)

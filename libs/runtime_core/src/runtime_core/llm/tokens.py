@@ -119,7 +119,7 @@ def _tokens(size: int) -> int:
 
 
 @dataclass(slots=True)
-class _Error:
+class _EstimateError:
     added: float = 0.0
     """The most tokens by which the count of a small request exceeded its estimate."""
     times: float = 1.0
@@ -136,12 +136,12 @@ class EstimateErrors:
     """The estimation errors of one process, by model. An unseen model inherits the worst observed error."""
 
     def __init__(self) -> None:
-        self._of: dict[str, _Error] = {}
-        self._worst = _Error()
+        self._of: dict[str, _EstimateError] = {}
+        self._worst = _EstimateError()
 
     def note(self, model: str, estimated: float, counted: float) -> None:
         """Record the estimate of a call's input and the provider's count, both in tokens."""
-        for error in (self._of.setdefault(model, _Error()), self._worst):
+        for error in (self._of.setdefault(model, _EstimateError()), self._worst):
             error.note(estimated, counted)
 
     def corrected(self, model: str, estimated: int) -> int:

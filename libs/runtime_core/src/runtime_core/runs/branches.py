@@ -12,7 +12,7 @@ from runtime_core.errors import JobCancelled, Outcome
 from runtime_core.runs.calls import Outgoing, RequestStep, room, sleep
 from runtime_core.runs.effects import Acquire, Release
 from runtime_core.runs.scheduler import Branch, OwnFlowOnly, Wait
-from runtime_core.runs.step import LocalStep, Step, result_of
+from runtime_core.runs.step import DurableStep, LocalStep, result_of
 from runtime_core.wire.ids import step_digest
 from runtime_core.wire.step import KEY_RETURNS
 
@@ -65,7 +65,7 @@ class Gather(OwnFlowOnly):
                     f"part {place} of ctx.gather is an asyncio {type(part).__name__}: "
                     "pass the step or the coroutine itself, so that a replay finds its steps again"
                 )
-        if not all(isinstance(part, (Step, Gather)) for part in self._parts):
+        if not all(isinstance(part, (DurableStep, Gather)) for part in self._parts):
             self.id = run.take_id(branch)
             run.check_place(self.id, "gather")
             run.unawaited[self.id] = self
@@ -147,7 +147,7 @@ class Gather(OwnFlowOnly):
             case Gather():
                 return part._results(branch)
         task, helper = self._tasks.get(place, (None, None))
-        if isinstance(part, Step):
+        if isinstance(part, DurableStep):
             if task is not None:
                 task.result()  # raises Retry and Reject, which are not journaled
             return result_of(part, self.run.found(part), branch)
@@ -265,7 +265,7 @@ class Job(OwnFlowOnly, Generic[T]):
         if not self.cancelled:
             self.run.join(branch, self._branch)
 
-    def cancel(self) -> Cancellation:
+    def cancel(self) -> JobCancellation:
         """Stop the job, even without `await`. Awaited, return True, or False if it had ended.
 
         This is a step: a replay gets the same answer.
@@ -275,7 +275,7 @@ class Job(OwnFlowOnly, Generic[T]):
         lost.
         """
         branch = self.run.flow.branch_here("job.cancel")
-        return Cancellation(self, Branch(f"{self.id}.c.", branch.now_ms))
+        return JobCancellation(self, Branch(f"{self.id}.c.", branch.now_ms))
 
     def ends(self, wait: Wait) -> None:
         """Wake a wait as soon as the job has ended."""
@@ -293,7 +293,7 @@ class Job(OwnFlowOnly, Generic[T]):
         return f"<job {self.id}>"
 
 
-class Cancellation:
+class JobCancellation:
     """Stops a job as soon as it is created. `await` returns whether it has stopped the job."""
 
     __slots__ = ("_branch", "_job", "_place", "_task", "_wait")
@@ -355,7 +355,7 @@ async def limited(
     late = await job.cancel()
     timer.stop()
     if late:
-        name = repr(part) if isinstance(part, Step) else getattr(part, "__qualname__", type(part).__name__)
+        name = repr(part) if isinstance(part, DurableStep) else getattr(part, "__qualname__", type(part).__name__)
         raise TimeoutError(f"{name} took longer than {limit_ms / 1000:g} s")
     return await job
 
@@ -364,11 +364,11 @@ def _steps_of(part: Awaitable[Any]) -> Sequence[str]:  # Any: as Job's
     """Return the ids of the steps in a part that was created before its job."""
     if isinstance(part, Gather):
         return [step for each in part.parts for step in _steps_of(each)]
-    return (part.id,) if isinstance(part, Step) else ()
+    return (part.id,) if isinstance(part, DurableStep) else ()
 
 
 def _forget(run: Execution, part: Awaitable[Any]) -> None:  # Any: as Job's
-    if isinstance(part, Step | Gather):
+    if isinstance(part, DurableStep | Gather):
         run.unawaited.pop(part.id, None)
     if hasattr(part, "close"):  # a coroutine, or a gather of some, that will never be awaited
         part.close()
@@ -397,7 +397,7 @@ class AcquireStep(RequestStep[bytes]):
     __slots__ = ()
 
     def __init__(self, run: Execution, release: str) -> None:
-        # Not Step's: it takes a step, and its digest depends on `ctx.attempt`.
+        # Not DurableStep's: it takes a step, and its digest depends on `ctx.attempt`.
         self.run, self.kind, self.name, self.key, self.data = run, "acquire", "key", "", b""
         self.digest = step_digest("acquire", "key", "", b"")
         self.id = release + KEY_RETURNS

@@ -21,7 +21,7 @@ from runtime_core.runs.journal import from_json, packed_now
 from runtime_core.runs.output import OWN_PLACES
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.shared_context import Context
-from runtime_core.runs.step import Step, T, name_and_pool, result_of
+from runtime_core.runs.step import DurableStep, T, name_and_pool, result_of
 from runtime_core.wire import codec
 from runtime_core.wire.commands import MAX_SECONDS
 from runtime_core.wire.ids import checked_key, step_digest, task_of_message, uuid_of_place
@@ -39,7 +39,7 @@ VERDICT = "verdict"
 VERDICTS = ("approve", "deny", "edit")
 
 
-class RequestStep(Step[T]):
+class RequestStep(DurableStep[T]):
     """A step that the commit requests at the end of the turn. The run is suspended until its result."""
 
     __slots__ = ("request",)
@@ -271,7 +271,7 @@ def checked_default(default: object, field: str) -> bool | None:
     raise InvalidInput(field, f"{codec.quoted(default)} is neither True (approve) nor False (deny)")
 
 
-class Outgoing(Step[T]):
+class Outgoing(DurableStep[T]):
     """A step that nobody waits for. It is performed at once, unless the journal holds it."""
 
     __slots__ = ()
@@ -321,7 +321,7 @@ class Emit(Outgoing[None]):
     __slots__ = ("_performed", "after", "branch_name")
 
     def __init__(self, run: Execution, branch: Branch, data: bytes, name: str = "emit") -> None:
-        # Not Step's: it takes a step and computes a digest.
+        # Not DurableStep's: it takes a step and computes a digest.
         self.run = run
         self.kind, self.name, self.key, self.data, self.digest = "emit", name, "", data, ""
         branch.pieces += 1

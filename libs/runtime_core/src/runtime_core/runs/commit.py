@@ -29,11 +29,11 @@ from runtime_core.errors import JournalMoved, LimitExceeded, WeftError
 from runtime_core.runs.definition import NO_VERSION, DeclaredApp
 from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import packed_now
-from runtime_core.runs.output import RUN_BYTES, Batch, Outflow, OutputWriter, Piece
+from runtime_core.runs.output import RUN_BYTES, Outflow, OutputBatch, OutputWriter, Piece
 from runtime_core.runs.ports import ManifestCache
 from runtime_core.runs.scheduler import ONE_ROUND
 from runtime_core.wire.ids import ROOT_RUN
-from runtime_core.wire.step import ATTEMPTS, Step, StepError
+from runtime_core.wire.step import ATTEMPTS, Step, StepFailure
 
 logger = logging.getLogger(__name__)
 UNWAITED = 8
@@ -130,7 +130,7 @@ def row_of_run(
     if attempts and (delivery.attempt > 1 or max(attempts.values()) > 1):
         row.attributes = {ATTEMPTS: [f"{place}={attempt}" for place, attempt in attempts.items()]}
     if delivery.errors:
-        row.errors = msgspec.json.decode(delivery.errors, type=list[StepError])
+        row.errors = msgspec.json.decode(delivery.errors, type=list[StepFailure])
     return row
 
 
@@ -410,7 +410,7 @@ class TurnPort:
         batch.checksum = piece.checksum
         self.last_output = f"@{piece.branch} {piece.number}"
 
-    def _add(self, target: tuple[str, int, str], mark: bytes, data: bytes) -> Batch:
+    def _add(self, target: tuple[str, int, str], mark: bytes, data: bytes) -> OutputBatch:
         writer = self._writing()
         batch = writer.add(target, mark, data)
         if self._sending is None:
@@ -429,7 +429,7 @@ class TurnPort:
         self._writes.add(self._sending)
         self.wrote = True
 
-    async def _write_batch(self, batch: Batch) -> None:
+    async def _write_batch(self, batch: OutputBatch) -> None:
         if not batch.number:
             await self._send(batch)
             return
@@ -440,7 +440,7 @@ class TurnPort:
         self._writing().keep(batch)
         await self._send(batch)
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: OutputBatch) -> None:
         place, attempt, _ = batch.target
         if batch.number:
             await self._bus.emit(self.delivery, place, attempt, batch.number, batch.checksum, batch.step, batch.pieces)

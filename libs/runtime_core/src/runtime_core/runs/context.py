@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.execution import Execution
     from runtime_core.runs.ports import Functions, Reserve
     from runtime_core.runs.shared_context import Context
-    from runtime_core.runs.step import HasStep, MaybeAsync, Plain, Step
+    from runtime_core.runs.step import DurableStep, HasStep, MaybeAsync, Plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -367,14 +367,16 @@ class AgentContext:
     @overload
     def step(  # type: ignore[overload-overlap]  # a `fn` with an argument `name`, which is the step's name
         self, fn: Callable[..., MaybeAsync[Plain]], /, *args: object, name: str | None, **kwargs: object
-    ) -> Step[Plain]: ...
+    ) -> DurableStep[Plain]: ...
     @overload
-    def step(self, fn: Callable[..., object], /, *args: object, name: str | None, **kwargs: object) -> Step[Any]: ...
+    def step(
+        self, fn: Callable[..., object], /, *args: object, name: str | None, **kwargs: object
+    ) -> DurableStep[Any]: ...
     @overload
-    def step(self, fn: Callable[P, MaybeAsync[Plain]], /, *args: P.args, **kwargs: P.kwargs) -> Step[Plain]: ...
+    def step(self, fn: Callable[P, MaybeAsync[Plain]], /, *args: P.args, **kwargs: P.kwargs) -> DurableStep[Plain]: ...
     @overload
-    def step(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> Step[Any]: ...
-    def step(self, fn: Callable[..., object], /, *args: Any, name: Any = None, **kwargs: Any) -> Step[Any]:
+    def step(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> DurableStep[Any]: ...
+    def step(self, fn: Callable[..., object], /, *args: Any, name: Any = None, **kwargs: Any) -> DurableStep[Any]:
         """Run `fn` once, async or (in a thread) sync, and record its result as JSON.
 
         An error of `fn` is recorded and raised as LocalStepError, except Retry and Reject. If an argument has no JSON,

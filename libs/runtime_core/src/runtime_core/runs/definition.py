@@ -36,7 +36,7 @@ from runtime_core.declare.schema import (
     NoInput,
     Reader,
     Schema,
-    Value,
+    ValueReader,
     encode,
     result_reader,
     result_schema,
@@ -58,7 +58,7 @@ _MARK = "__weft_handles__"
 
 
 @dataclass(frozen=True, slots=True)
-class Handler:
+class MessageMethod:
     """A method of an agent and the type of messages that it handles."""
 
     message: str
@@ -231,13 +231,13 @@ class FunctionAgent(AgentDefinition):
         return arguments[1]
 
     @functools.cached_property
-    def input(self) -> Value | NoInput:
+    def input(self) -> ValueReader | NoInput:
         """The decoder of the input, created at its first use. Raises ConfigurationError for types without JSON."""
         if self._input is None:
             return NoInput(self.what)
         name, annotation, default = self._input.name, self._input.annotation, self._input.default
         hint = resolved(self.what, name, annotation, self.function, self.place)
-        return Value(f"{self.what}, input {name!r}", hint, self.place, default=default)
+        return ValueReader(f"{self.what}, input {name!r}", hint, self.place, default=default)
 
     def decode_input(self, data: bytes) -> object:
         return self.input.decode(data)
@@ -271,7 +271,7 @@ class _Message:
 
     __slots__ = ("handler", "value")
 
-    def __init__(self, handler: Handler, value: object) -> None:
+    def __init__(self, handler: MessageMethod, value: object) -> None:
         self.handler = handler
         self.value = value
 
@@ -316,10 +316,10 @@ class ClassAgent(AgentDefinition):
         self._only = next(iter(self.handlers.values())) if len(self.handlers) == 1 else None
 
     @functools.cached_property
-    def inputs(self) -> dict[str, Value]:
+    def inputs(self) -> dict[str, ValueReader]:
         """The decoder of each message type's data, by the type's name."""
         return {
-            name: Value(f"{self.what}, message {name}", handler.message_type, self.place)
+            name: ValueReader(f"{self.what}, message {name}", handler.message_type, self.place)
             for name, handler in self.handlers.items()
         }
 
@@ -378,13 +378,13 @@ class ClassAgent(AgentDefinition):
         return encode(value, "input")
 
 
-def handlers_of(what: str, agent: type[Agent], place: Place) -> dict[str, Handler]:
+def handlers_of(what: str, agent: type[Agent], place: Place) -> dict[str, MessageMethod]:
     """Return the handlers of an agent's class by message name. Raises ConfigurationError for an invalid class."""
-    found: dict[str, Handler] = {}
+    found: dict[str, MessageMethod] = {}
     for name in dir(agent):
         function = inspect.getattr_static(agent, name)
         for message_type in getattr(function, _MARK, ()):
-            handler = Handler(_name_of(what, message_type, name, place), message_type, name, function)
+            handler = MessageMethod(_name_of(what, message_type, name, place), message_type, name, function)
             other = found.get(handler.message)
             if other is not None:
                 raise ConfigurationError(
@@ -420,7 +420,7 @@ def _name_of(what: str, message_type: object, method: str, place: Place) -> str:
     return name
 
 
-def _check_handler(what: str, handler: Handler, place: Place) -> None:
+def _check_handler(what: str, handler: MessageMethod, place: Place) -> None:
     where = f"{what}, method {handler.method!r}"
     if not is_async(handler.function):
         raise ConfigurationError(f"{where} ({place}) is not async: write async def {handler.method}")

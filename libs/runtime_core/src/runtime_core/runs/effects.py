@@ -15,7 +15,7 @@ from runtime_core.bus.topics import published, sent
 from runtime_core.consumer.effects import WAKE
 from runtime_core.declare.declaration import place_of
 from runtime_core.declare.manifest import value_check
-from runtime_core.declare.schema import Value
+from runtime_core.declare.schema import ValueReader
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.runs.shared_context import with_member, with_snapshot, without_snapshot
 from runtime_core.telemetry.trace_context import restated
@@ -90,7 +90,7 @@ class Timer:
 class AnswerType:
     """The type of a question's answer. It is part of the code: the journal has the answer as JSON."""
 
-    value: Value
+    value: ValueReader
     schema: bytes
     """Its JSON schema, which the question shows."""
 
@@ -115,7 +115,7 @@ def answer_type(hint: object, default: bytes | None) -> AnswerType:
 
 def _answer_type(hint: object) -> AnswerType:
     place = place_of(None, 4)  # the line that asks
-    value = Value("type of ctx.human", hint, place)
+    value = ValueReader("type of ctx.human", hint, place)
     schema = value.schema()
     try:
         value_check(schema, formats=True)

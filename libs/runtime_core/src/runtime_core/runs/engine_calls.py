@@ -15,8 +15,7 @@ import msgspec
 from runtime_core.base.text import text_of_error
 from runtime_core.consumer.settle import class_name, error_text
 from runtime_core.declare.schema import encode
-from runtime_core.engines.protocol import Error, Outcome, Value
-from runtime_core.engines.protocol import Step as EngineStep
+from runtime_core.engines.protocol import Error, Outcome, StepInfo, Value
 from runtime_core.engines.results import (
     DEFAULT_INLINE_BYTES,
     DEFAULT_MAX_BYTES,
@@ -82,7 +81,7 @@ class Engine:
 
         def send(branch: Branch, data: bytes) -> RequestStep[Any] | LocalStep:
             if known is None or not self._here:
-                return call(self._run, branch, self._engine, name, data=data, pool=pool, step_class=_Call)
+                return call(self._run, branch, self._engine, name, data=data, pool=pool, step_class=_EngineCall)
             return LocalCall(self._run, branch, known, data, engine=self._engine)
 
         if len(data) <= MAX_DATA_BYTES:
@@ -124,7 +123,7 @@ class Engine:
 
         def send(branch: Branch, data: bytes) -> RequestStep[Any] | LocalStep:
             if known is None or not self._here:
-                return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, step_class=_Map)
+                return call(self._run, branch, self._engine, name, data=data, key=MAP, pool=pool, step_class=_EngineMap)
             return LocalMap(self._run, branch, known, data, engine=self._engine)
 
         def send_parts(branch: Branch, sent: dict[str, Any]) -> RequestStep[Any] | LocalStep:  # Any: JSON
@@ -229,14 +228,14 @@ def stored(parts: Parts, results: Results, task: str) -> dict[str, Any]:  # Any:
     return found
 
 
-class _Call(RequestStep[Any]):  # Any: the function's own JSON
+class _EngineCall(RequestStep[Any]):  # Any: the function's own JSON
     __slots__ = ()
 
     def read(self, payload: bytes) -> Any:
         return with_references(from_json(payload), payload)
 
 
-class _Map(RequestStep[Any]):  # Any: a list of the function's own JSON
+class _EngineMap(RequestStep[Any]):  # Any: a list of the function's own JSON
     __slots__ = ()
 
     def read(self, payload: bytes) -> Any:
@@ -277,7 +276,7 @@ class LocalCall(LocalStep):
     async def called(self, arguments: bytes) -> bytes:
         """Return the function's result as JSON. Raises the function's error, or InvalidInput."""
         run = self.run
-        step = EngineStep(
+        step = StepInfo(
             task=run.task_id,
             run=f"{run.run_id}/{self.id}",
             attempt=run.attempt,
@@ -318,7 +317,7 @@ class LocalMap(LocalCall):
         most = compute.workers if compute is not None else os.cpu_count() or 1
         workers = min(request.in_flight or most, most, len(request.listed))
         outcomes: list[Outcome | None] = [None] * len(request.listed)
-        progress = _Progress(self, len(request.listed))
+        progress = _MapProgress(self, len(request.listed))
         todo = iter(range(len(request.listed)))
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
@@ -331,7 +330,7 @@ class LocalMap(LocalCall):
         return from_json(await asyncio.to_thread(self.run.results.kept, ended.data, task))
 
     async def _work(
-        self, request: MapRequest, todo: Iterator[int], outcomes: list[Outcome | None], progress: _Progress
+        self, request: MapRequest, todo: Iterator[int], outcomes: list[Outcome | None], progress: _MapProgress
     ) -> None:
         """Process items until none is left."""
         for index in todo:
@@ -346,7 +345,7 @@ class LocalMap(LocalCall):
         return with_errors(super().read(payload))
 
 
-class _Progress:
+class _MapProgress:
     """Sends the progress of a map to the task's stream, now and then and at its end."""
 
     def __init__(self, step: LocalMap, total: int) -> None:
@@ -367,7 +366,7 @@ class _Progress:
         self._step.run.port.progress(self._step.id, msgspec.json.encode(counts))
 
 
-def _called(function: EngineFunction, arguments: bytes, step: EngineStep, results: Results) -> bytes:
+def _called(function: EngineFunction, arguments: bytes, step: StepInfo, results: Results) -> bytes:
     return results.encoded(function.bound(arguments, step, store=results.blob_url)(), step.task)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime_core.bus.commits import JOURNAL_LIMIT
-from runtime_core.consumer.effects import Effect, JournaledStep, UsageReport
+from runtime_core.consumer.effects import Effect, JournaledStep, UsageEffect
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.errors import Divergence, LimitExceeded
 from runtime_core.runs.journal import (
@@ -79,7 +79,7 @@ class Execution:
         self.flow = Flow(f"run {self.run_id} of task {self.task_id} (agent {definition.name})")
         self.rows = Rows(self.run_id, self.attempt, attempt.owner, stored.unrecorded)
         self.sends: list[Effect] = []
-        self.spends: list[UsageReport] = []
+        self.spends: list[UsageEffect] = []
         self.journaled: list[JournaledStep] = []
         self.jobs: list[BackgroundJob] = []
         """The jobs of `ctx.background`, in the order of the program."""

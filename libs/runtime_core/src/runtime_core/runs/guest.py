@@ -44,7 +44,7 @@ Work = Callable[[Branch], Awaitable[Any]]  # Any: the operation's own result
 """Returns a step in the given branch, or a coroutine that takes its steps in that branch."""
 
 
-class Operation:
+class GuestRequest:
     """A request of the code. `future`, on the code's loop, gets its result."""
 
     __slots__ = ("branch", "ended_ms", "future", "group", "label", "name", "outcome", "stopped", "timer", "work")
@@ -80,10 +80,10 @@ class Guest:
             self._outer, branch.now_ms, lambda: run.flow.wake(self._wait)
         )
         self._wait = NextEnd()
-        self._created: list[Operation] = []
-        self._open: list[Operation] = []
+        self._created: list[GuestRequest] = []
+        self._open: list[GuestRequest] = []
         """Operations that were started and whose result the code does not have."""
-        self._ended: list[Operation] = []
+        self._ended: list[GuestRequest] = []
         self._counts: Counter[tuple[str, str]] = Counter()
         self._labels: set[str] = set()
         self._known = {
@@ -144,7 +144,7 @@ class Guest:
 
         return await self.perform(name, work, key=key, group=group, order=order)
 
-    def _create(self, name: str, key: str, work: Work, group: str, order: int) -> Operation:
+    def _create(self, name: str, key: str, work: Work, group: str, order: int) -> GuestRequest:
         self._counts[name, key] += 1
         # Seven hexadecimal digits have at most nine decimal digits. Places in a program are decimal numbers.
         number = int(fingerprint(name, key, str(self._counts[name, key]), digits=7), 16)
@@ -152,7 +152,7 @@ class Guest:
             number += 1
         self._labels.add(label)
         self._unclaimed.discard(label)
-        return Operation(name, label, work, group, self.loop.create_future())
+        return GuestRequest(name, label, work, group, self.loop.create_future())
 
     # ---- the host's side -----------------------------------------------------------------------------------
 
@@ -232,10 +232,10 @@ class Guest:
                     self._run.flow.stop_branch(branch, "nobody waits for the operation")
         self._open = [each for each in self._open if not each.stopped]
 
-    def _begin(self, operations: list[Operation]) -> None:
+    def _begin(self, operations: list[GuestRequest]) -> None:
         """Start these operations. Single calls of one group wait together."""
         run = self._run
-        together: dict[str, list[tuple[Operation, RequestStep[Any]]]] = {}  # Any: steps of all result types
+        together: dict[str, list[tuple[GuestRequest, RequestStep[Any]]]] = {}  # Any: steps of all result types
         for operation in operations:
             branch = Branch(f"{self._prefix}{operation.label}.", self._branch.now_ms, self._branch)
             try:
@@ -259,7 +259,7 @@ class Guest:
                 operation.outcome = helper
         self._created = [each for each in self._created if each not in operations]
 
-    async def _all_of(self, members: list[tuple[Operation, RequestStep[Any]]], branch: Branch) -> dict[str, Any]:
+    async def _all_of(self, members: list[tuple[GuestRequest, RequestStep[Any]]], branch: Branch) -> dict[str, Any]:
         """Return the outcomes by the operations' labels: results, or exceptions to raise."""
         parts = [part for _, part in members]
         results = await Gather(self._run, branch, parts, True)
@@ -284,7 +284,7 @@ class Guest:
             self._ended.append(operation)
         self._open = [each for each in self._open if each not in self._ended and not each.stopped]
 
-    def _deliver(self, operation: Operation) -> None:
+    def _deliver(self, operation: GuestRequest) -> None:
         """Return one result to the code, at the time at which it was stored."""
         self._ended.remove(operation)
         outcome, branch, future = operation.outcome, operation.branch, operation.future
@@ -331,7 +331,7 @@ class Guest:
         assert first.timer is not None
         return self._outer.call_later(max(0.0, first.timer.when() - self.loop.time()), self._elapsed, first)
 
-    def _elapsed(self, operation: Operation) -> None:
+    def _elapsed(self, operation: GuestRequest) -> None:
         branch = operation.branch
         if branch is None or not self._run.flow.active:  # the run is suspended, so the broker's timer counts
             return

@@ -18,9 +18,8 @@ from runtime_core.errors import WeftError
 from runtime_core.telemetry import gen_ai
 from runtime_core.wire import codec
 from runtime_core.wire.model_call import answer_in, is_amount
-from runtime_core.wire.step import DIGEST, NOTHING, Usage
+from runtime_core.wire.step import DIGEST, NOTHING, StepFailure, Usage
 from runtime_core.wire.step import Step as Row
-from runtime_core.wire.step import StepError as RowError
 
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
 """The most bytes of all results of a run together."""
@@ -346,7 +345,7 @@ class Rows:
         ended: float = 0.0,
         input: bytes = b"",
         output: bytes = b"",
-        error: RowError | None = None,
+        error: StepFailure | None = None,
         usage: dict[str, float] | None = None,
         attributes: dict[str, Any] | None = None,  # Any: texts, numbers, lists of them
     ) -> None:
@@ -395,7 +394,7 @@ class Rows:
             self.add(step, ended=ended, input=step.data, output=answer, usage=usage, attributes=attributes)
         else:
             kind, message = recorded_error(value)
-            error = RowError(kind, message, at=ended)
+            error = StepFailure(kind, message, at=ended)
             self.add(step, ended=ended, input=step.data, error=error, usage=Usage.from_json(used).amounts)
 
     def take(self) -> list[Row]:

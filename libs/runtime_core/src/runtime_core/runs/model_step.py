@@ -16,8 +16,7 @@ from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.ids import idempotency_key, step_digest
 from runtime_core.wire.step import Step as Row
-from runtime_core.wire.step import StepError as RowError
-from runtime_core.wire.step import Usage, total_usage
+from runtime_core.wire.step import StepFailure, Usage, total_usage
 
 if TYPE_CHECKING:
     from runtime_core.bus.commits import CallBegun
@@ -65,7 +64,7 @@ class ModelCall:
         self._begin = begin
         self._spent: list[Usage] = []
         self._attributes: dict[str, Any] = {}  # Any: as in `row`
-        self._error: RowError | None = None
+        self._error: StepFailure | None = None
         self._input: bytes | None = None
 
     def stream(self, value: object) -> None:
@@ -102,7 +101,7 @@ class ModelCall:
         if attributes:
             self._attributes.update(attributes)
         if error is not None:
-            self._error = RowError(*error)
+            self._error = StepFailure(*error)
         if input is not ...:
             self._input = encode(input, "input of a model call's row", MAX_REQUEST_BYTES)
 
@@ -169,7 +168,7 @@ class ModelStep(LocalStep):
         used = self._call.used() if self._call is not None else None
         return used.to_json() if used else b""
 
-    def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
+    def note_row(self, started: float, ended: float, output: bytes, error: StepFailure | None) -> None:
         call = self._call
         if call is None:
             super().note_row(started, ended, output, error)

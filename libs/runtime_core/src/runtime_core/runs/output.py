@@ -215,7 +215,7 @@ class RunOutput:
         return OutputChanged(f"a replay has emitted other output: {how}", self.attempt + 1)
 
 
-class Batch:
+class OutputBatch:
     """Pieces that one write sends."""
 
     __slots__ = ("checksum", "number", "pieces", "size", "step", "target")
@@ -275,33 +275,33 @@ class OutputWriter:
     __slots__ = ("_added", "_kept", "_kept_bytes", "_last", "_process", "_queue", "_write", "own")
 
     def __init__(
-        self, write: Callable[[Batch], Awaitable[None]], run_bytes: int, process: Outflow | None = None
+        self, write: Callable[[OutputBatch], Awaitable[None]], run_bytes: int, process: Outflow | None = None
     ) -> None:
         """`write` sends a batch. `run_bytes` bounds the unanswered bytes, and `process` those of all runs."""
         self._write = write
         self.own = Outflow(run_bytes)
         self._process = process or Outflow(PROCESS_BYTES)
-        self._queue: deque[Batch] = deque()
+        self._queue: deque[OutputBatch] = deque()
         self._added = 0
-        self._kept: list[Batch] = []
+        self._kept: list[OutputBatch] = []
         self._kept_bytes = 0
-        self._last: dict[str, Batch] = {}
+        self._last: dict[str, OutputBatch] = {}
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: OutputBatch) -> None:
         """Keep a batch of output that is sent, until the turn commits."""
         self._kept_bytes += batch.size
         if self._kept_bytes <= KEPT_BYTES:
             self._kept.append(batch)
         self._last[batch.target[0]] = batch
 
-    def kept(self) -> Iterator[Batch]:
+    def kept(self) -> Iterator[OutputBatch]:
         """Yield the turn's output, to send it again: its first pieces, and how far each branch is.
 
         Pieces that are no longer here are lost with the server's. No replay sends them out of their order.
         """
         yield from self._kept
         for batch in self._last.values():
-            end = Batch(batch.target)
+            end = OutputBatch(batch.target)
             end.number, end.checksum, end.step = batch.last + 1, batch.checksum, batch.step
             yield end
 
@@ -337,7 +337,7 @@ class OutputWriter:
         await self.own.room()
         await self._process.room()
 
-    def add(self, target: tuple[str, int, str], mark: bytes, data: bytes) -> Batch:
+    def add(self, target: tuple[str, int, str], mark: bytes, data: bytes) -> OutputBatch:
         """Add a piece to the last batch, or to a new one. Return the batch."""
         batch = self._queue[-1] if self._queue else None
         if (
@@ -346,7 +346,7 @@ class OutputWriter:
             or batch.size >= BATCH_BYTES
             or len(batch.pieces) >= 2 * BATCH_PIECES
         ):
-            batch = Batch(target)
+            batch = OutputBatch(target)
             self._queue.append(batch)
         self._added += 1
         batch.pieces += (mark, data)
@@ -360,7 +360,7 @@ class OutputWriter:
 
         Batches of one branch are sent one after the other: a write that fails leaves no gap.
         """
-        sending: list[Batch] = []
+        sending: list[OutputBatch] = []
         try:
             while self._queue:
                 sending = self._next()
@@ -386,14 +386,14 @@ class OutputWriter:
         self._end(self._queue)
         self._queue.clear()
 
-    def _next(self) -> list[Batch]:
+    def _next(self) -> list[OutputBatch]:
         """Take the first batches that belong to different branches."""
-        batches: dict[tuple[str, int, str], Batch] = {}
+        batches: dict[tuple[str, int, str], OutputBatch] = {}
         while self._queue and self._queue[0].target not in batches:
             batch = self._queue.popleft()
             batches[batch.target] = batch
         return list(batches.values())
 
-    def _end(self, batches: Iterable[Batch]) -> None:
+    def _end(self, batches: Iterable[OutputBatch]) -> None:
         for batch in batches:
             self.end(batch.size)

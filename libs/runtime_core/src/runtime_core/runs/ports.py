@@ -153,7 +153,7 @@ class Definition(Protocol):
         ...
 
 
-class Registered(Protocol):
+class RegisteredFunction(Protocol):
     """A tool, agent or engine function of this app."""
 
     @property
@@ -168,7 +168,7 @@ class Registered(Protocol):
         ...
 
 
-class RegisteredAgent(Registered, Protocol):
+class RegisteredAgent(RegisteredFunction, Protocol):
     """An agent of this app, which encodes its input."""
 
     def encode_input(self, value: object, /) -> bytes:

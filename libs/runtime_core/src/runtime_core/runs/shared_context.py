@@ -148,7 +148,7 @@ class Context:
     def export_changes(self) -> bytes:
         """Return all changes since this context was created, as JSON, for `merge_changes` in another process."""
         return write_branch(
-            Branch(
+            ContextChanges(
                 id=self.id,
                 revision=self._revision,
                 info=_pairs(self.context_info),
@@ -193,7 +193,7 @@ class Context:
             self._merged.clear()
         return made
 
-    def _is_new(self, branch: Branch) -> bool:
+    def _is_new(self, branch: ContextChanges) -> bool:
         # Not the amounts: merging those again changes nothing.
         encoded = msgspec.json.encode((branch.info, branch.agents, branch.conflicts))
         digest = hashlib.blake2b(encoded, digest_size=8).hexdigest()
@@ -348,7 +348,7 @@ class Snapshot(msgspec.Struct):
     known_conflicts: int
 
 
-class Branch(msgspec.Struct):
+class ContextChanges(msgspec.Struct):
     """The changes of one context."""
 
     id: str
@@ -369,7 +369,7 @@ class _Envelope(msgspec.Struct):
     body: msgspec.Raw
 
 
-Body = TypeVar("Body", Snapshot, Branch)
+Body = TypeVar("Body", Snapshot, ContextChanges)
 
 _envelope = msgspec.json.Decoder(_Envelope).decode
 
@@ -384,17 +384,17 @@ def read_snapshot(data: bytes) -> Snapshot:
     return _read("snapshot", Snapshot, data)
 
 
-def write_branch(branch: Branch) -> bytes:
+def write_branch(branch: ContextChanges) -> bytes:
     """Encode the changes of a context as JSON. Raises as `write_snapshot`."""
     return _written("branch", branch)
 
 
-def read_branch(data: bytes) -> Branch:
+def read_branch(data: bytes) -> ContextChanges:
     """Decode the JSON of `write_branch`. Raises InvalidInput (`branch`)."""
-    return _read("branch", Branch, data)
+    return _read("branch", ContextChanges, data)
 
 
-def _written(kind: str, body: Snapshot | Branch) -> bytes:
+def _written(kind: str, body: Snapshot | ContextChanges) -> bytes:
     what = f"values of the context ({kind})"
     try:
         plain = msgspec.to_builtins(body)

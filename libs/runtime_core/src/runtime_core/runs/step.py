@@ -44,12 +44,12 @@ from runtime_core.runs.shared_context import unwrapped
 from runtime_core.telemetry.logs import HANDLED, guards_users_code
 from runtime_core.wire import codec
 from runtime_core.wire.ids import digest_in_attempt, step_digest
-from runtime_core.wire.step import StepError as RowError
+from runtime_core.wire.step import StepFailure
 
 if TYPE_CHECKING:
     from runtime_core.declare.tool import Tool
     from runtime_core.runs.execution import Execution
-    from runtime_core.runs.ports import Registered
+    from runtime_core.runs.ports import RegisteredFunction
     from runtime_core.runs.scheduler import Branch
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ _CONTAINERS = (b"{", b"[")
 """The first byte of JSON that may have keys in any order."""
 
 
-class Step(OwnFlowOnly, Generic[T]):
+class DurableStep(OwnFlowOnly, Generic[T]):
     """A durable step of a run. Await it, once or several times, for its result.
 
     It takes its id when it is created and does nothing until it is awaited or gathered. The run warns about steps that
@@ -113,7 +113,7 @@ class Step(OwnFlowOnly, Generic[T]):
         return f"<step {self.id}: {self.kind} {self.name}>"
 
 
-def result_of(step: Step[T], value: bytes, branch: Branch) -> T:
+def result_of(step: DurableStep[T], value: bytes, branch: Branch) -> T:
     """Return the result in a journal value, or raise its error. Live steps and replays both use it."""
     status, ended_ms, payload = unpacked(value)
     branch.saw(ended_ms)
@@ -143,7 +143,7 @@ class CallTarget:
     pool: str = ""
 
 
-def name_and_pool(run: Execution, kind: str, known: Registered | None, named: object) -> tuple[str, str]:
+def name_and_pool(run: Execution, kind: str, known: RegisteredFunction | None, named: object) -> tuple[str, str]:
     """Return the name and pool of a call. A name that this app does not know goes to the default pool.
 
     Ends the run with a WeftError for a function that is not registered.
@@ -186,7 +186,7 @@ class Ready(Generic[T]):
         return self._value
 
 
-class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function returned
+class LocalStep(DurableStep[Any]):  # Any: the recorded JSON of what the function returned
     """Runs its body in mid-turn, journals the result, and returns what the journal holds."""
 
     __slots__ = ("body", "started")
@@ -248,7 +248,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
             raise run.diverged(self)
         return value
 
-    async def _run_body(self) -> tuple[bytes, bytes, RowError | None]:
+    async def _run_body(self) -> tuple[bytes, bytes, StepFailure | None]:
         """Run the body. Return the status and the payload for the journal, and the error for the row."""
         run = self.run
         failure: BaseException | None = None
@@ -288,7 +288,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         if self.kind == "engine" and isinstance(failure, EngineError):
             # The engine names the error of its call.
             kind, message = failure.type, error_text(failure.message)
-        row_error = RowError(kind, message, traceback_of(failure), at=time.time() * 1000)
+        row_error = StepFailure(kind, message, traceback_of(failure), at=time.time() * 1000)
         return FAILED, codec.encode({"type": kind, "message": message}), row_error
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
@@ -299,7 +299,7 @@ class LocalStep(Step[Any]):  # Any: the recorded JSON of what the function retur
         """Return what it has used (JSON; empty: nothing)."""
         return b""
 
-    def note_row(self, started: float, ended: float, output: bytes, error: RowError | None) -> None:
+    def note_row(self, started: float, ended: float, output: bytes, error: StepFailure | None) -> None:
         """Add its row for the trajectory. Times are epoch milliseconds."""
         self.run.rows.add(self, started=started, ended=ended, input=self.data, output=output, error=error)
 

@@ -70,7 +70,7 @@ from runtime_core.telemetry.spans import (
 )
 from runtime_core.telemetry.trace_context import Ids
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.step import ENCODER, StepError, total_usage
+from runtime_core.wire.step import ENCODER, StepFailure, total_usage
 
 logger = logging.getLogger(__name__)
 
@@ -502,7 +502,7 @@ class TurnHandler:
         if failed.divergence is not None and self._recorded is not None:
             found = await self._recorded(delivery.task, failed.divergence.run, failed.divergence.step)
             failed.message = error_text(str(failed.divergence.beside(failed.divergence.recorded or found)))
-        error = StepError(failed.type, failed.message, failed.traceback, now)
+        error = StepFailure(failed.type, failed.message, failed.traceback, now)
         decision = await schedule_retry(self._bus, self._metrics, delivery, definition.retry, failed, error)
         if decision is None:
             return "retried"

@@ -28,6 +28,7 @@ from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.blobs import open_blobs
 from runtime_core.wire.ids import RunHeader
+from runtime_core.wire.step import ErrorText
 
 logger = logging.getLogger(__name__)
 
@@ -330,12 +331,7 @@ REASON_MAX = 200
 """How many characters of an error the line of an ended task has."""
 
 
-class _Error(msgspec.Struct):
-    type: str = ""
-    message: str = ""
-
-
-_ERROR = msgspec.json.Decoder(_Error)
+_ERROR = msgspec.json.Decoder(ErrorText)
 
 
 class RecordFollower:
@@ -388,7 +384,7 @@ class RecordFollower:
             for status in STATUSES:
                 self._metrics.tasks_ended[agent, status]
 
-    def _trace(self, end: _End) -> None:
+    def _trace(self, end: _EndedTask) -> None:
         task_span(
             self._bus.keys.namespace,
             end.task,
@@ -417,7 +413,7 @@ class RecordFollower:
 
 
 @dataclass(slots=True)
-class _End:
+class _EndedTask:
     """An ended task in the record."""
 
     task: str
@@ -440,7 +436,7 @@ class _End:
         return max(0.0, (self.ended_ms - self.created_ms) / 1000)
 
 
-def _task_end(fields: list[bytes]) -> _End | None:
+def _task_end(fields: list[bytes]) -> _EndedTask | None:
     if len(fields) < 6 or fields[4] != b"e":
         return None
     status, agent, steps, created, ended, *_ = fields[5].decode().split("\n")
@@ -449,10 +445,10 @@ def _task_end(fields: list[bytes]) -> _End | None:
     more = dict(zip(fields[8::2], fields[9::2], strict=True))
     trace = more.get(b"x", b"").decode()
     times = float(created), float(ended)
-    return _End(fields[1].decode(), status, agent, steps, *times, error, reason, trace, b"g" in more)
+    return _EndedTask(fields[1].decode(), status, agent, steps, *times, error, reason, trace, b"g" in more)
 
 
-def _log(ends: list[_End]) -> None:
+def _log(ends: list[_EndedTask]) -> None:
     """Log one line per task, or one line for many."""
     if len(ends) > LINES_MAX:
         counts = Counter(end.status for end in ends)

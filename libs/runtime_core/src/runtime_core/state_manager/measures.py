@@ -221,7 +221,7 @@ async def lag_of_timers(bus: EventBus, now_ms: int) -> TimerLag:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedNames:
     """What the running handlers of a partition can run; None: one of them has not said it yet."""
 
     agents: frozenset[str] | None
@@ -235,7 +235,7 @@ class Served:
         return not any(each.endswith(".*") and name.startswith(each[:-1]) for each in names)
 
 
-async def served_by_handlers(bus: EventBus) -> Served:
+async def served_by_handlers(bus: EventBus) -> ServedNames:
     """Return what the running handlers of a partition can run."""
     call, keys = bus.transport.call, bus.keys
     said = fields(await call("HGETALL", keys.served))
@@ -247,7 +247,7 @@ async def served_by_handlers(bus: EventBus) -> Served:
         for owner in owners:
             names.update(msgspec.json.decode(said.get(owner, b"{}"), type=dict[str, list[str]]).get(kind, ()))
         found[kind] = frozenset(names) if all(owner in said for owner in owners) else None
-    return Served(found["agent"], found["tool"])
+    return ServedNames(found["agent"], found["tool"])
 
 
 async def forget_served(bus: EventBus) -> None:

@@ -237,7 +237,7 @@ class _Backoff:
         return not waited_for and time.monotonic() - self.since >= GIVE_UP_SECONDS
 
 
-class _Scan:
+class _StreamPass:
     """The position of a pass over a stream, and the entries that it has skipped."""
 
     __slots__ = ("places", "restart_at", "skipped", "start")
@@ -288,7 +288,7 @@ class Relay:
                 group.create_task(self._watch_requests(), name="requests")
 
     async def _drain(self, stream: str, deliver: Callable[[Fields], Awaitable[None]]) -> None:
-        scan = _Scan()
+        scan = _StreamPass()
         while True:
             try:
                 relayed = await self._relay_next(stream, deliver, scan)
@@ -302,10 +302,10 @@ class Relay:
     async def relay_once(self) -> int:
         """Relay the waiting entries once. Return how many there were."""
         keys = self._bus.keys
-        asks = await self._relay_next(keys.asks, self._ask, _Scan())
-        return asks + await self._relay_next(keys.replies, self._reply, _Scan())
+        asks = await self._relay_next(keys.asks, self._ask, _StreamPass())
+        return asks + await self._relay_next(keys.replies, self._reply, _StreamPass())
 
-    async def _relay_next(self, stream: str, deliver: Callable[[Fields], Awaitable[None]], scan: _Scan) -> int:
+    async def _relay_next(self, stream: str, deliver: Callable[[Fields], Awaitable[None]], scan: _StreamPass) -> int:
         """Relay the next entries, oldest first, and return how many there were.
 
         An entry that must wait blocks only entries for the same place.

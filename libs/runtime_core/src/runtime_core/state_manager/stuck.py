@@ -21,7 +21,7 @@ from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.measures import Fields, unpacked, work_streams
 from runtime_core.wire.events import ENDED
 from runtime_core.wire.ids import DeliveryHeader, RunHeader
-from runtime_core.wire.step import ENCODER, Step, StepError
+from runtime_core.wire.step import ENCODER, Step, StepFailure
 
 SCAN_PAGE = 1000
 PAUSE_SECONDS = 0.5
@@ -429,7 +429,7 @@ class EngineWatch:
 
     async def _end(self, step: Delivery, reason: str) -> None:
         now = time.time() * 1000
-        error = StepError(UNAVAILABLE, reason, at=now)
+        error = StepFailure(UNAVAILABLE, reason, at=now)
         put = float(step.entry.partition(b"-")[0])
         row = Step(step.run, step.stream.partition(":")[0], step.name, "failed", put, now)
         row.attempt = step.attempt
@@ -437,7 +437,7 @@ class EngineWatch:
         row.error = error
         row.owner = self._bus.owner
         if step.errors:
-            row.errors = msgspec.json.decode(step.errors, type=list[StepError])
+            row.errors = msgspec.json.decode(step.errors, type=list[StepFailure])
         payload = ENCODER.encode({"type": error.type, "message": error.message})
         if await self._bus.expire_call(step, int(now), payload, ENCODER.encode([row])):
             logger.warning("%r ended: no gateway started in time", step)

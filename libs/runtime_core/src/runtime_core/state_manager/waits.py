@@ -47,7 +47,7 @@ SILENT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class MailboxWait:
     """Messages that wait for one agent."""
 
     agent: str
@@ -62,7 +62,7 @@ class Wait:
         return f"{self.count} {waits} for {self.agent}: {self.why}"
 
 
-async def find_waits(bus: EventBus) -> list[Wait]:
+async def find_waits(bus: EventBus) -> list[MailboxWait]:
     """Return what waits in one partition for an agent of a runtime that is busy, or that no process runs."""
     streams = await agent_streams(bus)
     served = {name: await processes_of(bus, stream) for name, stream in streams.items()}
@@ -76,11 +76,11 @@ async def find_waits(bus: EventBus) -> list[Wait]:
             elif name in served and (wait := await wait_at(bus, instance)) is not None:
                 behind.append(wait)
     why = "no process runs it; weft agents drop {} forgets it"
-    gone = [Wait(name, count, why.format(name), unserved=True) for name, count in waiting.items() if count]
+    gone = [MailboxWait(name, count, why.format(name), unserved=True) for name, count in waiting.items() if count]
     return gone + behind
 
 
-async def find_lasting_waits(buses: Sequence[EventBus]) -> list[Wait]:
+async def find_lasting_waits(buses: Sequence[EventBus]) -> list[MailboxWait]:
     """Return the waits that two looks find, with a pause between: a busy agent has others at the second look."""
     first = [wait for bus in buses for wait in await find_waits(bus)]
     if not first:
@@ -120,7 +120,7 @@ async def _queued(bus: EventBus, instance: str) -> int:
     return cast(int, await bus.transport.call("LLEN", f"{bus.keys.base}mail:{instance}"))
 
 
-async def wait_at(bus: EventBus, instance: str) -> Wait | None:
+async def wait_at(bus: EventBus, instance: str) -> MailboxWait | None:
     """Return what waits in the mailbox of an instance (`agent/key`); None if it is empty."""
     call, base = bus.transport.call, bus.keys.base
     count = await _queued(bus, instance)
@@ -131,7 +131,7 @@ async def wait_at(bus: EventBus, instance: str) -> Wait | None:
     if not first or await call("EXISTS", bus.keys.task(holder.partition("|")[0])) == 0:
         return None
     behind = await _described(bus, holder)
-    return Wait(
+    return MailboxWait(
         instance,
         count,
         f"it handles {behind}, and one message at a time. The first one is {await _described(bus, first)}",
@@ -163,7 +163,7 @@ async def processes_of(bus: EventBus, stream: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentType:
+class RegisteredType:
     """An agent type of a runtime."""
 
     name: str
@@ -173,9 +173,9 @@ class AgentType:
     """Unfinished messages, with those in mailboxes."""
 
 
-async def agents_of_runtimes(buses: Sequence[EventBus]) -> list[AgentType]:
+async def agents_of_runtimes(buses: Sequence[EventBus]) -> list[RegisteredType]:
     """Return all agent types of runtimes, by name."""
-    found: dict[str, AgentType] = {}
+    found: dict[str, RegisteredType] = {}
     for bus in buses:
         waiting: Counter[str] = Counter()
         async for instances in mailboxes(bus):
@@ -183,8 +183,8 @@ async def agents_of_runtimes(buses: Sequence[EventBus]) -> list[AgentType]:
                 waiting[instance.partition("/")[0]] += await _queued(bus, instance)
         for name, stream in (await agent_streams(bus)).items():
             processes, messages = await processes_of(bus, stream), await _length(bus, stream) + waiting[name]
-            before = found.get(name, AgentType(name, processes, 0))
-            found[name] = AgentType(name, min(processes, before.processes), messages + before.messages)
+            before = found.get(name, RegisteredType(name, processes, 0))
+            found[name] = RegisteredType(name, min(processes, before.processes), messages + before.messages)
     return [found[name] for name in sorted(found)]
 
 

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from runtime_core.telemetry import names
-from runtime_core.telemetry.names import Kind, MetricName
+from runtime_core.telemetry.names import MetricName, MetricType
 
 FRESH_SECONDS = 15.0
 """How long a partition's values are exported after a measurement: a few measurements may fail."""
@@ -72,7 +72,7 @@ class PartitionMetrics(Collector):
 
 
 def _family(metric: MetricName) -> CounterMetricFamily | GaugeMetricFamily:
-    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    make = CounterMetricFamily if metric.kind is MetricType.COUNTER else GaugeMetricFamily
     return make(metric.name, metric.help, labels=metric.labels)
 
 
@@ -164,7 +164,7 @@ class Series(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the series at a scrape, for the registry."""
         metric = self._metric
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricType.COUNTER:
             counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
             for labels, count in list(self._counts.items()):
                 counter.add_metric(labels, count.value)

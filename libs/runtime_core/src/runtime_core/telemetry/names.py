@@ -30,7 +30,7 @@ EMITTERS = (EVERY, HANDLERS, AGENTS, TOOLS, GATEWAYS, RECORDER, LEADERS, STATE_M
 """The groups of services that emit metrics, in the order of docs/metrics.md."""
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """A metric's type, in Prometheus' terms."""
 
     COUNTER = "counter"
@@ -43,7 +43,7 @@ class MetricName:
     """One metric as Prometheus shows it. A counter's name ends with `_total`."""
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     labels: tuple[str, ...] = ()
     by: str = EVERY
@@ -57,17 +57,17 @@ class MetricName:
 def _counter(
     name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "", unit: str = ""
 ) -> MetricName:
-    return MetricName(name, Kind.COUNTER, about, labels, by, attention, unit)
+    return MetricName(name, MetricType.COUNTER, about, labels, by, attention, unit)
 
 
 def _gauge(
     name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "", unit: str = ""
 ) -> MetricName:
-    return MetricName(name, Kind.GAUGE, about, labels, by, attention, unit)
+    return MetricName(name, MetricType.GAUGE, about, labels, by, attention, unit)
 
 
 def _seconds(name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "") -> MetricName:
-    return MetricName(name, Kind.HISTOGRAM, about, labels, by, attention, "seconds")
+    return MetricName(name, MetricType.HISTOGRAM, about, labels, by, attention, "seconds")
 
 
 # -- every service ---------------------------------------------------------------------------------------------------

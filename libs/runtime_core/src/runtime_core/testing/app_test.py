@@ -23,10 +23,10 @@ from runtime_core.declare.schema import encode_result
 from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.host.local import LocalApp
-from runtime_core.testing.crashes import Failed, KillReport, StandIn, When, compare, run_and_kill
+from runtime_core.testing.crashes import HiddenFrames, KillReport, StandIn, When, compare, run_and_kill
 from runtime_core.wire.events import ENDED
 
-__tracebackhide__ = Failed()
+__tracebackhide__ = HiddenFrames()
 POLL_SECONDS = 0.003
 RETRY = "e|"
 """How the names of timers of retries begin."""

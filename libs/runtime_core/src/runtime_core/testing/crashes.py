@@ -45,7 +45,7 @@ Answer = Callable[[str], object]
 """Returns the answer to a question, given its prompt."""
 
 
-class Failed:
+class HiddenFrames:
     """Hides a module's frames from pytest's report of a failure that its message explains.
 
     pytest reads it as `__tracebackhide__` of the module.
@@ -63,7 +63,7 @@ class StandIn(Tool):
         self.real = real
 
 
-__tracebackhide__ = Failed()
+__tracebackhide__ = HiddenFrames()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Kill:
 
 
 @dataclass
-class Outcome:
+class ExecutionEffects:
     """The effects of one execution of a task."""
 
     status: str = ""
@@ -105,9 +105,9 @@ class Outcome:
 class KillReport:
     """What `kill_and_recover` has seen."""
 
-    whole: Outcome
+    whole: ExecutionEffects
     """The execution without a kill."""
-    killed: list[Outcome]
+    killed: list[ExecutionEffects]
     """One execution for each kill."""
 
     @property
@@ -288,7 +288,7 @@ async def run_and_kill(
     kill_at: tuple[int, When] | None,
     timeout: float,
     answer: Answer | None,
-) -> Outcome:
+) -> ExecutionEffects:
     """Run a task on services that are killed at a commit, and then on new ones. Return its effects.
 
     Raises TimeoutError if it has not ended after `timeout` seconds.
@@ -315,7 +315,7 @@ async def run_and_kill(
                 transport = await connect(url)
                 await drop_database(url, transport)
                 await transport.close()
-    return Outcome(
+    return ExecutionEffects(
         status=response.status,
         output=response.output,
         error=response.error,
@@ -380,7 +380,7 @@ async def _continue(client: Client, task: TaskHandle, answer: Answer | None) -> 
         )
 
 
-def compare(whole: Outcome, killed: Outcome) -> list[str]:
+def compare(whole: ExecutionEffects, killed: ExecutionEffects) -> list[str]:
     """Return in words how the effects of a killed execution differ."""
     found = []
     for name in ("status", "output", "error", "emitted"):

@@ -10,7 +10,7 @@ import msgspec
 
 from runtime_core.wire.codec import readable
 from runtime_core.wire.model_call import logprobs_of, usage_of
-from runtime_core.wire.step import NOTHING, Fork, Step, StepError, TaskEnd, place
+from runtime_core.wire.step import NOTHING, Fork, Step, StepFailure, TaskEnd, place
 
 _AFTER_ALL = "~"
 """Sorts after the places of all steps below."""
@@ -74,8 +74,8 @@ class ExportedStep(msgspec.Struct):
     ended: float
     input: msgspec.Raw
     output: msgspec.Raw
-    error: StepError | None
-    errors: list[StepError]
+    error: StepFailure | None
+    errors: list[StepFailure]
     usage: dict[str, float]
     """Tokens of a model call."""
     logprobs: object
@@ -169,7 +169,7 @@ def in_order(step: Step) -> tuple[str, float, int]:
     return place(step.run, step.step), step.ended, step.attempt
 
 
-def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> Difference | None:
+def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> StepDifference | None:
     """Return the first place at which two tasks differ, in the order of the program; None if they are equal.
 
     A run's input comes first, then its steps with the runs that they started, then its result. Of a step with several
@@ -181,7 +181,7 @@ def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> Difference |
         run, _, step = path.rpartition("/")
         at = (run, step) if run else (path, "")
         if mine is None or theirs is None:
-            return Difference(*at, ("missing",), mine, theirs)
+            return StepDifference(*at, ("missing",), mine, theirs)
         if is_end:
             names: tuple[str, ...] = ("status", "output", "error")
         else:
@@ -189,12 +189,12 @@ def first_difference(one: TaskTrajectory, other: TaskTrajectory) -> Difference |
             names = () if "" in (mine.kind, theirs.kind) else ("kind", "name", "key", "input")
         found = tuple(name for name in names if _comparable(mine, name) != _comparable(theirs, name))
         if found:
-            return Difference(*at, found, mine, theirs)
+            return StepDifference(*at, found, mine, theirs)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StepDifference:
     """A step of which two tasks have different records."""
 
     run: str
@@ -235,6 +235,6 @@ def _comparable(step: Step, member: str) -> object:
     value = getattr(step, member)
     if isinstance(value, msgspec.Raw):
         return readable(bytes(value))
-    if isinstance(value, StepError):
+    if isinstance(value, StepFailure):
         return value.type, value.message
     return value

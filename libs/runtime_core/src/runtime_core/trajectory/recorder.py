@@ -24,14 +24,14 @@ from runtime_core.telemetry.redaction import redactor
 from runtime_core.telemetry.spans import tracing
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
-from runtime_core.wire.step import StepError, TaskEnd
+from runtime_core.wire.step import StepFailure, TaskEnd
 
 logger = logging.getLogger(__name__)
 
 _BY_A_PROCESS = re.compile(rb'"owner":"[^"]*"\}\]\Z')
 """The end of rows written by a process. The broker writes rows too: human answers, refused calls."""
 _TAIL_BYTES = 300
-_ERROR = msgspec.json.Decoder(StepError)
+_ERROR = msgspec.json.Decoder(StepFailure)
 _steps_of = attrgetter("steps")
 READ_BATCH = 2000
 POLL_SECONDS = 0.02

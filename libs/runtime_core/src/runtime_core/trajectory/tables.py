@@ -28,7 +28,7 @@ from sqlalchemy import (
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Contents, text_of_json, without_nul
-from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepError, TaskEnd, place
+from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepFailure, TaskEnd, place
 from runtime_core.wire.step import STEPS as STEPS_DECODER
 
 FORMAT = 5
@@ -59,8 +59,8 @@ _NAME_MAX = 120
 _AMOUNT_MAX = 1e290
 """A larger amount counts as this one: PostgreSQL refuses a sum that overflows."""
 Value: TypeAlias = str | int | float | bytes | None
-_ERROR = msgspec.json.Decoder(StepError)
-_ERRORS = msgspec.json.Decoder(list[StepError])
+_ERROR = msgspec.json.Decoder(StepFailure)
+_ERRORS = msgspec.json.Decoder(list[StepFailure])
 _ATTRIBUTES = msgspec.json.Decoder(dict[str, Any])
 _USAGE = msgspec.json.Decoder(dict[str, float])
 
@@ -95,7 +95,7 @@ STEPS = Table(
     Column("usage", Text),
     Column("cause", Text, nullable=False),
     Column("owner", Text, nullable=False),
-    # Contents moved out of input and output (JSON of `contents.Reference`), or null.
+    # Contents moved out of input and output (JSON of `contents.FormerPlace`), or null.
     Column("input_refs", Text),
     Column("output_refs", Text),
     # JSON object, or null.

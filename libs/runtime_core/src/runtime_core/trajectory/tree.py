@@ -13,7 +13,7 @@ from runtime_core.base.text import duration, plain, shortened
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.codec import readable
 from runtime_core.wire.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
-from runtime_core.wire.step import PIECES, Fork, Step, StepError, place
+from runtime_core.wire.step import PIECES, Fork, Step, StepFailure, place
 
 PREVIEW = 48
 """Characters of an input or output per line."""
@@ -265,9 +265,9 @@ def _line(node: _Node) -> str:
     return "  ".join(parts)
 
 
-def _errors_of(node: _Node) -> list[StepError]:
+def _errors_of(node: _Node) -> list[StepFailure]:
     """Return the errors of the earlier attempts, the oldest first; those before a redrive included."""
-    found: list[StepError] = []
+    found: list[StepFailure] = []
     for earlier in node.attempts[:-1]:
         found += [*earlier.errors, *filter(None, [earlier.error])]
     if node.last is not None:
@@ -275,12 +275,12 @@ def _errors_of(node: _Node) -> list[StepError]:
     return found
 
 
-def _attempts_of(step: Step, errors: list[StepError]) -> int:
+def _attempts_of(step: Step, errors: list[StepFailure]) -> int:
     """Return how often a step ran in all: a redrive counts its attempts from one again."""
     return max(step.attempt, len(errors) + 1)
 
 
-def last_failure(trajectory: TaskTrajectory) -> tuple[Step, StepError] | None:
+def last_failure(trajectory: TaskTrajectory) -> tuple[Step, StepFailure] | None:
     """Return the latest error with a traceback, and its step; None if there is none.
 
     Of a run that failed because a step of it did, it is the error of that step.
@@ -377,7 +377,7 @@ def _preview(raw: msgspec.Raw) -> str:
     return shortened(plain(text or data[:_DECODED_MAX].decode("utf-8", "replace")), PREVIEW)
 
 
-def _error_line(error: StepError) -> str:
+def _error_line(error: StepFailure) -> str:
     first = (error.message.splitlines() or [""])[0]
     return shortened(plain(f"{error.type}: {first}" if first else error.type), _ERROR_MAX)
 
@@ -413,7 +413,7 @@ def _node_dict(node: _Node, decode: bool) -> NodeDict:
     }
 
 
-def _error_dict(error: StepError) -> ErrorDict:
+def _error_dict(error: StepFailure) -> ErrorDict:
     text = {"type": error.type, "message": error.message, "traceback": error.traceback}
     return cast(ErrorDict, {**text, "at": error.at, "started": error.started})
 

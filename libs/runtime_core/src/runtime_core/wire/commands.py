@@ -171,7 +171,7 @@ def check_options(options: object) -> None:
 
 
 @dataclass(slots=True)
-class Begun:
+class ForkJournal:
     """The journal that a fork begins with: results of another task, by step, as journal values."""
 
     task: str
@@ -241,7 +241,7 @@ class Submission(msgspec.Struct):
     """
     claims: str = ""
     """With several partitions: tokens of the claims of its id and its task id, as `id|task_id`."""
-    begun: Begun | None = None
+    begun: ForkJournal | None = None
     """For a fork: the journal that it begins with."""
 
     def carried(self) -> bytes:

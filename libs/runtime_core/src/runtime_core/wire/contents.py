@@ -53,7 +53,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _step = msgspec.json.Decoder(Step).decode
 
 
-class Reference(msgspec.Struct, array_like=True, frozen=True):
+class FormerPlace(msgspec.Struct, array_like=True, frozen=True):
     """The former place of a value that was moved out of a step's input or output."""
 
     member: str | None
@@ -64,7 +64,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
     """Hexadecimal."""
 
 
-REFERENCES = msgspec.json.Decoder(list[Reference])
+REFERENCES = msgspec.json.Decoder(list[FormerPlace])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Contents:
     nodes: dict[bytes, Node] = field(default_factory=dict)
     """By digest, each after its parent."""
 
-    def extract(self, text: str, data: bytes, after: bytes | None = None) -> tuple[str | None, list[Reference]]:
+    def extract(self, text: str, data: bytes, after: bytes | None = None) -> tuple[str | None, list[FormerPlace]]:
         """Move large values and messages out of a step's JSON: return the rest of `text`, and references to the moved
         values.
 
@@ -94,7 +94,7 @@ class Contents:
         whole value was moved. Invalid JSON stays unchanged. Only data of `LARGE_BYTES`, or with
         `MESSAGES_IN`, can have anything to move.
         """
-        references: list[Reference] = []
+        references: list[FormerPlace] = []
         if data[:1] == b"{":
             try:
                 members = _members(data)
@@ -109,14 +109,14 @@ class Contents:
                 return text_of_json(ENCODER.encode(members)), references
         if len(data) < LARGE_BYTES:
             return text, []
-        return None, [Reference(None, _VALUE, self._keep(data).hex())]
+        return None, [FormerPlace(None, _VALUE, self._keep(data).hex())]
 
-    def _take_member(self, name: str, value: bytes, after: bytes | None) -> Reference | None:
+    def _take_member(self, name: str, value: bytes, after: bytes | None) -> FormerPlace | None:
         if name == MESSAGES and value[:1] == b"[":
             head = self._chain(_elements(value), after)
-            return Reference(name, _LIST, head.hex()) if head is not None else None
+            return FormerPlace(name, _LIST, head.hex()) if head is not None else None
         if len(value) >= LARGE_BYTES:
-            return Reference(name, _VALUE, self._keep(value).hex())
+            return FormerPlace(name, _VALUE, self._keep(value).hex())
         return None
 
     def _chain(self, messages: Iterable[msgspec.Raw], head: bytes | None) -> bytes | None:
@@ -135,7 +135,7 @@ class Contents:
             self.values[digest] = text_of_json(data)
         return digest
 
-    def restore(self, text: str | None, references: Iterable[Reference]) -> bytes:
+    def restore(self, text: str | None, references: Iterable[FormerPlace]) -> bytes:
         """Return the JSON that `extract` got, with the spacing of its first level normalised."""
         members: dict[str, msgspec.Raw] = {}
         for reference in references:
@@ -145,7 +145,7 @@ class Contents:
             members[reference.member] = msgspec.Raw(self._value(reference))
         return ENCODER.encode(members)
 
-    def has_gap(self, references: Iterable[Reference]) -> bool:
+    def has_gap(self, references: Iterable[FormerPlace]) -> bool:
         """Return whether the beginning of a list is missing: it was erased, or never arrived."""
         for reference in references:
             if reference.kind == _LIST:
@@ -157,7 +157,7 @@ class Contents:
                     at = node.parent
         return False
 
-    def _value(self, reference: Reference) -> bytes:
+    def _value(self, reference: FormerPlace) -> bytes:
         digest = bytes.fromhex(reference.digest)
         # A missing value was erased with its task while this page was read.
         if reference.kind == _VALUE:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from runtime_core.wire.codec import readable
-from runtime_core.wire.step import Step, StepError
+from runtime_core.wire.step import Step, StepFailure
 
 _OWN_KINDS = ("model", "step", "engine")
 _encode = msgspec.json.Encoder().encode
@@ -33,7 +33,7 @@ class ModelAnswer(msgspec.Struct, frozen=True):
     """Time to the first chunk of a streamed answer."""
     retry_after: float | None = None
     """Set if the model did not answer and will be called again."""
-    error: StepError | None = None
+    error: StepFailure | None = None
     """Why the model did not answer."""
 
     @property

@@ -21,7 +21,7 @@ USAGE_BY_MODEL = "models"
 """The member of the JSON that holds the amounts by model; no amount may have this name."""
 
 
-class StepError(msgspec.Struct, omit_defaults=True):
+class StepFailure(msgspec.Struct, omit_defaults=True):
     """Why a step failed: class name, text and, if any, the traceback."""
 
     type: str
@@ -31,6 +31,13 @@ class StepError(msgspec.Struct, omit_defaults=True):
     """Epoch milliseconds."""
     started: float = 0.0
     """When the failed attempt of a call began, in epoch milliseconds; 0: not known."""
+
+
+class ErrorText(msgspec.Struct, frozen=True):
+    """The class name and the text of an error. Its JSON may have more members, as in dead letters."""
+
+    type: str = ""
+    message: str = ""
 
 
 class Fork(msgspec.Struct, omit_defaults=True):
@@ -76,8 +83,8 @@ class Step(msgspec.Struct, omit_defaults=True):
     hexadecimal digest of `wire/contents.py`. Empty if `input` has all messages. The store joins them."""
     output: msgspec.Raw = NOTHING
     """JSON, as returned."""
-    error: StepError | None = None
-    errors: list[StepError] = []
+    error: StepFailure | None = None
+    errors: list[StepFailure] = []
     """Errors of earlier attempts, oldest first."""
     usage: dict[str, float] = {}
     """Its usage: names to amounts."""
@@ -129,7 +136,7 @@ class TaskEnd(msgspec.Struct):
     """Epoch milliseconds."""
     ended: float
     """Epoch milliseconds."""
-    error: StepError | None = None
+    error: StepFailure | None = None
     session: str = ""
 
 

@@ -18,7 +18,7 @@ from runtime_core.consumer.heartbeat import announce
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.declare.schema import encode
-from runtime_core.declare.tool import AbandonedThreads, Away, Tool, ToolContext, run_limited
+from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext, ToolUnavailable, run_limited
 from runtime_core.errors import InvalidInput, NotReady, Reject
 from runtime_core.telemetry.metrics import Metrics
 
@@ -212,7 +212,7 @@ class MCPServers:
         """Return the tool of this name from its server's last list."""
         return self._tools.get(name)
 
-    def away(self, name: str) -> Away | None:
+    def away(self, name: str) -> ToolUnavailable | None:
         """Return how to treat a call if the tool's server is unavailable; None if it is available."""
         owner = self._app.functions.mcp_server_of(name)
         for connection in self._connections:
@@ -258,14 +258,14 @@ class MCPServers:
         self._on_change()
 
 
-def _away(connection: Connection) -> Away:
+def _away(connection: Connection) -> ToolUnavailable:
     server: MCPServer = connection.declared
     message = f"{server.what} is unavailable: {connection.trouble}"
     if server.when_down == "fail":
-        return Away(None, message)
+        return ToolUnavailable(None, message)
     # With jitter: another replica may reach the server, and each retry is a command to the broker.
     wait = connection.seconds_until_next_try() + AWAY_MIN_SECONDS * (1.0 + random.random())
-    return Away(min(AWAY_MAX_SECONDS, wait), message)
+    return ToolUnavailable(min(AWAY_MAX_SECONDS, wait), message)
 
 
 async def _stored(bus: EventBus, app: str) -> bytes | None:

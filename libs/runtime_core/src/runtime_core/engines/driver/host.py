@@ -25,6 +25,7 @@ from runtime_core.engines.protocol import (
     Away,
     Backend,
     Cancel,
+    ConnectionState,
     Ended,
     Error,
     Forget,
@@ -32,8 +33,7 @@ from runtime_core.engines.protocol import (
     FromDriver,
     Outcome,
     Progress,
-    Run,
-    State,
+    RunCall,
     ToDriver,
     Work,
 )
@@ -122,7 +122,7 @@ async def _main(engine: str, socket_number: int, lifeline: int) -> None:
         sock=socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=socket_number), limit=READ_BUFFER_BYTES
     )
     frames: Frames[FromDriver, ToDriver] = Frames(reader, writer, msgspec.msgpack.Decoder(ToDriver))
-    await Host(engine, frames, stop).run()
+    await EngineHost(engine, frames, stop).run()
 
 
 def _end_with_gateway(lifeline: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -157,7 +157,7 @@ def missing(engine: str, error: ImportError) -> Away:
     return Away(f"{error.name or engine} is not installed ({error}){remedy}")
 
 
-class Host:
+class EngineHost:
     """Serves one gateway."""
 
     def __init__(self, engine: str, frames: Frames[FromDriver, ToDriver], stop: asyncio.Event) -> None:
@@ -165,7 +165,7 @@ class Host:
         self._frames = frames
         self._stop = stop
         self._backend: Backend | None = None
-        self._state = State(False, "connecting", trying=True)
+        self._state = ConnectionState(False, "connecting", trying=True)
         self._lost = False
         self._running: dict[int, asyncio.Task[None]] = {}
         self._cancelling: set[int] = set()
@@ -212,7 +212,7 @@ class Host:
         reason = await backend.lost()
         self._lost = True
         logger.warning("%s is lost: %s", self._engine, reason)
-        self._set_state(State(False, reason))
+        self._set_state(ConnectionState(False, reason))
         for number in list(self._running):
             self._end(number, Error("lost", "EngineLost", f"{self._engine} was lost while it ran: {reason}"))
 
@@ -224,19 +224,19 @@ class Host:
                     self._backend = backend_of(self._engine)
                 info = await self._backend.connect()
             except Away as away:
-                self._set_state(State(False, str(away)))
+                self._set_state(ConnectionState(False, str(away)))
             except ImportError as error:
-                self._set_state(State(False, str(missing(self._engine, error))))
+                self._set_state(ConnectionState(False, str(missing(self._engine, error))))
             except Exception as error:
                 logger.exception("connecting to %s failed with an unexpected error", self._engine)
-                self._set_state(State(False, _shown(error)))
+                self._set_state(ConnectionState(False, _shown(error)))
             else:
-                self._set_state(State(True, info=dict(info)))
+                self._set_state(ConnectionState(True, info=dict(info)))
                 return self._backend
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: ConnectionState) -> None:
         if state != self._state:
             self._state = state
             self._frames.send(state)
@@ -247,7 +247,7 @@ class Host:
         loop = asyncio.get_running_loop()
         while (message := await self._frames.receive()) is not None:
             match message:
-                case Run(id=number, work=work):
+                case RunCall(id=number, work=work):
                     self._running[number] = loop.create_task(self._run(number, work), name=f"run {work.name}")
                 case Cancel(id=number):
                     task = self._running.get(number)

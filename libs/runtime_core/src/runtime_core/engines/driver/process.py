@@ -32,6 +32,7 @@ from runtime_core.engines.driver.host import BEAT_SECONDS, CLOSING_SECONDS, away
 from runtime_core.engines.protocol import (
     READ_BUFFER_BYTES,
     Cancel,
+    ConnectionState,
     Ended,
     Error,
     Forget,
@@ -40,8 +41,7 @@ from runtime_core.engines.protocol import (
     Outcome,
     Pickled,
     Progress,
-    Run,
-    State,
+    RunCall,
     ToDriver,
     Work,
 )
@@ -66,12 +66,14 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[bytes], None]
 
 
-class Begun:
+class RunningCall:
     """A running call."""
 
     __slots__ = ("_driver", "_process", "ended", "id", "on_progress")
 
-    def __init__(self, driver: Driver, process: _Process | None, number: int, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, driver: Driver, process: _DriverProcess | None, number: int, on_progress: OnProgress | None
+    ) -> None:
         self._driver = driver
         self._process = process
         self.id = number
@@ -98,13 +100,13 @@ class Begun:
 
 
 @dataclass(eq=False)
-class _Process:
+class _DriverProcess:
     """One process of the driver, from its start to its end."""
 
     child: subprocess.Popen[bytes]
     frames: Frames[ToDriver, FromDriver]
     lifeline: int
-    begun: dict[int, Begun]
+    begun: dict[int, RunningCall]
     died: asyncio.Event
     said: deque[str]
     listener: threading.Thread
@@ -130,11 +132,11 @@ class Driver:
         self._on_start = on_start
         self._environ = dict(environ)
         self._name = engine.rpartition(":")[2]
-        self._state = State(False, "its driver process is starting", trying=True)
+        self._state = ConnectionState(False, "its driver process is starting", trying=True)
         self.connected_since = 0.0
         """The time when the current or last connection was made, in seconds since 1970."""
         self._changed = asyncio.Event()
-        self._process: _Process | None = None
+        self._process: _DriverProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._numbers = 0
         self._was_connected = False
@@ -161,17 +163,17 @@ class Driver:
         await asyncio.wait((keeping,))
 
     @property
-    def state(self) -> State:
+    def state(self) -> ConnectionState:
         """Return whether the engine can be used now, and if not, why."""
         return self._state
 
-    async def changed(self, seen: State) -> State:
+    async def changed(self, seen: ConnectionState) -> ConnectionState:
         """Wait until the state differs from `seen`, and return it."""
         while self._state == seen:
             await self._changed.wait()
         return self._state
 
-    async def reached(self) -> State:
+    async def reached(self) -> ConnectionState:
         """Wait for the first attempt to reach the engine, at most REACHED_SECONDS. Return the state then."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REACHED_SECONDS):
@@ -200,21 +202,21 @@ class Driver:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def begin(self, work: Work, on_progress: OnProgress | None = None) -> Begun:
+    def begin(self, work: Work, on_progress: OnProgress | None = None) -> RunningCall:
         """Begin a call. `on_progress` takes JSON. Without a connection, the call ends at once as `away`.
 
         Raises ValueError if the call is too large to send.
         """
         process = self._process
         if process is None or not self._state.connected:
-            begun = Begun(self, None, 0, None)
+            begun = RunningCall(self, None, 0, None)
             begun.settle(away(self._name, self._state.reason))
             return begun
         self._numbers += 1
-        begun = Begun(self, process, self._numbers, on_progress)
+        begun = RunningCall(self, process, self._numbers, on_progress)
         process.begun[begun.id] = begun
         try:
-            process.frames.send(Run(begun.id, work))
+            process.frames.send(RunCall(begun.id, work))
         except BaseException:
             begun.leave()
             raise
@@ -243,7 +245,7 @@ class Driver:
             try:
                 process = await self._start()
             except OSError as error:
-                self._set_state(State(False, f"its driver process cannot be started: {error}"))
+                self._set_state(ConnectionState(False, f"its driver process cannot be started: {error}"))
             else:
                 watching = asyncio.get_running_loop().create_task(self._watch(process), name="watch the driver")
                 try:
@@ -258,7 +260,7 @@ class Driver:
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
-    async def _start(self) -> _Process:
+    async def _start(self) -> _DriverProcess:
         near, far = socket.socketpair()
         lifeline_read, lifeline = os.pipe()
         command = [sys.executable, "-P", "-m", "runtime_core.engines.driver.host"]
@@ -293,13 +295,13 @@ class Driver:
         assert child.stdout is not None
         listener = threading.Thread(target=_listen, args=(child.stdout, said, self._name), daemon=True)
         listener.start()
-        process = _Process(child, frames, lifeline, {}, asyncio.Event(), said, listener)
+        process = _DriverProcess(child, frames, lifeline, {}, asyncio.Event(), said, listener)
         loop = asyncio.get_running_loop()
         threading.Thread(target=_await_death, args=(child, loop, process.died), daemon=True).start()
         self._process = process
         return process
 
-    async def _watch(self, process: _Process) -> None:
+    async def _watch(self, process: _DriverProcess) -> None:
         """Kill a process that sends no heartbeats. Counted in beats, so that a pause of this loop kills no process."""
         silent = 0
         while silent < SILENT_BEATS:
@@ -309,11 +311,11 @@ class Driver:
         logger.error("the %s driver (process %d) hangs; killing it", self._name, process.child.pid)
         process.child.kill()
 
-    async def _receive(self, process: _Process) -> None:
+    async def _receive(self, process: _DriverProcess) -> None:
         while (message := await process.frames.receive()) is not None:
             self._heard = True
             match message:
-                case State():
+                case ConnectionState():
                     self._was_connected = self._was_connected or message.connected
                     self._set_state(message)
                 case Progress(id=number, value=value):
@@ -328,13 +330,13 @@ class Driver:
                     if begun is not None:
                         begun.settle(outcome)
 
-    async def _end(self, process: _Process) -> None:
+    async def _end(self, process: _DriverProcess) -> None:
         """End a process that has disconnected or is to stop, and settle its calls as `lost`."""
         self._process = None
         process.frames.close()
         os.close(process.lifeline)
         if not self._stopping and self._state.connected:
-            self._set_state(State(False, "its driver process has ended; starting another one"))
+            self._set_state(ConnectionState(False, "its driver process has ended; starting another one"))
         for begun in list(process.begun.values()):
             begun.settle(
                 Error("lost", "EngineLost", f"the {self._name} driver ended while it ran: {self._state.reason}")
@@ -354,7 +356,7 @@ class Driver:
             how = f"ended by {_signal(-status)}" if status < 0 else f"ended with status {status}"
             logger.warning("the %s driver (process %d) %s%s", self._name, process.child.pid, how, last and f": {last}")
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: ConnectionState) -> None:
         if state != self._state:
             if state.connected and not self._state.connected:
                 self.connected_since = time.time()

@@ -12,10 +12,10 @@ import msgspec
 
 from runtime_core.engines.protocol import Error, Outcome, Report, Work
 from runtime_core.engines.ray.cluster import Cluster, RaySettings
-from runtime_core.engines.ray.worker import Job
+from runtime_core.engines.ray.worker import WorkerJob
 
 if TYPE_CHECKING:
-    from runtime_core.engines.ray.calls import Execution
+    from runtime_core.engines.ray.calls import RayExecution
     from runtime_core.engines.ray.holder import News
 
 UNAVAILABLE_TRIES = 5
@@ -33,7 +33,7 @@ class RayBackend:
         self._environ = environ
         self._cluster: Cluster | None = None
         self._settings: RaySettings | None = None
-        self._execution: Execution | None = None
+        self._execution: RayExecution | None = None
         self._holder: Any = None  # Any: Ray's
         self._attaching = asyncio.Lock()
 
@@ -44,9 +44,9 @@ class RayBackend:
             self._cluster = Cluster(self._settings)
         info = await self._cluster.open()
         # Not earlier: Ray reads its environment when it is imported.
-        from runtime_core.engines.ray.calls import Execution
+        from runtime_core.engines.ray.calls import RayExecution
 
-        self._execution = Execution()
+        self._execution = RayExecution()
         return info
 
     async def lost(self) -> str:
@@ -95,7 +95,7 @@ class RayBackend:
         from ray.exceptions import ActorDiedError, RayActorError
 
         assert self._settings is not None
-        packed = Job(work, self._settings.results).packed()
+        packed = WorkerJob(work, self._settings.results).packed()
         holder = await self._attached()
         try:
             try:

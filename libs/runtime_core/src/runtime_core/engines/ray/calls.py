@@ -17,7 +17,7 @@ import ray.exceptions as errors
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Report, Resources, Value, Work
 from runtime_core.engines.ray.cluster import DASHBOARD_VARIABLE, JOBS_URL_VARIABLE
 from runtime_core.engines.ray.mapping import run_map
-from runtime_core.engines.ray.worker import Answer, Begun, Items, Job, LongLived, run_job
+from runtime_core.engines.ray.worker import Answer, CallProcess, Items, LongLived, WorkerJob, run_job
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
 
@@ -47,7 +47,7 @@ SUCCEEDED, PENDING = "SUCCEEDED", "PENDING"
 logger = logging.getLogger(__name__)
 
 
-def failure_of(error: BaseException, begun: Begun | None) -> Error:
+def failure_of(error: BaseException, begun: CallProcess | None) -> Error:
     """Return the error of a call that Ray ended, from the exception that awaiting it raised."""
     where = f" ({begun})" if begun is not None else ""
     match error:
@@ -150,7 +150,7 @@ class _Task:
         try:
             async for reference in cast(AsyncIterator[Any], self._stream):
                 message = await reference
-                if isinstance(message, Begun):
+                if isinstance(message, CallProcess):
                     begun = message
                     self.began.set()
                 else:
@@ -187,10 +187,10 @@ def _cancel(stream: Any, force: bool) -> None:  # Any: Ray's
 @dataclass(eq=False)
 class _Actor:
     handle: Any  # Ray's
-    where: Begun
+    where: CallProcess
 
 
-class Actors:
+class ActorPools:
     """The actors of all functions, in one pool per function."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class Pool:
         self._class = ray.remote(LongLived)
 
     async def run(self, job: bytes, limit_seconds: float) -> Answer:
-        """Run a job, as `Actors.run` does."""
+        """Run a job, as `ActorPools.run` does."""
         self.users += 1
         try:
             async with self._slots:
@@ -299,11 +299,11 @@ def _end(actor: _Actor) -> None:
     ray.kill(actor.handle, no_restart=True)
 
 
-class Execution:
+class RayExecution:
     """Runs work on the cluster that this process has joined."""
 
     def __init__(self) -> None:
-        self.actors = Actors()
+        self.actors = ActorPools()
         self._tasks = Tasks()
         self._nodes: list[dict[str, float]] = []
         self._nodes_at = -NODES_CACHED_SECONDS
@@ -317,7 +317,7 @@ class Execution:
 
         async def run_one(part: Work, limit: float) -> Answer:
             runner = self.actors if part.actors else self._tasks
-            return await runner.run(Job(part, results).packed(), part, limit)
+            return await runner.run(WorkerJob(part, results).packed(), part, limit)
 
         if isinstance(work.call, Mapped):
             cpus = sum(node.get("CPU", 0) for node in nodes)
@@ -354,7 +354,7 @@ def _nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in alive]
 
 
-async def run_batch(url: str, work: Work, execution: Execution, results: Results, report: Report) -> Outcome:
+async def run_batch(url: str, work: Work, execution: RayExecution, results: Results, report: Report) -> Outcome:
     """Run the command that the function returns, or attach to its running job. If cancelled, stop the job."""
     if not url:
         message = (
@@ -377,7 +377,7 @@ class _Batch:
         self._work = work
         self._report = report
 
-    async def run(self, execution: Execution, results: Results) -> Outcome:
+    async def run(self, execution: RayExecution, results: Results) -> Outcome:
         submission_id, found = await self._found()
         if not found:
             command = await self._command(execution, results)
@@ -402,7 +402,7 @@ class _Batch:
                 return submission_id, True
         return submission_id, True
 
-    async def _command(self, execution: Execution, results: Results) -> str | Error:
+    async def _command(self, execution: RayExecution, results: Results) -> str | Error:
         """Call the function on the cluster like any other and return its command."""
         call = msgspec.structs.replace(self._work, batch=False, actors=0, key="", resources=Resources(cpus=0))
         outcome = await execution.run(call, results, lambda progress: None)

@@ -21,9 +21,9 @@ import msgspec
 import ray
 
 from runtime_core.engines.protocol import Error, Outcome, Value
-from runtime_core.engines.ray.calls import Execution
+from runtime_core.engines.ray.calls import RayExecution
 from runtime_core.engines.ray.cluster import RAY_NAMESPACE
-from runtime_core.engines.ray.worker import Job
+from runtime_core.engines.ray.worker import WorkerJob
 
 PROTOCOL = 1
 """The protocol's version, part of the holder's name: each version of drivers has its own holder."""
@@ -80,18 +80,18 @@ class StepHolder:
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
-        self._execution: Execution | None = None
+        self._execution: RayExecution | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
     async def ping(self) -> None:
         """Do nothing; a reply shows that the holder is alive."""
 
     async def begin(self, packed: bytes) -> None:
-        """Start a Job unless its key is known."""
+        """Start a WorkerJob unless its key is known."""
         if self._execution is None:
-            self._execution = Execution()
+            self._execution = RayExecution()
             self._sweeping = asyncio.create_task(self._sweep())
-        job = msgspec.msgpack.decode(packed, type=Job)
+        job = msgspec.msgpack.decode(packed, type=WorkerJob)
         if job.work.key not in self._runs:
             run = self._runs[job.work.key] = _Run()
             run.task = asyncio.create_task(self._run(self._execution, run, job), name=f"run {job.work.name}")
@@ -125,7 +125,7 @@ class StepHolder:
         if run is not None and run.outcome is not None:
             del self._runs[key]
 
-    async def _run(self, execution: Execution, run: _Run, job: Job) -> None:
+    async def _run(self, execution: RayExecution, run: _Run, job: WorkerJob) -> None:
         try:
             run.outcome = await execution.run(job.work, job.results, run.report)
         except asyncio.CancelledError:

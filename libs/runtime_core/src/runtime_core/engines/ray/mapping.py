@@ -29,10 +29,10 @@ async def run_map(work: Work, call: Mapped, in_flight: int, run: RunItems, repor
 
     If cancelled, stop the running tasks. Items that shared a task with a dead worker run again, each alone.
     """
-    return await _Map(work, call, in_flight, run, report).run()
+    return await _RunningMap(work, call, in_flight, run, report).run()
 
 
-class _Map:
+class _RunningMap:
     def __init__(self, work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report) -> None:
         self._work = work
         self._call = call

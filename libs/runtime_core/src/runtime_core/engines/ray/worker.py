@@ -30,7 +30,7 @@ FIRST_MARK = 128
 """A mark of a call is a byte from this one on: no signal has such a number."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class WorkerJob(msgspec.Struct, frozen=True):
     """Work as it is sent to a worker."""
 
     work: Work
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True):
         return msgspec.msgpack.encode(self)
 
 
-class Begun(msgspec.Struct, frozen=True):
+class CallProcess(msgspec.Struct, frozen=True):
     """The process in which a call runs."""
 
     pid: int
@@ -62,13 +62,13 @@ class Items(msgspec.Struct, frozen=True):
 Answer = Value | Error | Items
 
 
-def run_job(job: bytes) -> Iterator[Begun | Answer]:
+def run_job(job: bytes) -> Iterator[CallProcess | Answer]:
     """Yield that the call has started, then its outcome. Ends this process if a cancelled call continues."""
     # Load first: the imports of a new process do not count against the call's limit.
-    unpacked = msgspec.msgpack.decode(job, type=Job)
+    unpacked = msgspec.msgpack.decode(job, type=WorkerJob)
     with interrupts().watched():
         _load(unpacked)
-    yield Begun(os.getpid(), socket.gethostname())
+    yield CallProcess(os.getpid(), socket.gethostname())
     # Not around a `yield`: the process must not count as running this call when Ray has ended it there.
     with interrupts().watched():
         outcome = answer(unpacked)
@@ -138,18 +138,18 @@ def interrupts() -> Interrupts:
 class LongLived:
     """An actor: a process that runs calls one after the other and keeps their imports loaded."""
 
-    def ready(self, first_job: bytes = b"") -> Begun:
+    def ready(self, first_job: bytes = b"") -> CallProcess:
         """Load the first job's app, then return the actor's process."""
         if first_job:
-            _load(msgspec.msgpack.decode(first_job, type=Job))
-        return Begun(os.getpid(), socket.gethostname())
+            _load(msgspec.msgpack.decode(first_job, type=WorkerJob))
+        return CallProcess(os.getpid(), socket.gethostname())
 
     def run(self, job: bytes) -> Answer:
         """Run a call and return its outcome."""
-        return answer(msgspec.msgpack.decode(job, type=Job))
+        return answer(msgspec.msgpack.decode(job, type=WorkerJob))
 
 
-def _load(job: Job) -> None:
+def _load(job: WorkerJob) -> None:
     """Import the app if possible; if not, the call reports the error."""
     call = job.work.call
     function = call.function if isinstance(call, Mapped) else call
@@ -158,7 +158,7 @@ def _load(job: Job) -> None:
             declared(function.app, function.folder, function.name)
 
 
-def answer(job: Job) -> Answer:
+def answer(job: WorkerJob) -> Answer:
     """Run the call and return its outcome. Never raises."""
     work = job.work
     match work.call:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from runtime_core.engines.protocol import Away, Error, Mapped, Outcome, Report, Work
 from runtime_core.engines.results import Results
-from runtime_core.engines.spark.calls import Calls, in_thread, lost, run_map
+from runtime_core.engines.spark.calls import SessionCalls, in_thread, lost, run_map
 from runtime_core.engines.spark.connect import ConnectServer, Sessions, address_of, answers, is_lost
 from runtime_core.engines.spark.jobs import Jobs
 from runtime_core.telemetry.redaction import kept
@@ -37,7 +37,7 @@ class SparkBackend:
         self._results = Results.from_environment(environ)
         self._server: ConnectServer | None = None
         self._sessions: Sessions | None = None
-        self._calls: Calls | None = None
+        self._calls: SessionCalls | None = None
         self._jobs: Jobs | None = None
         self._cpus = IN_FLIGHT
 
@@ -67,7 +67,7 @@ class SparkBackend:
             raise Away(f"the Spark Connect server at {host}:{port} cannot be used: {_one_line(error)}") from error
         self._sessions = sessions
         files = self._server.files if self._server is not None else None
-        self._calls = Calls(sessions, self._results, files)
+        self._calls = SessionCalls(sessions, self._results, files)
         self._jobs = Jobs(sessions, self._results)
         self._cpus = int(details["cpus"] or IN_FLIGHT)
         return {**details, "cpus": str(self._cpus), "address": f"{host}:{port}"}

@@ -17,11 +17,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from runtime_core.base.text import LONGEST_MESSAGE
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, Step, Value, Work
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, StepInfo, Value, Work
 from runtime_core.engines.results import Results
 from runtime_core.engines.spark import worker
 from runtime_core.engines.spark.connect import OnProgress, Paced, Sessions, Watched, condition_of, is_lost
-from runtime_core.engines.spark.worker import Answer, Assignment, Items
+from runtime_core.engines.spark.worker import Assignment, CallOutcomes, MapCalls
 from runtime_core.telemetry.redaction import kept
 
 STOP_SECONDS = 2.0
@@ -121,7 +121,7 @@ async def stop(thread: InThread[Result], interrupt: Callable[[], object], *, cod
     return thread.done.done()
 
 
-class Calls:
+class SessionCalls:
     """Runs calls in one session, each with its own tag, so that a cancel ends only that call."""
 
     def __init__(self, sessions: Sessions, results: Results, files: Path | None) -> None:
@@ -133,13 +133,13 @@ class Calls:
 
     async def run(
         self,
-        call: Registered | worker.Items | Pickled,
-        step: Step,
+        call: Registered | worker.MapCalls | Pickled,
+        step: StepInfo,
         name: str,
         key: str,
         timeout_seconds: float,
         on_start: Callable[[], object] | None = None,
-    ) -> Answer:
+    ) -> CallOutcomes:
         """Run a call and return its outcome, or one outcome per item; a single Error if the items did not all run.
 
         `timeout_seconds` counts from the start on a worker, which `on_start` reports. If cancelled, stop the call.
@@ -163,7 +163,7 @@ class Calls:
                     on_start()
             if timeout_seconds and not await thread.wait(timeout_seconds):
                 await self._stop(thread, tag)
-                return Answer([over_limit(timeout_seconds)])
+                return CallOutcomes([over_limit(timeout_seconds)])
             await thread.wait()
         except asyncio.CancelledError:
             await self._stop(thread, tag)
@@ -174,7 +174,7 @@ class Calls:
         try:
             return thread.done.result()
         except Exception as error:
-            return Answer([error_from(error)])
+            return CallOutcomes([error_from(error)])
 
     def _sent(self, assignment: Assignment) -> bytes | Path:
         data = msgspec.msgpack.encode(assignment)
@@ -184,7 +184,7 @@ class Calls:
         path.write_bytes(data)
         return path
 
-    def _in_thread(self, sent: bytes | Path, tags: Sequence[str], on_progress: OnProgress) -> Answer:
+    def _in_thread(self, sent: bytes | Path, tags: Sequence[str], on_progress: OnProgress) -> CallOutcomes:
         session = self._session
         for tag in tags:
             session.addTag(tag)
@@ -192,7 +192,7 @@ class Calls:
         one_row = session.range(0, 1, 1, 1)
         return worker.joined(one_row.mapInArrow(functools.partial(worker.work, sent), _SCHEMA).toArrow())
 
-    async def _stop(self, thread: InThread[Answer], tag: str) -> None:
+    async def _stop(self, thread: InThread[CallOutcomes], tag: str) -> None:
         await stop(thread, functools.partial(self._session.interruptTag, tag))
 
 
@@ -209,7 +209,7 @@ class _Start:
         if runs:
             self._begun.set()
 
-    async def wait(self, thread: InThread[Answer]) -> None:
+    async def wait(self, thread: InThread[CallOutcomes]) -> None:
         """Wait until the call has started or ended. A call that nothing is reported of counts as started."""
         waiting = asyncio.ensure_future(self._begun.wait())
         try:
@@ -262,11 +262,11 @@ def tag_of(key: str) -> str:
     return key.replace(",", "_")
 
 
-async def run_map(calls: Calls, work: Work, report: Report, in_flight: int) -> Outcome:
+async def run_map(calls: SessionCalls, work: Work, report: Report, in_flight: int) -> Outcome:
     """Run a map. Return a Value with one outcome per item, in order, or an Error if Spark was lost."""
     assert isinstance(work.call, Mapped)
     items = msgspec.json.decode(work.call.items, type=list[msgspec.Raw])
-    running = _Map(calls, work, work.call, items, Paced(report))
+    running = _SparkMap(calls, work, work.call, items, Paced(report))
     places = min(work.call.in_flight or in_flight, max(1, len(items)))
     tasks = [asyncio.ensure_future(running.work_off(places)) for _ in range(places)]
     try:
@@ -290,10 +290,12 @@ class _Lost(Exception):
         self.error = error
 
 
-class _Map:
+class _SparkMap:
     """A running map: its waiting items, and the outcomes of the others."""
 
-    def __init__(self, calls: Calls, work: Work, call: Mapped, items: Sequence[msgspec.Raw], report: Paced) -> None:
+    def __init__(
+        self, calls: SessionCalls, work: Work, call: Mapped, items: Sequence[msgspec.Raw], report: Paced
+    ) -> None:
         self._calls = calls
         self._work = work
         self._call = call
@@ -341,7 +343,7 @@ class _Map:
         return taken
 
     async def _run(self, taken: list[int]) -> None:
-        call = Items(self._call.function, self._call.over, msgspec.json.encode([self._items[one] for one in taken]))
+        call = MapCalls(self._call.function, self._call.over, msgspec.json.encode([self._items[one] for one in taken]))
         work = self._work
         answer = await self._calls.run(call, work.step, work.name, work.key, work.timeout_seconds)
         ends = answer.ends

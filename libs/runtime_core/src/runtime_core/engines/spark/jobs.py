@@ -54,7 +54,7 @@ class Jobs:
             session = await in_thread(functools.partial(self._sessions.of_job, work.key, work.step.attempt))
         except Exception as error:
             return lost(error)
-        progress = _Progress(report)
+        progress = _JobProgress(report)
         watch(session, progress.on_progress)
         thread = InThread(functools.partial(self._in_thread, work, session), f"spark job {work.name}")
         try:
@@ -114,7 +114,7 @@ class Jobs:
         self.abandoned -= 1
 
 
-class _Progress:
+class _JobProgress:
     """Adds up the stages of a job's operations. Accepts updates from any thread and reports on the loop."""
 
     def __init__(self, report: Report) -> None:

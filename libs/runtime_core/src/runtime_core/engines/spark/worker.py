@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, Step, Value
+from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, StepInfo, Value
 from runtime_core.engines.results import Results
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ BY_FILE = -1
 """The index of a row that contains a file's path instead of data."""
 
 
-class Items(msgspec.Struct, frozen=True, tag="items"):
+class MapCalls(msgspec.Struct, frozen=True, tag="items"):
     """Some calls of a map."""
 
     function: Registered
@@ -47,14 +47,14 @@ class Items(msgspec.Struct, frozen=True, tag="items"):
 class Assignment(msgspec.Struct, frozen=True):
     """A call as the driver sends it to a worker."""
 
-    call: Registered | Items | Pickled
-    step: Step = Step()
+    call: Registered | MapCalls | Pickled
+    step: StepInfo = StepInfo()
     results: Results = Results()
     files: str = ""
     """The folder that driver and worker share for large data; empty if there is none."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class CallOutcomes(msgspec.Struct, frozen=True):
     """The outcomes of the calls."""
 
     ends: list[Outcome]
@@ -84,25 +84,27 @@ def _attempt() -> int:
     return 0 if context is None else context.attemptNumber()
 
 
-def _died() -> Answer:
-    return Answer([Error("worker", "WorkerDied", "the Python worker of the executor died, or the executor with it")])
+def _died() -> CallOutcomes:
+    return CallOutcomes(
+        [Error("worker", "WorkerDied", "the Python worker of the executor died, or the executor with it")]
+    )
 
 
-def _answer(assignment: Assignment) -> Answer:
+def _answer(assignment: Assignment) -> CallOutcomes:
     call = assignment.call
     if isinstance(call, Pickled):
-        return Answer([_pickled(call)])
+        return CallOutcomes([_pickled(call)])
     # Imported here: it loads everything that apps need, and a pickled call has no app.
     from runtime_core.engines.remote import NotRunnable, declared, run_items, run_registered
 
     if isinstance(call, Registered):
-        return Answer([run_registered(call, assignment.step, assignment.results)])
+        return CallOutcomes([run_registered(call, assignment.step, assignment.results)])
     # Not timed: only the first call of a process imports the app. If the import fails, each item reports it.
     with suppress(NotRunnable):
         declared(call.function.app, call.function.folder, call.function.name)
     begun = time.monotonic()
     ends = list(run_items(call.function, call.over, call.items, assignment.step, assignment.results))
-    return Answer(ends, time.monotonic() - begun)
+    return CallOutcomes(ends, time.monotonic() - begun)
 
 
 def _pickled(call: Pickled) -> Outcome:
@@ -144,16 +146,16 @@ def _pieces(answer: bytes, files: str) -> Iterator[tuple[int, bytes]]:
         yield index, answer[start : start + PIECE_BYTES]
 
 
-def joined(rows: pyarrow.Table) -> Answer:
+def joined(rows: pyarrow.Table) -> CallOutcomes:
     """Return the answer from a worker's rows; read and remove its file if there is one."""
     indexes, pieces = rows["index"].to_pylist(), rows["piece"].to_pylist()
     if indexes == [BY_FILE]:
         path = Path(os.fsdecode(pieces[0]))
         data = path.read_bytes()
         path.unlink(missing_ok=True)
-        return msgspec.msgpack.decode(data, type=Answer)
+        return msgspec.msgpack.decode(data, type=CallOutcomes)
     data = b"".join(piece for _, piece in sorted(zip(indexes, pieces, strict=True)))
-    return msgspec.msgpack.decode(data, type=Answer)
+    return msgspec.msgpack.decode(data, type=CallOutcomes)
 
 
 if __name__ == "__main__":

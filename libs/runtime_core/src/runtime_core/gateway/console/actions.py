@@ -19,7 +19,7 @@ from runtime_core.gateway.console import views
 from runtime_core.gateway.console.site import HOME, Form, Page, Visit, see
 from runtime_core.gateway.console.views import digest
 from runtime_core.gateway.keys import ANSWER, OPERATE, READ, SUBMIT, Caller
-from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Kind, Problem
+from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Problem, ProblemKind
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire import codec
 from runtime_core.wire.codec import readable
@@ -30,8 +30,8 @@ SELECTED_MAX = 200
 LETTERS_MAX = 5_000
 """The newest dead letters, among which those of the selected tasks are."""
 
-ANSWERED = Kind(CONFLICT.name, CONFLICT.status, "This question was already answered")
-ENDED = Kind(CONFLICT.name, CONFLICT.status, "The task has ended")
+ANSWERED = ProblemKind(CONFLICT.name, CONFLICT.status, "This question was already answered")
+ENDED = ProblemKind(CONFLICT.name, CONFLICT.status, "The task has ended")
 ANSWER_SHOWN = 200
 """Characters of the answer that was first."""
 
@@ -291,7 +291,7 @@ def _seen_many(back: str, notice: str, done: int, left: int) -> Response:
 
 
 @contextmanager
-def _passed(*kinds: Kind) -> Iterator[None]:
+def _passed(*kinds: ProblemKind) -> Iterator[None]:
     """Pass over problems of these kinds: of many selected things, some may have gone meanwhile."""
     try:
         yield

@@ -326,7 +326,7 @@ def _length(parts: Sequence[tuple[float, float]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailurePath:
     """Why a task failed: the deepest failed step, and the runs that failed because of it."""
 
     row: StepRow
@@ -334,7 +334,7 @@ class Failure:
     dragged: list[StepRow]
 
 
-def root_failure(line: views.Timeline) -> Failure | None:
+def root_failure(line: views.Timeline) -> FailurePath | None:
     """Return the first failure of a failed task; None if no failed step is recorded."""
     failed = [row for row in line.every if row.status == "failed" and row.node.get("error")]
     # A run fails when its step does, so the deepest row of the chain below the first run is the cause.
@@ -348,7 +348,7 @@ def root_failure(line: views.Timeline) -> Failure | None:
     if not chain:
         return None
     root = chain[-1]
-    return Failure(root, root.node["error"], chain[-2::-1])
+    return FailurePath(root, root.node["error"], chain[-2::-1])
 
 
 def snippets(view: Mapping[str, views.Json], url: str, keyed: bool) -> dict[str, str]:

@@ -53,7 +53,7 @@ from runtime_core.runs.ports import Attempt, Meta, RunPort, Workplace
 from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.shared_context import unwrapped
-from runtime_core.runs.step import Step
+from runtime_core.runs.step import DurableStep
 from runtime_core.wire.ids import child_run, fingerprint, step_digest
 
 logger = logging.getLogger(__name__)
@@ -255,7 +255,9 @@ class ActorRun(Run):
         """
         name, key = agent_name(recipient.type), instance_key(recipient.key)
         data = encode_envelope(envelope)
-        step: Step[bytes] = Step(self, self.branch, "agent", name, key, data, step_digest("agent", name, key, data))
+        step: DurableStep[bytes] = DurableStep(
+            self, self.branch, "agent", name, key, data, step_digest("agent", name, key, data)
+        )
         self._name_message(step, envelope)
         asked_run = child_run(self.run_id, step.id)
         place = f"{self.task_id}|{asked_run}"
@@ -319,7 +321,7 @@ class ActorRun(Run):
         digest = step_digest("send", name, key, data)
         self._send_out(SendStep(self, self.branch, name, key, data, digest), envelope)
 
-    def _name_message(self, step: Step[Any], envelope: MessageEnvelope) -> None:
+    def _name_message(self, step: DurableStep[Any], envelope: MessageEnvelope) -> None:
         """Give a message without an id an id that every execution repeats."""
         if not envelope.message_id:
             envelope.message_id = fingerprint(self.task_id, self.run_id, step.id)

@@ -25,7 +25,7 @@ from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.client.client import Client
 from runtime_core.consumer.heartbeat import announce, announce_served
-from runtime_core.consumer.in_flight import Handler
+from runtime_core.consumer.in_flight import DeliveryHandler
 from runtime_core.consumer.leader import Leader
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import BusError, ConfigurationError, InvalidInput, Rejected
@@ -299,7 +299,7 @@ class ActorHost:
         replies = (await self.client()).replies
         buses = await host.open([each.bus.keys for each in replies])
 
-        def handler(bus: EventBus) -> Handler:
+        def handler(bus: EventBus) -> DeliveryHandler:
             partition = replies[bus.keys.partition]
             return TurnHandler(bus, self._app, self._metrics, partitions=len(replies), replies=partition)
 

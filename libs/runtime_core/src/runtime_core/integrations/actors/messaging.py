@@ -32,6 +32,7 @@ from runtime_core.integrations.actors.protocol import Vocabulary
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import ROOT_RUN, fingerprint
+from runtime_core.wire.step import ErrorText
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +43,12 @@ BROKER_GRACE_SECONDS = 2.0
 """How long after its time limit a request waits for the broker to end it."""
 
 
-class _Error(msgspec.Struct, frozen=True):
-    """The error of a request. Errors of dead letters have more fields."""
-
-    type: str = ""
-    message: str = ""
-
-
 class _End(msgspec.Struct):
     """The part of a final event's data that answers a request."""
 
     status: str
     output: msgspec.Raw = msgspec.Raw(b"null")
-    error: _Error = _Error()
+    error: ErrorText = ErrorText()
 
 
 class Requests:

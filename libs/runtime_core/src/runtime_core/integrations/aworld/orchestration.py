@@ -186,7 +186,7 @@ class RunScope:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskAgent:
     """Call this agent next, and pass its answer to `after`."""
 
     agent: AgentHandle
@@ -213,27 +213,27 @@ class Orchestration(ABC):
         """The agents that were called, in order: `agent`, `input`, `output`. Those of a group are not among them."""
 
     @abstractmethod
-    async def begin(self, seen: Observation) -> Ask | Done:
+    async def begin(self, seen: Observation) -> AskAgent | Done:
         """Return the first call."""
 
     @abstractmethod
-    async def after(self, output: Any) -> Ask | Done:  # Any: JSON
+    async def after(self, output: Any) -> AskAgent | Done:  # Any: JSON
         """Return what follows the last answer. Raises AgentError and LimitExceeded."""
 
     async def run(self, seen: Observation) -> Any:  # Any: JSON
         """Run the swarm to its end and return its output. Raises AgentError and LimitExceeded."""
         step = self.noted(await self.begin(seen))
-        while isinstance(step, Ask):
+        while isinstance(step, AskAgent):
             step = await self.answered(await step.agent.run(step.seen, info=step.info))
         return step.output
 
-    def noted(self, step: Ask | Done) -> Ask | Done:
+    def noted(self, step: AskAgent | Done) -> AskAgent | Done:
         """Add a call to `calls`."""
-        if isinstance(step, Ask):
+        if isinstance(step, AskAgent):
             self.calls.append({"agent": step.agent.name, "input": step.agent.shown(step.seen, step.info)})
         return step
 
-    async def answered(self, output: Any) -> Ask | Done:  # Any: JSON
+    async def answered(self, output: Any) -> AskAgent | Done:  # Any: JSON
         """Add the answer to `calls`, and return what follows from it. Raises as `after`."""
         self.calls[-1]["output"] = output
         return self.noted(await self.after(output))
@@ -241,28 +241,28 @@ class Orchestration(ABC):
 
 def orchestration(ctx: AgentContext, swarm: Topology, *, max_steps: int, endless_threshold: int) -> Orchestration:
     """Return the Orchestration for the swarm's shape. The swarm's own `max_steps` takes precedence."""
-    kind = Workflow if swarm.build_type is WORKFLOW else Relay if swarm.build_type is HANDOFF else Team
+    kind = Workflow if swarm.build_type is WORKFLOW else HandoffRelay if swarm.build_type is HANDOFF else Team
     return kind(ctx, swarm, swarm.max_steps or max_steps, endless_threshold)
 
 
 class Workflow(Orchestration):
     """Runs a workflow stage by stage. A stage that is not a single agent runs inside `begin` or `after`."""
 
-    async def begin(self, seen: Observation) -> Ask | Done:
+    async def begin(self, seen: Observation) -> AskAgent | Done:
         self._stages = iter(self.swarm.node.nodes)
         self._rounds = 0
         """The rounds of all loops so far."""
         return await self._next(seen)
 
-    async def after(self, output: Any) -> Ask | Done:  # Any: JSON
+    async def after(self, output: Any) -> AskAgent | Done:  # Any: JSON
         return await self._next(Observation(output, observer=label(self._asked), info=self._info))
 
-    async def _next(self, seen: Observation) -> Ask | Done:
+    async def _next(self, seen: Observation) -> AskAgent | Done:
         self._info = seen.info
         for node in self._stages:
             if isinstance(node, Member):
                 self._asked = _handle(node.agent)
-                return Ask(self._asked, seen)
+                return AskAgent(self._asked, seen)
             seen = Observation(await self._stage(node, seen), observer=_name(node), info=seen.info)
         return Done(seen.content)
 
@@ -308,20 +308,20 @@ class Workflow(Orchestration):
         return found
 
 
-class Relay(Orchestration):
+class HandoffRelay(Orchestration):
     """Runs a HANDOFF: an agent's answer names the next one, until an answer names none."""
 
-    async def begin(self, seen: Observation) -> Ask | Done:
+    async def begin(self, seen: Observation) -> AskAgent | Done:
         self._hops = 0
         self._again: Counter[tuple[str, str, bytes]] = Counter()
         return self._ask(_handle(self.swarm.root_agent), seen)
 
-    def _ask(self, agent: AgentHandle, seen: Observation) -> Ask:
+    def _ask(self, agent: AgentHandle, seen: Observation) -> AskAgent:
         self._agent, self._seen = agent, seen
         self._targets = {_handle(each).name: _handle(each) for each in self.swarm.handoffs(agent)}
-        return Ask(agent, seen, {"handoffs": list(self._targets)})
+        return AskAgent(agent, seen, {"handoffs": list(self._targets)})
 
-    async def after(self, output: Any) -> Ask | Done:  # Any: JSON
+    async def after(self, output: Any) -> AskAgent | Done:  # Any: JSON
         handoff = handoff_in(output)
         if handoff is None:
             return Done(output)
@@ -346,18 +346,18 @@ class Relay(Orchestration):
 class Team(Orchestration):
     """Runs a team: calls the leader, does what it requests, and shows it the results, until it requests nothing."""
 
-    async def begin(self, seen: Observation) -> Ask | Done:
+    async def begin(self, seen: Observation) -> AskAgent | Done:
         self._leader, *others = [_handle(agent) for agent in self.swarm.ordered_agents]
         self._team = [agent.name for agent in others]
         self._peers = self._team if self.swarm.build_type is HYBRID else []
         self._rounds = 0
         return self._ask(seen)
 
-    def _ask(self, seen: Observation) -> Ask:
+    def _ask(self, seen: Observation) -> AskAgent:
         self._seen = seen
-        return Ask(self._leader, seen, {"team": self._team, "peers": self._peers})
+        return AskAgent(self._leader, seen, {"team": self._team, "peers": self._peers})
 
-    async def after(self, output: Any) -> Ask | Done:  # Any: JSON
+    async def after(self, output: Any) -> AskAgent | Done:  # Any: JSON
         actions = actions_in(output)
         if not actions:
             return Done(output)

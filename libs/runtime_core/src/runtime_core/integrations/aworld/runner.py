@@ -39,7 +39,7 @@ from runtime_core.integrations.aworld.events.manager import EventLoop, EventMana
 from runtime_core.integrations.aworld.events.message import AgentMessage, Constants, Message, TaskMessage, TopicType
 from runtime_core.integrations.aworld.orchestration import (
     TURN_SECONDS,
-    Ask,
+    AskAgent,
     Done,
     Orchestration,
     RunScope,
@@ -324,7 +324,7 @@ class TaskRunner(Runner):
         return self._ended
 
 
-def _message(step: Ask | Done) -> Message:
+def _message(step: AskAgent | Done) -> Message:
     if isinstance(step, Done):
         return TaskMessage(payload=step.output, sender=SWARM, topic=TopicType.FINISHED)
     return AgentMessage(
@@ -441,6 +441,6 @@ class RunnerDefinition(AgentDefinition):
 
 
 def _tools(ctx: AgentContext) -> list[str]:
-    from runtime_core.app.registry import Functions
+    from runtime_core.app.registry import Registry
 
-    return list(ctx.functions.tools.view) if isinstance(ctx.functions, Functions) else []
+    return list(ctx.functions.tools.view) if isinstance(ctx.functions, Registry) else []

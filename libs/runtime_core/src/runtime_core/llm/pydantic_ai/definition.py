@@ -123,7 +123,7 @@ _content: TypeAdapter[list[UserContent]] = TypeAdapter(list[UserContent])
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DecodedInput:
     """A decoded input."""
 
     prompt: str | list[UserContent] | None
@@ -226,7 +226,7 @@ class PydanticAgent(AgentDefinition):
         except Exception:  # types of other libraries without a schema raise many kinds of errors
             return None
 
-    def decode_input(self, data: bytes) -> Question:
+    def decode_input(self, data: bytes) -> DecodedInput:
         given = codec.decode(data)
         deps: object = None
         if isinstance(given, dict):
@@ -235,9 +235,9 @@ class PydanticAgent(AgentDefinition):
                 raise InvalidInput(f"input.{unknown[0]}", "is not known; known are prompt, deps")
             deps, given = given.get("deps"), given.get("prompt")
         if given is None or isinstance(given, str):
-            return Question(given, deps)
+            return DecodedInput(given, deps)
         try:
-            return Question(_content.validate_python(given), deps)
+            return DecodedInput(_content.validate_python(given), deps)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise InvalidInput("input.prompt", f"is neither text nor a list of content parts: {first['msg']}") from None
@@ -248,10 +248,10 @@ class PydanticAgent(AgentDefinition):
     # ---- run -----------------------------------------------------------------------------------------------
 
     def start(self, ctx: AgentContext, value: object) -> Coro:
-        assert isinstance(value, Question)  # what decode_input gave
+        assert isinstance(value, DecodedInput)  # what decode_input gave
         return self._run(ctx, value)
 
-    async def _run(self, ctx: AgentContext, question: Question) -> object:
+    async def _run(self, ctx: AgentContext, question: DecodedInput) -> object:
         deps = await self.dependencies.make(question.deps)
         memory = ConversationMemory(ctx, self._calls.settings, self._memory, self.name)
         history = ModelMessagesTypeAdapter.validate_python(await memory.recall())

@@ -31,6 +31,7 @@ from runtime_core.runs.journal import from_json
 from runtime_core.runs.model_step import MAX_REQUEST_BYTES, ModelStep
 from runtime_core.runs.ports import Reserve
 from runtime_core.wire.ids import ROOT_RUN
+from runtime_core.wire.step import ErrorText
 
 if TYPE_CHECKING:
     from runtime_core.declare.schema import Reader
@@ -54,7 +55,7 @@ _AFTER_TASK = (
 )
 
 
-class RunHooks:
+class DeclaredRunHooks:
     """The hooks of one run. A run without hooks has None instead.
 
     `named` are the hooks that the task's context names. `entry` returns the id of the current delivery. `failed` is
@@ -289,27 +290,20 @@ END_HOOKS_SECONDS = 3600.0
 """The limit for all hooks of one end together, in seconds; each has its own `timeout_seconds`."""
 
 
-class Failure(msgspec.Struct):
-    """The error as a hook receives it; its writer may add more fields, such as the time."""
-
-    type: str = ""
-    message: str = ""
-
-
-class Ended(msgspec.Struct):
+class EndForHooks(msgspec.Struct):
     """The end of a task, as `shared/hooks.lua` describes it."""
 
     task_id: str
     agent: str
     key: str
     status: str
-    error: Failure
+    error: ErrorText
     attempt: int = 1
     selection: Selection | None = None
     """The hooks that the task's run started with; None if it never started."""
 
 
-_ENDED = msgspec.json.Decoder(Ended)
+_ENDED = msgspec.json.Decoder(EndForHooks)
 
 
 def ended_task(input: bytes) -> str:
@@ -346,13 +340,13 @@ class TaskEnded(AgentDefinition):
         return None
 
 
-class HooksOfEnd(RunHooks):
+class HooksOfEnd(DeclaredRunHooks):
     """Runs the hooks of a task that has ended, in the run of `TaskEnded`. They can only observe."""
 
     async def around(self, data: bytes) -> object:
         """Run the hooks for the end that `data` (JSON) describes."""
         ended = self._run.definition.decode_input(data)
-        assert isinstance(ended, Ended)  # the result of TaskEnded.decode_input
+        assert isinstance(ended, EndForHooks)  # the result of TaskEnded.decode_input
         if ended.selection is not None:
             self._pipeline.selection = ended.selection
         else:

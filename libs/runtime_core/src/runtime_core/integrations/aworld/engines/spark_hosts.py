@@ -14,9 +14,9 @@ from typing import cast
 import msgspec
 from pyspark import cloudpickle
 
-from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Step, Work
+from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, StepInfo, Work
 from runtime_core.engines.spark.backend import SparkBackend
-from runtime_core.engines.spark.calls import Calls
+from runtime_core.engines.spark.calls import SessionCalls
 from runtime_core.errors import WeftError
 from runtime_core.integrations.aworld.engines.packing import HostsSpec, app_of, start_host
 
@@ -84,7 +84,7 @@ class _Ended(Exception):
 class _Hosts:
     """The hosts of one app."""
 
-    def __init__(self, calls: Calls, spec: bytes, report: Report, places: int) -> None:
+    def __init__(self, calls: SessionCalls, spec: bytes, report: Report, places: int) -> None:
         self._calls = calls
         self._encoded = spec
         self._spec = msgspec.msgpack.decode(spec, type=HostsSpec)
@@ -155,7 +155,7 @@ class _Hosts:
     ) -> str:
         """Run a function on an executor and return why it died. Raises _Ended if it refuses, or Spark is lost."""
         payload = dumps((function, arguments, {}))
-        answer = await self._calls.run(Pickled(payload), Step(), f"task {name}", "", 0.0, on_start)
+        answer = await self._calls.run(Pickled(payload), StepInfo(), f"task {name}", "", 0.0, on_start)
         [outcome] = answer.ends
         if not isinstance(outcome, Error):
             refused = cast(str, cloudpickle.loads(outcome.data))

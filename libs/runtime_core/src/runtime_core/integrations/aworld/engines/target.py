@@ -55,7 +55,7 @@ from runtime_core.trajectory.recorder import LocalTrajectories
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterKind:
     """A kind of cluster that runs whole tasks."""
 
     name: str
@@ -71,14 +71,14 @@ class Cluster:
 
 
 CLUSTERS = {
-    "ray": Cluster(
+    "ray": ClusterKind(
         "ray",
         "ray",
         "WEFT_RAY_ADDRESS",
         "runtime_core.integrations.aworld.engines.target:HostsBackend",
         "runtime_core.integrations.aworld.engines.ray_hosts",
     ),
-    "spark": Cluster(
+    "spark": ClusterKind(
         "spark",
         "pyspark",
         "WEFT_SPARK_REMOTE",
@@ -159,7 +159,7 @@ async def cluster_target(
 class _Hosting:
     """The hosts, from the start of their driver process to its end."""
 
-    def __init__(self, cluster: Cluster, wanted: HostsSpec) -> None:
+    def __init__(self, cluster: ClusterKind, wanted: HostsSpec) -> None:
         self._cluster = cluster
         # HostsBackend takes no other work.
         self._work = Work(Pickled(msgspec.msgpack.encode(wanted)), "task hosts")
@@ -337,7 +337,7 @@ class _CallBroker:
         return EventBus(transport, keys[0])
 
 
-def _packed(cluster: Cluster, made: TasksApp, reference: str) -> PackedApp:
+def _packed(cluster: ClusterKind, made: TasksApp, reference: str) -> PackedApp:
     if find_spec(cluster.package) is None:
         raise ConfigurationError(
             f"engine {cluster.name!r}: {cluster.package} is not installed: pip install 'weft[{cluster.name}]'"
@@ -350,7 +350,7 @@ def _packed(cluster: Cluster, made: TasksApp, reference: str) -> PackedApp:
     return pack(made, reference, dumps)
 
 
-def _check_here(cluster: Cluster) -> None:
+def _check_here(cluster: ClusterKind) -> None:
     """Refuse a remote cluster: its workers could not reach a broker on this machine."""
     address = os.environ.get(cluster.address, "")
     host = address.rpartition("://")[2].rpartition(":")[0].strip("[]")

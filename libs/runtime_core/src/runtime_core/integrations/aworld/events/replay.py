@@ -20,7 +20,7 @@ from runtime_core.integrations.aworld.events.message import Message, events_of, 
 from runtime_core.runs.ports import Meta
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.commands import Begun
+from runtime_core.wire.commands import ForkJournal
 from runtime_core.wire.ids import ROOT_RUN
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ async def replay_whole(trajectory: TaskTrajectory, local: LocalApp, until: str |
         return replayed
     run = runs_of(trajectory)[ROOT_RUN]
     # The journal has all results, so nothing runs again. Keep the id: some values derive from it.
-    begun = Begun(trajectory.task, "", run.journal(), started_ms=run.started_ms)
+    begun = ForkJournal(trajectory.task, "", run.journal(), started_ms=run.started_ms)
     session = trajectory.end.session if trajectory.end is not None else ""
     plan = ForkPlan(run, run.input, {"session_id": session}, begun)
     task = await local.client.start(plan.submission(task_id=trajectory.task))
