@@ -88,7 +88,7 @@ def test_helm_itself_renders_the_same() -> None:
         [helm, "template", "weft", str(CHART), "--namespace", "weft", "--kube-version", "1.32.0"],
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    by_helm = {name_of(each): each for each in yaml.safe_load_all(done.stdout) if each}
+    by_helm = {name_of(each): each for each in yaml.load_all(done.stdout, yaml.CSafeLoader) if each}
     assert by_helm == {name_of(each): each for each in render(namespace="weft")}
 
 
@@ -149,7 +149,7 @@ def render(*, namespace: str, changed: dict[str, Any] | None = None) -> list[Man
         )
         text = "".join(part + pairs for part in re.split(loop + r"\n\{\{- end \}\}", text)).removesuffix(pairs)
         text = ACTION.sub(lambda action: evaluated(action[2], given, namespace), text)
-        found += [each for each in yaml.safe_load_all(text) if each]
+        found += [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
     return found
 
 

@@ -461,7 +461,7 @@ def test_the_autoscalers_by_work_replace_those_by_cpu() -> None:
 
 
 def _objects(path: Path) -> list[Manifest]:
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    return list(yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
 def amount(quantity: str) -> float:

@@ -15,7 +15,8 @@ from tests.integration.cli.desk import APP, Desk, Ended, Weft, command, environm
 
 
 @pytest.fixture(scope="package")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    assert isinstance(request.node, pytest.Package), "it would run until the last of all tests"
     folder = tmp_path_factory.mktemp("desk")
     (folder / "desk.py").write_text(APP)
     log = folder / "up.log"

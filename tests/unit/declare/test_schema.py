@@ -17,6 +17,7 @@ from runtime_core.errors import InvalidInput, Reject, Retry, ToolError
 from runtime_core.wire import codec
 
 MIB = 1024 * 1024
+LINE = "x" * 100
 
 
 @dataclasses.dataclass
@@ -35,13 +36,13 @@ def laughs(levels: int, innermost: object) -> object:
 HUGE: dict[str, Callable[[], object]] = {
     "text": lambda: "x" * (64 * MIB),
     "numbers": lambda: [1] * (4 * MIB),
-    "objects": lambda: [{"a": 1}] * (MIB),
-    "names": lambda: {f"{number:06}": None for number in range(MIB)},
+    "objects": lambda: [{"a": LINE}] * MIB,
+    "names": lambda: {f"{number:0200}": None for number in range(200_000)},
     "laughs": lambda: laughs(4, 0),
     "laughing texts": lambda: laughs(1, "x" * MIB),
     "boxed text": lambda: Box("x" * (64 * MIB)),
-    "boxed laughs": lambda: Box(laughs(3, Box(0))),
-    "laughing boxes": lambda: laughs(3, Box("x")),
+    "boxed laughs": lambda: Box(laughs(2, Box(LINE * 100))),
+    "laughing boxes": lambda: laughs(2, Box(LINE * 100)),
     "set": lambda: set(range(MIB)),
     "range": lambda: range(2**40),
     "long dict of boxes": lambda: {str(number): Box(number) for number in range(200_000)},
