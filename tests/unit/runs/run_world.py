@@ -15,18 +15,7 @@ from runtime_core.app.registry import Registry
 from runtime_core.bus.commits import CallBegun
 from runtime_core.bus.deliveries import BranchOutput, RunFields, StoredOutput
 from runtime_core.bus.replies import Answer
-from runtime_core.consumer.effects import (
-    COMPLETED,
-    FAILED,
-    NO_WAKE,
-    WAKE,
-    Completed,
-    Effect,
-    Failed,
-    JournaledStep,
-    Suspended,
-    TurnResult,
-)
+from runtime_core.consumer.effects import NO_WAKE, WAKE, Completed, Effect, Failed, JournaledStep, Suspended, TurnResult
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import OutputChanged
 from runtime_core.runs.context import AgentContext
@@ -35,7 +24,7 @@ from runtime_core.runs.journal import pack
 from runtime_core.runs.output import Piece
 from runtime_core.runs.ports import Attempt, Meta, Workplace
 from runtime_core.runs.run import Run
-from runtime_core.wire.step import Usage, total_usage
+from runtime_core.wire.step import RESULT_ERROR, RESULT_OK, Usage, total_usage
 
 STARTED_MS = 1_700_000_000_000
 Code = Callable[..., Coroutine[Any, Any, object]]  # Any: what programs of tests take and give
@@ -187,7 +176,7 @@ class World:
         self._write_marks()
         self._dies(before=True)
         if step not in self.journal:
-            self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
+            self.journal[step] = pack(digest, RESULT_OK, self._tick(), b"null")
         self._dies(before=False)
 
     def mark(self, mark: JournaledStep, known: Iterable[str]) -> None:
@@ -287,11 +276,11 @@ class World:
                 branch.recorded = branch.count
             for spend in result.spends:
                 assert spend.step not in self.journal, "counted twice"
-                self.journal[spend.step] = pack(spend.digest, COMPLETED, self._tick(), b"null")
+                self.journal[spend.step] = pack(spend.digest, RESULT_OK, self._tick(), b"null")
             for send in result.sends:
                 assert isinstance(send, Send), "this world has no topics"
                 assert send.step not in self.journal, "sent twice"
-                self.journal[send.step] = pack(send.digest, COMPLETED, self._tick(), b"null")
+                self.journal[send.step] = pack(send.digest, RESULT_OK, self._tick(), b"null")
                 self.sent.append((send.agent, send.key, json.loads(send.data)))
         if not isinstance(result, Suspended):
             self.run = None
@@ -336,7 +325,7 @@ class World:
         digest = self.pending.pop(step)
         result: object
         if isinstance(data, Timer):
-            self.journal[step] = pack(digest, COMPLETED, self._tick(), b"null")
+            self.journal[step] = pack(digest, RESULT_OK, self._tick(), b"null")
         else:
             if isinstance(data, Question) and data.expects:
                 result = True
@@ -346,9 +335,9 @@ class World:
                 result = answer(kind, name, data)
             if isinstance(result, Exception):
                 error = {"type": type(result).__name__, "message": str(result)}
-                self.journal[step] = pack(digest, FAILED, self._tick(), json.dumps(error).encode())
+                self.journal[step] = pack(digest, RESULT_ERROR, self._tick(), json.dumps(error).encode())
             else:
-                self.journal[step] = pack(digest, COMPLETED, self._tick(), json.dumps(result).encode())
+                self.journal[step] = pack(digest, RESULT_OK, self._tick(), json.dumps(result).encode())
         if self.run is not None:
             self.run.deliver(step, self.journal[step])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, Suspended
+from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.engines.local import EngineCompute, LocalEngine
 from runtime_core.engines.protocol import StepInfo
 from runtime_core.engines.results import Results
@@ -19,6 +19,7 @@ from runtime_core.runs.context import AgentContext
 from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import pack
 from runtime_core.runs.ports import Meta
+from runtime_core.wire.step import RESULT_ERROR, RESULT_OK
 from tests.apps import remote_app
 from tests.apps.remote_app import app as functions
 from tests.unit.runs.run_world import Program, World, calls_of
@@ -52,7 +53,7 @@ async def test_a_call_of_a_cluster_is_its_name_and_arguments() -> None:
         assert isinstance(found["large"][0], Reference)
         return found
 
-    call, seen = await asked(code, {"large": [REFERENCE], "n": 1}, COMPLETED)
+    call, seen = await asked(code, {"large": [REFERENCE], "n": 1}, RESULT_OK)
     assert (call.kind, call.name, call.key, call.pool) == ("ray", "rank@2", "", "")
     passages = json.loads(call.data)["passages"]
     assert [Reference.from_value(passages[0]), Reference.from_value(passages[1]["in"])] == [
@@ -70,7 +71,7 @@ async def test_a_map_is_one_call() -> None:
         return [one, two.type, two.message]
 
     answer = [6, {"weft.error": {"type": "ValueError", "message": "no"}}, REFERENCE]
-    call, seen = await asked(code, answer, COMPLETED)
+    call, seen = await asked(code, answer, RESULT_OK)
     assert (call.kind, call.name, call.key) == ("spark", "add", "map")
     assert json.loads(call.data) == {
         "over": "left", "items": [1, 2, 3], "arguments": {"right": 5}, "in_flight": 2, "return_exceptions": True,
@@ -85,7 +86,7 @@ async def test_a_function_of_another_app_is_requested_by_its_name() -> None:
         except EngineError as error:
             return [error.type, error.message]
 
-    call, seen = await asked(code, {"type": "KeyError", "message": "item 0: 'x'"}, FAILED)
+    call, seen = await asked(code, {"type": "KeyError", "message": "item 0: 'x'"}, RESULT_ERROR)
     assert (call.name, json.loads(call.data)["over"]) == ("theirs", "")
     assert seen == ["KeyError", "item 0: 'x'"]
 

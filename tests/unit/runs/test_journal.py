@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime_core.consumer.effects import FAILED, JOURNAL_PREFIX
 from runtime_core.runs.journal import Journal, State, pack, payload_of, status_of, time_of
+from runtime_core.wire.step import JOURNAL_PREFIX, RESULT_ERROR
 
 
 def test_a_packed_value_is_read_unchanged() -> None:
-    value = pack("0badf00d", FAILED, 1_700_000_000_123, b'{"a":1}')
+    value = pack("0badf00d", RESULT_ERROR, 1_700_000_000_123, b'{"a":1}')
     assert value == b'0badf00dE1700000000123{"a":1}'
     assert len(value) - len(payload_of(value)) == JOURNAL_PREFIX
     assert (status_of(value), time_of(value), payload_of(value)) == (b"E", 1_700_000_000_123, b'{"a":1}')

@@ -9,14 +9,14 @@ from zlib import crc32
 import pytest
 
 from runtime_core.bus.deliveries import BranchOutput
-from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Suspended
+from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.errors import OutputChanged
 from runtime_core.runs import execution as execution_module
 from runtime_core.runs import output as output_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from runtime_core.wire.ids import step_digest
-from runtime_core.wire.step import BYTES, PIECES, Step
+from runtime_core.wire.step import BYTES, PIECES, RESULT_OK, Step
 from tests.unit.runs.run_world import STARTED_MS, Program, World
 
 
@@ -171,7 +171,7 @@ async def test_a_cancelled_job_keeps_its_output() -> None:
 
 async def test_an_earlier_release_has_journaled_each_piece() -> None:
     values = {
-        str(place): pack(step_digest("emit", "emit", "", data), COMPLETED, STARTED_MS, b"null")
+        str(place): pack(step_digest("emit", "emit", "", data), RESULT_OK, STARTED_MS, b"null")
         for place, data in ((1, b'"a"'), (2, b'"b"'))
     }
     world = World(journal=values)
@@ -181,7 +181,7 @@ async def test_an_earlier_release_has_journaled_each_piece() -> None:
 
 def begun_by_an_earlier_release() -> World:
     """It has emitted two pieces and called a tool: each took a place."""
-    answered = pack(step_digest("tool", "t", "", b"{}"), COMPLETED, STARTED_MS, b"null")
+    answered = pack(step_digest("tool", "t", "", b"{}"), RESULT_OK, STARTED_MS, b"null")
     return World(
         journal={"3": answered},
         output={"": BranchOutput(2, 2, crc32(b'"b"', crc32(b'"a"')))},
@@ -215,7 +215,7 @@ async def test_output_of_such_a_run_at_the_place_of_another_step_parks_it(begun:
         world = begun_by_an_earlier_release()
         world.journal["2"] = world.journal.pop("3")
     else:
-        world = World(journal={"1": pack("d" * 8, COMPLETED, STARTED_MS, b"null")})
+        world = World(journal={"1": pack("d" * 8, RESULT_OK, STARTED_MS, b"null")})
     result = await world.play(two_turns)
     assert isinstance(result, Failed)
     assert result.type == "Divergence"

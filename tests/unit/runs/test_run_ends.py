@@ -15,12 +15,13 @@ import pytest
 
 from runtime_core import errors
 from runtime_core.app.app import App
-from runtime_core.consumer.effects import COMPLETED, Completed, Failed, Suspended
+from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.runs import execution as execution_module
 from runtime_core.runs import journal as journal_module
 from runtime_core.runs.context import AgentContext
 from runtime_core.runs.journal import pack
 from runtime_core.runs.output import Piece
+from runtime_core.wire.step import RESULT_OK
 from tests.unit.runs.run_world import Code, Program, World, calls_of
 
 
@@ -263,7 +264,7 @@ async def test_a_divergence_names_both_sides() -> None:
     async def code(ctx: AgentContext, _: object) -> object:
         return await ctx.tool("search", query="b")
 
-    world = World(journal={"1": pack("0badf00d", COMPLETED, 1, b"null")})
+    world = World(journal={"1": pack("0badf00d", RESULT_OK, 1, b"null")})
     result = await failed(code, world)
     assert 'the code now requests ctx.tool("search", query="b"):' in result.message
     assert re.match(r"step 1 of run r \(test_run_ends\.py:\d+ in code\): ", result.message)
@@ -282,7 +283,7 @@ async def test_a_divergence_in_a_gather_starts_none_of_its_branches() -> None:
 
         return await ctx.gather(ctx.tool("search"), branch(), ctx.gather(branch()))
 
-    world = World(journal={"1": pack("0badf00d", COMPLETED, 1, b"null")})
+    world = World(journal={"1": pack("0badf00d", RESULT_OK, 1, b"null")})
     assert (await failed(code, world)).parked
     gc.collect()
     assert started == []
@@ -309,7 +310,7 @@ async def test_steps_that_the_code_no_longer_requests_are_fine() -> None:
     await world.turn(Program(code))
     world.answer_one()
     world.run, world.pending["3"] = None, "0badf00d"
-    world.journal["2"] = pack("0badf00d", COMPLETED, 1, b"null")
+    world.journal["2"] = pack("0badf00d", RESULT_OK, 1, b"null")
     assert isinstance(await world.play(code), Completed)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.consumer.effects import COMPLETED, Completed, Effect, Failed
+from runtime_core.consumer.effects import Completed, Effect, Failed
 from runtime_core.declare.declaration import Place
 from runtime_core.errors import BusError, JournalMoved, LimitExceeded
 from runtime_core.integrations.actors import actor
@@ -24,6 +24,7 @@ from runtime_core.runs.effects import Call, Publish
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.ports import Attempt, Meta, Workplace
 from runtime_core.wire.ids import step_digest
+from runtime_core.wire.step import RESULT_OK
 from tests.unit.runs.run_world import World
 
 Handle = Callable[[ActorRun], Awaitable[None]]
@@ -65,7 +66,7 @@ class Broker(World):
             if self.lost is not None:
                 answers[call.step].set_exception(self.lost)
             else:
-                answers[call.step].set_result(Answer(packed_now(call.digest, COMPLETED)))
+                answers[call.step].set_result(Answer(packed_now(call.digest, RESULT_OK)))
         return answers
 
 
@@ -183,7 +184,7 @@ async def test_the_commit_names_the_answers_that_the_handler_has_used() -> None:
             await run.request(ECHO, request, None)
 
     digests = [step_digest("agent", "echo", "one", encode_envelope(request)) for request in requests]
-    journal = {f"c{digests[0]}.0": packed_now(digests[0], COMPLETED, b"null")}
+    journal = {f"c{digests[0]}.0": packed_now(digests[0], RESULT_OK, b"null")}
     result = await run_of(handle, Broker(), journal=journal).advance()
     assert isinstance(result, Completed)
     assert result.answered == [f"c{digest}.0" for digest in digests]
@@ -205,7 +206,7 @@ async def test_a_replay_keeps_the_state_that_was_written_last() -> None:
     def step(number: str) -> str:
         return step_digest("agent", "echo", "one", encode_envelope(MessageEnvelope(message_id=number)))
 
-    journal = {f"c{step(number)}.0": packed_now(step(number), COMPLETED, b"null") for number in ("1", "2")}
+    journal = {f"c{step(number)}.0": packed_now(step(number), RESULT_OK, b"null") for number in ("1", "2")}
     run = run_of(handle, Broker(), journal=journal)
     run.overrides = {f"c{step('1')}.0": b'10 {"calls":2}', f"c{step('2')}.0": b'9 {"calls":1}'}
 

@@ -17,13 +17,13 @@ from pydantic_ai.messages import ModelMessage, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from runtime_core.app.app import App
-from runtime_core.consumer.effects import COMPLETED, FAILED, Completed, Failed, TurnResult
+from runtime_core.consumer.effects import Completed, Failed, TurnResult
 from runtime_core.declare.tool import AbandonedThreads, ToolContext
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.llm.pydantic_ai.definition import PydanticAgent, tool_call
 from runtime_core.llm.pydantic_ai.durability import CARRIED
 from runtime_core.runs.journal import pack
-from runtime_core.wire.step import Step
+from runtime_core.wire.step import RESULT_ERROR, RESULT_OK, Step
 from tests.unit.runs.run_world import World
 
 
@@ -109,10 +109,10 @@ class ToolWorld(World):
             result = await self.app.tools[name].call(
                 json.dumps(data).encode(), context, self.threads, AbandonedThreads()
             )
-            self.journal[step] = pack(digest, COMPLETED, self._tick(), result)
+            self.journal[step] = pack(digest, RESULT_OK, self._tick(), result)
         except Exception as error:
             told = json.dumps({"type": type(error).__name__, "message": str(error)}).encode()
-            self.journal[step] = pack(digest, FAILED, self._tick(), told)
+            self.journal[step] = pack(digest, RESULT_ERROR, self._tick(), told)
         if self.run is not None:
             self.run.deliver(step, self.journal[step])
 

@@ -12,6 +12,7 @@ from runtime_core.bus.keys import Keys, ingress
 from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, ServerError
 from runtime_core.telemetry.redaction import redactor
+from runtime_core.wire.step import RESULT_ERROR
 
 MAX_ENTRY_BYTES = 3 * 1024 * 1024
 """The largest entry that is read completely. No valid command is larger."""
@@ -213,8 +214,8 @@ class EngineVerbs(Partition):
         """
         secrets = redactor()
         reply = await self.call(
-            "expire_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, b"E", now_ms,
-            secrets.data(error), await secrets.rows(record), 1, b"",
+            "expire_call", self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, RESULT_ERROR,
+            now_ms, secrets.data(error), await secrets.rows(record), 1, b"",
         )  # fmt: skip
         self._fence(reply)
         return reply == b"OK"

@@ -17,6 +17,7 @@ from runtime_core.errors import JournalLost, LimitExceeded, Reserved, ServerErro
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire.codec import MAX_DATA_BYTES
 from runtime_core.wire.contents import UNSHORTENED_BYTES, NewLists
+from runtime_core.wire.step import RESULT_ERROR
 
 JOURNAL_LIMIT = 10_000
 """The most steps of one run."""
@@ -147,7 +148,7 @@ class CommitVerbs(Partition):
         """
         secrets = redactor()
         record = await secrets.rows(record)
-        if status == b"E":
+        if status == RESULT_ERROR:
             payload = secrets.data(payload)
         args = (
             self.owner, delivery.stream, delivery.entry, delivery.task, delivery.run, status, now_ms,

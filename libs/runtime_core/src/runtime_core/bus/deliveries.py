@@ -16,13 +16,13 @@ from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, InvalidInput, ServerError, TurnTaken
 from runtime_core.telemetry.spans import NO_SPAN
 from runtime_core.wire.ids import RunHeader
+from runtime_core.wire.step import OPEN_AS_STORED
 
 HEADER_FORMAT = b"1"
 QUARANTINE_AFTER = 3
 """After this many deliveries an entry runs alone, in quarantine."""
 CONDEMN_AFTER = 2
 """After this many deaths of its process in quarantine, an entry becomes a dead letter."""
-LIVE = (b"accepted", b"running", b"waiting")
 """Statuses of a task that has not ended."""
 
 
@@ -443,7 +443,7 @@ class TakingVerbs(Partition):
 
     async def is_live(self, task: str) -> bool:
         """Return whether the broker has the task, and it has not ended."""
-        return await self.transport.call("HGET", self.keys.task(task), "status") in LIVE
+        return await self.transport.call("HGET", self.keys.task(task), "status") in OPEN_AS_STORED
 
     async def is_awaited(self, delivery: Delivery) -> bool:
         """Return whether the step of this call still lacks its result, or this turn is still its run's current one."""

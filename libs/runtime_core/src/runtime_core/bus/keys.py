@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from runtime_core.wire.ids import ROOT_RUN
+
 GROUPS = {
     "agent": "agent-handler",
     "tool": "tool-handler",
@@ -270,7 +272,7 @@ class Keys:
 
     def run(self, task: str, run: str) -> str:
         """The hash of a run. A task's first run shares the task's hash."""
-        return self.task(task) if run == "r" else f"{self.base}run:{task}/{run}"
+        return self.task(task) if run == ROOT_RUN else f"{self.base}run:{task}/{run}"
 
     def out(self, task: str) -> str:
         return f"{self.base}out:{task}"

@@ -15,8 +15,8 @@ from runtime_core.bus.connection import Argument, Reply, text, texts
 from runtime_core.bus.partition import Partition
 from runtime_core.errors import Fenced, Rejected, ServerError
 from runtime_core.wire.commands import ForkJournal, Submission
-from runtime_core.wire.ids import partition_of
-from runtime_core.wire.step import ENCODER, FORK_STEP, Fork, Step
+from runtime_core.wire.ids import ROOT_RUN, partition_of
+from runtime_core.wire.step import ENCODER, FORK_STEP, Fork, Status, Step
 
 Bus = TypeVar("Bus", bound="TaskVerbs")
 
@@ -295,7 +295,9 @@ def _fork_arguments(begun: ForkJournal) -> list[Argument]:
     now = time.time() * 1000
     place = {"task": begun.task, "step": begun.step}
     origin = msgspec.json.encode(place)
-    row = Step("r", "fork", begun.task, "completed", now, now, step=FORK_STEP, fork=Fork(begun.task, begun.step))
+    row = Step(
+        ROOT_RUN, "fork", begun.task, Status.COMPLETED, now, now, step=FORK_STEP, fork=Fork(begun.task, begun.step)
+    )
     row.input = msgspec.Raw(
         msgspec.json.encode({**place, "result": msgspec.Raw(begun.result)}) if begun.result else origin
     )

@@ -24,7 +24,7 @@ from runtime_core.cli.output import (
 )
 from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED
 
 app = Commands("Inspect, redrive or drop dead letters.")
 

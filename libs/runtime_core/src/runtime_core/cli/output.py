@@ -19,7 +19,7 @@ from runtime_core.client.task_view import describe_wait
 from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.waits import describe_lack
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED
 
 PREVIEW = 80
 COUNTER_SECONDS = 0.1

@@ -25,6 +25,7 @@ from runtime_core.client.client import Client, StreamEvent, TaskHandle
 from runtime_core.wire import codec
 from runtime_core.wire.commands import SubmitOptions
 from runtime_core.wire.events import OUTPUT_DELTA, TaskOutput
+from runtime_core.wire.step import Status
 
 ADMISSION_SECONDS = 30.0
 """How long a submit waits for the first agent-handler of a new namespace, in seconds."""
@@ -226,7 +227,7 @@ def _print_question(request: Row) -> None:
 
 
 def _end(final: Row, is_shown: bool) -> None:
-    if final["status"] == "completed":
+    if final["status"] == Status.COMPLETED:
         if not is_shown:
             print_value(final.get("output"))
         return

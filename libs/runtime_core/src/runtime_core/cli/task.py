@@ -61,8 +61,8 @@ from runtime_core.state_manager.measures import groups_of
 from runtime_core.wire import codec
 from runtime_core.wire.blobs import folder_of, open_blobs
 from runtime_core.wire.commands import SubmitOptions
-from runtime_core.wire.events import ENDED
 from runtime_core.wire.ids import checked_key, checked_message, is_task_id
+from runtime_core.wire.step import ENDED, Status
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import TaskTrajectory
@@ -75,8 +75,8 @@ app = Commands("List, show, fork, cancel, answer and delete tasks.")
 Written = TypeVar("Written")
 Id = Annotated[str, Argument(metavar="ID", help="The task's id.")]
 Limit = Annotated[int, Option(metavar="N", min=1, max=10_000, help="List at most N items.")]
-Status = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
-OfStatus = Annotated[Status | None, Option("--status", help="Only tasks with this status.")]
+AnyStatus = Literal["accepted", "running", "waiting", "completed", "failed", "cancelled"]
+OfStatus = Annotated[AnyStatus | None, Option("--status", help="Only tasks with this status.")]
 OfAgent = Annotated[str, Option("--agent", metavar="NAME", help="Only tasks of this agent.")]
 OfSession = Annotated[str, Option("--session", metavar="ID", help="Only tasks of this session.")]
 OfKey = Annotated[str, Option("--key", metavar="KEY", help="Only tasks of the agent's instance with this key.")]
@@ -144,7 +144,7 @@ async def list_command(
     )
 
 
-def _filter(status: Status | None, agent: str, session: str, key: str, since: str, until: str) -> TaskFilter:
+def _filter(status: AnyStatus | None, agent: str, session: str, key: str, since: str, until: str) -> TaskFilter:
     after, before = past_moment(since, "--since"), past_moment(until, "--until")
     return TaskFilter(
         status=status or "",
@@ -265,7 +265,7 @@ async def watch(task_id: Id) -> None:
             if view["status"] in ENDED:
                 break
             await asyncio.sleep(WATCH_SECONDS)
-    if view["status"] != "completed":
+    if view["status"] != Status.COMPLETED:
         raise Exit(1)
 
 
@@ -464,7 +464,7 @@ async def cancel(
             cancelled = [await _cancel_known(opened, task_id, reason) for task_id in task_ids or ()]
         else:
             cancelled = await _cancel_all(opened, wanted, reason, yes or not sys.stdin.isatty())
-    rows = [{"task_id": task_id, "status": "cancelled"} for task_id in cancelled]
+    rows = [{"task_id": task_id, "status": Status.CANCELLED} for task_id in cancelled]
     if as_json:
         print_json(rows[0] if len(task_ids or ()) == 1 else rows)
     elif every:
@@ -497,7 +497,7 @@ async def _cancel_all(opened: Broker, wanted: TaskFilter, reason: str, sure: boo
     if found and not sure:
         confirm(f"Cancel {len(found)} tasks?", abort=True, err=True)
     cancelled = []
-    for bus, task_id in progress(found, "cancelled"):
+    for bus, task_id in progress(found, Status.CANCELLED):
         answer = await repeat_after_reconnect(partial(bus.cancel, task_id, reason))
         if answer[0] not in ("unknown", "ended"):
             cancelled.append(task_id)

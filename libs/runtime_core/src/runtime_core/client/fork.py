@@ -12,7 +12,6 @@ import msgspec
 
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.keys import TRAJECTORY_RECORDER
-from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.runs.hooks.declared import STEP, named_before
@@ -41,7 +40,19 @@ from runtime_core.wire.ids import (
     digest_in_attempt,
     step_digest,
 )
-from runtime_core.wire.step import ATTEMPTS, DIGEST, KEY_RETURNS, PIECES, STEPS, Step, before, place
+from runtime_core.wire.step import (
+    ATTEMPTS,
+    DIGEST,
+    KEY_RETURNS,
+    PIECES,
+    RESULT_ERROR,
+    RESULT_OK,
+    STEPS,
+    Status,
+    Step,
+    before,
+    place,
+)
 
 if TYPE_CHECKING:
     from runtime_core.bus.event_bus import EventBus
@@ -188,7 +199,7 @@ def _add_replacement(run: RecordedRun, row: Step) -> None:
     given = msgspec.json.decode(bytes(row.input), type=dict[str, msgspec.Raw]) if row.input else {}
     if "step" in given and "result" in given:
         step, payload = msgspec.json.decode(given["step"], type=str), bytes(given["result"])
-        run.steps[step] = RecordedStep(step, "", "", "", b"", COMPLETED, payload, int(row.ended))
+        run.steps[step] = RecordedStep(step, "", "", "", b"", RESULT_OK, payload, int(row.ended))
 
 
 def _run(runs: dict[str, RecordedRun], run: str) -> RecordedRun:
@@ -209,15 +220,15 @@ def _step(step: str, row: Step) -> RecordedStep:
         recorded = str(row.attributes.get(DIGEST, ""))
         pieces = int(row.attributes.get(PIECES, 1))
         return RecordedStep(
-            step, row.kind, row.name, row.key, request, COMPLETED, b"null", int(row.ended), recorded, pieces
+            step, row.kind, row.name, row.key, request, RESULT_OK, b"null", int(row.ended), recorded, pieces
         )
-    if row.status == "completed":
-        status, payload = COMPLETED, bytes(row.output) or b"null"
+    if row.status == Status.COMPLETED:
+        status, payload = RESULT_OK, bytes(row.output) or b"null"
     else:
         error = {"type": row.status.capitalize(), "message": ""}
         if row.error is not None:
             error = {"type": row.error.type, "message": row.error.message}
-        status, payload = FAILED, msgspec.json.encode(error)
+        status, payload = RESULT_ERROR, msgspec.json.encode(error)
     if row.input_after:  # from the record stream, which has only the end of the messages
         return RecordedStep(step, row.kind, row.name, row.key, b"", status, payload, int(row.ended))
     recorded = str(row.attributes.get(DIGEST, ""))
@@ -485,4 +496,4 @@ def _replaced(run: RecordedRun, at: str, result: bytes) -> RecordedStep:
             "at",
             f"step {at} has no recorded result to replace with `input`: choose one that `weft trajectory show` lists",
         )
-    return RecordedStep(step, there.kind, there.name, there.key, b"", COMPLETED, result, there.ended_ms)
+    return RecordedStep(step, there.kind, there.name, there.key, b"", RESULT_OK, result, there.ended_ms)

@@ -14,7 +14,7 @@ from runtime_core.bus.commits import JOURNAL_LIMIT, CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
 from runtime_core.client.fork import RecordedRun, RecordedStep, runs_of
-from runtime_core.consumer.effects import COMPLETED, Completed, Effect, Failed, JournaledStep
+from runtime_core.consumer.effects import Completed, Effect, Failed, JournaledStep
 from runtime_core.consumer.settle import place_in_code
 from runtime_core.declare.manifest import END_AGENTS
 from runtime_core.errors import InvalidInput, WeftError
@@ -32,7 +32,7 @@ from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.events import TaskResponse
 from runtime_core.wire.ids import ROOT_RUN, any_digest, attempt_in_digest, digest_in_attempt, step_digest
-from runtime_core.wire.step import Step, as_call
+from runtime_core.wire.step import RESULT_OK, Status, Step, as_call
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore
@@ -217,7 +217,7 @@ class ReplayRun(Run):
                 self.journal.add(step.id, waiting.popleft().wildcard)
                 return
         if step.kind in _SAID:
-            self.journal.add(step.id, pack(step.digest, COMPLETED, self.recorded.started_ms, b"null"))
+            self.journal.add(step.id, pack(step.digest, RESULT_OK, self.recorded.started_ms, b"null"))
 
     def _stop(self, step: StepOfRun) -> asyncio.CancelledError:
         if self.stopped_at is None and self.diverged_at is None:
@@ -404,11 +404,11 @@ async def _replayed(run: ReplayRun) -> RunReplay:
     if run.diverged_at is not None:
         status = "diverged"
     elif run.stopped_at is None and isinstance(result, Completed):
-        status, output = "completed", from_json(result.output)
+        status, output = Status.COMPLETED, from_json(result.output)
     elif run.stopped_at is None and isinstance(result, Failed):
-        status, error = "failed", {"type": result.type, "message": result.message}
+        status, error = Status.FAILED, {"type": result.type, "message": result.message}
     same = status == recorded.status and (
-        output == from_json(recorded.output) if status == "completed" else error == recorded.error
+        output == from_json(recorded.output) if status == Status.COMPLETED else error == recorded.error
     )
     return RunReplay(
         run=recorded.id,
@@ -564,7 +564,7 @@ def _difference(run: ReplayRun, replayed: RunReplay | None) -> tuple[str, str, s
         return "", f"it {run.recorded.status}", f"it does not end within {RUN_SECONDS:g} s of a replay", ""
     if (at := run.diverged_at) is not None:
         return at.step, at.recorded, at.asked, at.line
-    if run.recorded.status != "completed":
+    if run.recorded.status != Status.COMPLETED:
         return None  # what it requested last may have no result
     if (at := run.unrecorded) is not None:
         return at.step, "it ended without another step", at.asked, at.line

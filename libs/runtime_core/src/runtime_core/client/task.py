@@ -24,7 +24,6 @@ from runtime_core.state_manager.admission import answer_question
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.events import (
-    ENDED,
     Answerer,
     StreamEvent,
     StreamingMode,
@@ -34,6 +33,7 @@ from runtime_core.wire.events import (
     stream_event,
 )
 from runtime_core.wire.ids import checked_key, checked_message, fingerprint
+from runtime_core.wire.step import ENDED
 
 PAGE_ENTRIES = 100
 """The most entries of one read."""

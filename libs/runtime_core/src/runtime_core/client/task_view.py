@@ -23,8 +23,9 @@ from runtime_core.state_manager.measures import Fields, unpacked
 from runtime_core.state_manager.stuck import hash_at
 from runtime_core.state_manager.waits import lacking
 from runtime_core.wire.codec import quoted, readable
-from runtime_core.wire.events import ENDED, STEP_KINDS, describe_task
-from runtime_core.wire.ids import DeliveryHeader, RunHeader, is_task_id
+from runtime_core.wire.events import STEP_KINDS, describe_task
+from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunHeader, is_task_id
+from runtime_core.wire.step import ENDED
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.reading import TaskTrajectory
@@ -70,7 +71,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
     if (limit := await _due(bus, f"d|{task}")) is not None:
         view["time_limit_at"] = limit
     children = [name[2:].decode() for name in fields if name.startswith(b"k:")]
-    runs = {"r": fields, **{run: await hash_at(bus, keys.run(task, run)) for run in children}}
+    runs = {ROOT_RUN: fields, **{run: await hash_at(bus, keys.run(task, run)) for run in children}}
     retries = await _retries(bus, fields)
     waits: list[Row] = []
     questions: list[Row] = []
@@ -160,7 +161,7 @@ def _run_waits(run: str, fields: Fields, retries: Mapping[str, Row], slots: Mapp
         header = _header(fields)
         name = f"{header.agent}/{header.key}" if header.key else header.agent
         wait = {"run": run, "step": "", "kind": "agent", "name": name, "place": cur}
-        return [{**wait, "since": header.created_ms} if run == "r" and cur in ("mail", "queue") else wait]
+        return [{**wait, "since": header.created_ms} if run == ROOT_RUN and cur in ("mail", "queue") else wait]
     if cur == "retry" and run in retries:
         return [{"run": run, "step": "", "kind": "agent", **retries[run]}]
     if cur == "slot" and run in slots:
@@ -174,7 +175,7 @@ def _step_wait(
     wait: Row = {"run": run, "step": step, "kind": STEP_KINDS.get(kind, "?")}
     child = f"{run}/{step}"
     if kind == "a":
-        elsewhere = runs["r"].get(b"k:" + child.encode(), b"").decode()
+        elsewhere = runs[ROOT_RUN].get(b"k:" + child.encode(), b"").decode()
         if elsewhere.startswith("@"):  # `@partition:task`: the instance lives in another partition
             wait["task_id"] = elsewhere.partition(":")[2]
         return {**wait, "name": _header(runs.get(child, {})).agent}
@@ -296,7 +297,7 @@ def task_in_store(recorded: TaskTrajectory) -> Row:
         view |= of_end(recorded.end)
     if used := _usage_of(recorded):
         view["usage"] = used
-    first = next((step for step in recorded.steps if step.run == "r" and not step.step), None)
+    first = next((step for step in recorded.steps if step.run == ROOT_RUN and not step.step), None)
     if first is not None:
         view |= {name: decoded(raw) for name, raw in (("input", first.input), ("output", first.output)) if raw}
     return view

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from runtime_core.bus.deliveries import Delivery
     from runtime_core.errors import Divergence
 
-# A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
-JOURNAL_PREFIX = 22
-COMPLETED = b"K"
-FAILED = b"E"
 
 WAKE = "!"
 """This step's result alone wakes the run."""

@@ -46,7 +46,7 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import DUPLICATE
 from runtime_core.wire import step as steps
-from runtime_core.wire.step import ENCODER, NOTHING_USED, Step, Usage
+from runtime_core.wire.step import ENCODER, NOTHING_USED, RESULT_ERROR, RESULT_OK, Status, Step, Usage
 
 logger = logging.getLogger(__name__)
 LACKING_SECONDS = 1.0
@@ -426,11 +426,11 @@ class Calls:
     async def complete(self, delivery: Delivery, output: bytes, started: float, used: Usage = NOTHING_USED) -> bool:
         """Commit a result (JSON). Return False if the call already has an answer, or its task has ended."""
         ended = time.time() * 1000
-        row = self._row(delivery, "completed", started, ended, used)
+        row = self._row(delivery, Status.COMPLETED, started, ended, used)
         row.output = msgspec.Raw(output)
         sent_at = time.perf_counter()
         committed = await self._bus.commit_call(
-            delivery, b"K", int(ended), output, ENCODER.encode([row]), 1, _json(used)
+            delivery, RESULT_OK, int(ended), output, ENCODER.encode([row]), 1, _json(used)
         )
         self._metrics.commit_seconds.observe(time.perf_counter() - sent_at)
         if not committed:
@@ -451,7 +451,7 @@ class Calls:
         if failed.rejected:
             await self.end(delivery, error, started, used)
         else:
-            row = self._row(delivery, "failed", started, now, used)
+            row = self._row(delivery, Status.FAILED, started, now, used)
             await give_up(self._bus, self._metrics, delivery, reason_of(decision), error, row, used)
         return False
 
@@ -460,10 +460,10 @@ class Calls:
     ) -> None:
         """Answer the waiting run with an expected error, without a dead letter."""
         now = time.time() * 1000
-        row = self._row(delivery, "failed", started, now, used)
+        row = self._row(delivery, Status.FAILED, started, now, used)
         row.error = error
         payload = ENCODER.encode({"type": error.type, "message": error.message})
-        await self._bus.commit_call(delivery, b"E", int(now), payload, ENCODER.encode([row]), 1, _json(used))
+        await self._bus.commit_call(delivery, RESULT_ERROR, int(now), payload, ENCODER.encode([row]), 1, _json(used))
 
     async def wait(self, delivery: Delivery, seconds: float) -> None:
         """Delay the delivery without counting an attempt."""
@@ -472,7 +472,7 @@ class Calls:
     async def hand_on(self, delivery: Delivery, known: bool, message: str) -> None:
         """Delay a call whose name this app lacks, for another app. If none has it (not `known`), give it up."""
         now = time.time() * 1000
-        row = self._row(delivery, "failed", now, now, NOTHING_USED)
+        row = self._row(delivery, Status.FAILED, now, now, NOTHING_USED)
         await hand_on(self._bus, self._metrics, delivery, known, message, row)
 
     def report(self, delivery: Delivery, value: bytes) -> None:

@@ -54,8 +54,8 @@ from runtime_core.trajectory.reading import ExportedStep, TaskTrajectory, export
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import Submission, SubmitOptions, submission_of
-from runtime_core.wire.events import ENDED
 from runtime_core.wire.ids import is_task_id
+from runtime_core.wire.step import ENDED
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import Filters, TrajectoryStore

@@ -45,7 +45,8 @@ from runtime_core.gateway.tasks import BATCH_MAX, BATCHED, MODES, PAGE, PAGE_MAX
 from runtime_core.gateway.tasks import MEDIA_TYPE as STREAM_TYPE
 from runtime_core.telemetry.metrics import version
 from runtime_core.wire.commands import SUBMIT
-from runtime_core.wire.events import ENDED, HUMAN_REQUESTED, OUTPUT_DELTA, STEP_RECORDED
+from runtime_core.wire.events import HUMAN_REQUESTED, OUTPUT_DELTA, STEP_RECORDED
+from runtime_core.wire.step import ENDED
 
 _ABOUT = f"""\
 Start tasks of agents, follow them, answer their questions, and handle failures. Times that are numbers are milliseconds

@@ -37,11 +37,12 @@ from runtime_core.gateway.requests import (
     STREAMS,
     ProblemKind,
 )
-from runtime_core.gateway.resources import ENDS, GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
+from runtime_core.gateway.resources import GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
 from runtime_core.state_manager.dead_letters import REASONS
 from runtime_core.state_manager.schedules import SCHEDULE_ID
 from runtime_core.trajectory.reading import ExportedStep
 from runtime_core.trajectory.tree import TreeDict
+from runtime_core.wire.step import ENDED
 
 _NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
 _LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
@@ -236,7 +237,7 @@ def _difference() -> Json:
 def _export() -> Json:
     parameters = [
         query("task_id", {"type": "string", "maxLength": 200}, "Only this task."),
-        query("status", {"enum": list(ENDS)}, "Only tasks with this end."),
+        query("status", {"enum": list(ENDED)}, "Only tasks with this end."),
         query("agent", {"type": "string", "maxLength": 512}, "Only tasks of this agent."),
         query("session_id", {"type": "string", "maxLength": 512}, "Only tasks of this session."),
         query("since", MOMENT, "Only tasks that ended at this time or later."),

@@ -22,7 +22,7 @@ from runtime_core.gateway.requests import (
 from runtime_core.gateway.requests import MEDIA_TYPE as PROBLEM_TYPE
 from runtime_core.gateway.tasks import MODES, STATUSES
 from runtime_core.wire.commands import SUBMIT
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED
 
 Json = dict[str, Any]
 """A part of the document. (Any: JSON.)"""

@@ -27,7 +27,7 @@ from runtime_core.state_manager.dead_letters import REASONS, By, LetterFilter
 from runtime_core.state_manager.schedules import FIELDS
 from runtime_core.trajectory.reading import first_difference
 from runtime_core.wire.commands import checked_text
-from runtime_core.wire.step import ENCODER
+from runtime_core.wire.step import ENCODER, ENDED
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import Filters
@@ -37,7 +37,6 @@ PAGE = 50
 PAGE_MAX = 500
 LETTER_FILTERS = ("reason", "name", "task_id", "error")
 GROUPS: tuple[By, ...] = get_args(By)
-ENDS = ("completed", "failed", "cancelled")
 USAGE_BY: tuple[UsageBy, ...] = get_args(UsageBy)
 USAGE_DAYS = 7
 """The span of a usage summary without `since`."""
@@ -114,7 +113,7 @@ class TrajectoryRoutes:
                 raise Problem(PARAMETER, error.message, "task_id") from None
         filters: Filters = {
             "tasks": [task_id] if task_id else None,
-            "status": given.choice("status", ENDS) or None,
+            "status": given.choice("status", ENDED) or None,
             "agent": given.text("agent") or None,
             "session": given.text("session_id") or None,
             "since": datetime.fromtimestamp(since / 1000, UTC) if since else None,

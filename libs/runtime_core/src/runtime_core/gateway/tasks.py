@@ -50,8 +50,9 @@ from runtime_core.gateway.requests import (
 from runtime_core.wire.codec import JSON, MAX_DATA_BYTES, MAX_DEPTH, MSGPACK, decode_object, encode, quoted
 from runtime_core.wire.commands import SUBMIT_FIELDS, Submission, checked_text, parse_submit
 from runtime_core.wire.envelope import ATTRIBUTES, MAX_STRUCTURED_BYTES, parse
-from runtime_core.wire.events import ENDED, StreamEvent, StreamingMode
+from runtime_core.wire.events import StreamEvent, StreamingMode
 from runtime_core.wire.ids import has_control
+from runtime_core.wire.step import ENDED, OPEN
 
 if TYPE_CHECKING:
     from cloudevents.core.base import BaseCloudEvent
@@ -64,7 +65,7 @@ _TOGETHER = 32
 """Submits of one batch that run concurrently."""
 PAGE_MAX = 500
 PAGE = 50
-STATUSES = ("accepted", "running", "waiting", "completed", "failed", "cancelled")
+STATUSES = (*OPEN, *ENDED)
 LIST_PARAMETERS = ("status", "agent", "key", "session_id", "tenant", "since", "until", "text", "limit", "cursor")
 ITEM_FIELDS = (*SUBMIT_FIELDS, "idempotency_key")
 

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.consumer.effects import COMPLETED
 from runtime_core.declare.schema import encode
 from runtime_core.errors import Divergence, Outcome, error_of_exit
 from runtime_core.runs.branches import Gather, as_coroutine
@@ -30,6 +29,7 @@ from runtime_core.runs.guest_loop import GuestLoop
 from runtime_core.runs.journal import time_of
 from runtime_core.runs.scheduler import Branch, NextEnd, Wait
 from runtime_core.wire.ids import fingerprint
+from runtime_core.wire.step import RESULT_OK
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -342,7 +342,7 @@ class Guest:
 
         async def note() -> None:
             run = self._run
-            run.deliver(step.id, await run.record(step, COMPLETED, b"null"))
+            run.deliver(step.id, await run.record(step, RESULT_OK, b"null"))
 
         self._run.flow.help(note(), None, Wait())
 

@@ -12,13 +12,12 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from runtime_core.consumer.effects import COMPLETED, JOURNAL_PREFIX
 from runtime_core.declare.schema import encode
 from runtime_core.errors import WeftError
 from runtime_core.telemetry import gen_ai
 from runtime_core.wire import codec
 from runtime_core.wire.model_call import answer_in, is_amount
-from runtime_core.wire.step import DIGEST, NOTHING, StepFailure, Usage
+from runtime_core.wire.step import DIGEST, JOURNAL_PREFIX, NOTHING, RESULT_OK, Status, StepFailure, Usage
 from runtime_core.wire.step import Step as Row
 
 MAX_JOURNAL_BYTES = 16 * 1024 * 1024
@@ -36,7 +35,7 @@ def pack(digest: str, status: bytes, epoch_ms: int, payload: bytes) -> bytes:
     return b"%b%b%013d%b" % (digest.encode(), status, epoch_ms, payload)
 
 
-def packed_now(digest: str, status: bytes = COMPLETED, payload: bytes = b"null") -> bytes:
+def packed_now(digest: str, status: bytes = RESULT_OK, payload: bytes = b"null") -> bytes:
     """Return the journal value of a step that ends now, by default without a result."""
     return pack(digest, status, time.time_ns() // 1_000_000, payload)
 
@@ -358,7 +357,7 @@ class Rows:
                 run=self._run,
                 kind=step.kind,
                 name=step.name,
-                status="completed" if error is None else "failed",
+                status=Status.COMPLETED if error is None else Status.FAILED,
                 started=started or ended,
                 ended=ended,
                 step=step.id,
@@ -386,7 +385,7 @@ class Rows:
             self.add(step, ended=ended, output=step.data)
         elif step.kind in ("send", "publish", "message", "patch"):
             self.add(step, ended=ended, input=step.data)
-        elif status_of(value) == COMPLETED:
+        elif status_of(value) == RESULT_OK:
             answer = payload_of(value)
             usage, attributes = usage_and_attributes(answer) if step.kind == "model" else ({}, {})
             if used:

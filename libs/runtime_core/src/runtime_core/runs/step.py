@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from runtime_core.base.text import text_of_error
-from runtime_core.consumer.effects import COMPLETED, FAILED
 from runtime_core.consumer.settle import class_name, error_text, traceback_of
 from runtime_core.declare.schema import encode, users_code_ended
 from runtime_core.errors import (
@@ -44,7 +43,7 @@ from runtime_core.runs.shared_context import unwrapped
 from runtime_core.telemetry.logs import HANDLED, guards_users_code
 from runtime_core.wire import codec
 from runtime_core.wire.ids import digest_in_attempt, step_digest
-from runtime_core.wire.step import StepFailure
+from runtime_core.wire.step import RESULT_ERROR, RESULT_OK, StepFailure
 
 if TYPE_CHECKING:
     from runtime_core.declare.tool import Tool
@@ -117,7 +116,7 @@ def result_of(step: DurableStep[T], value: bytes, branch: Branch) -> T:
     """Return the result in a journal value, or raise its error. Live steps and replays both use it."""
     status, ended_ms, payload = unpacked(value)
     branch.saw(ended_ms)
-    if status == FAILED:
+    if status == RESULT_ERROR:
         type, message = recorded_error(value)
         if type == Deadlock.__name__ and step.kind in ("agent", "acquire"):
             raise Deadlock(type, message)
@@ -281,7 +280,7 @@ class LocalStep(DurableStep[Any]):  # Any: the recorded JSON of what the functio
         run.flow.check_going()
         if failure is None:
             try:
-                return COMPLETED, encode(result, f"result of {self.kind} {self.name!r}"), None
+                return RESULT_OK, encode(result, f"result of {self.kind} {self.name!r}"), None
             except InvalidInput as error:
                 raise run.flow.abort(error) from error
         kind, message = class_name(failure), error_text(text_of_error(failure))
@@ -289,7 +288,7 @@ class LocalStep(DurableStep[Any]):  # Any: the recorded JSON of what the functio
             # The engine names the error of its call.
             kind, message = failure.type, error_text(failure.message)
         row_error = StepFailure(kind, message, traceback_of(failure), at=time.time() * 1000)
-        return FAILED, codec.encode({"type": kind, "message": message}), row_error
+        return RESULT_ERROR, codec.encode({"type": kind, "message": message}), row_error
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
         """Journal the result unless there is one. Return the stored journal value."""

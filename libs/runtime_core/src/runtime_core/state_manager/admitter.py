@@ -45,7 +45,7 @@ from runtime_core.wire import events as facts
 from runtime_core.wire.blobs import folder_of_namespace
 from runtime_core.wire.commands import Submission, data_of
 from runtime_core.wire.envelope import Envelope, reply_address
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED
 
 logger = logging.getLogger(__name__)
 

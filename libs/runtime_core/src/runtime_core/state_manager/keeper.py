@@ -28,7 +28,7 @@ from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.blobs import open_blobs
 from runtime_core.wire.ids import RunHeader
-from runtime_core.wire.step import ErrorText
+from runtime_core.wire.step import ErrorText, Status
 
 logger = logging.getLogger(__name__)
 
@@ -455,7 +455,7 @@ def _log(ends: list[_EndedTask]) -> None:
         logger.info("%d tasks ended: %s", len(ends), ", ".join(f"{count} {status}" for status, count in counts.items()))
         return
     for end in ends:
-        level = logging.INFO if end.status == "completed" else logging.WARNING
+        level = logging.INFO if end.status == Status.COMPLETED else logging.WARNING
         why = f": {shortened(f'{end.error}: {end.reason}', REASON_MAX)}" if end.error else ""
         logger.log(
             level, "task %s (%s) %s in %.2f s, %s steps%s",

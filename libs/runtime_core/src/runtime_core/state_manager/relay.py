@@ -25,8 +25,8 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire import events as facts
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.envelope import Envelope, to_fields
-from runtime_core.wire.events import ENDED
 from runtime_core.wire.ids import fingerprint
+from runtime_core.wire.step import ENDED, RESULT_ERROR, RESULT_OK, Status
 
 logger = logging.getLogger(__name__)
 
@@ -385,7 +385,9 @@ class Relay:
         """
         partition, task, run, step, agent = to[1:].split("|")
         end = msgspec.json.decode(final, type=_Final)
-        status, payload = (b"K", bytes(end.output)) if end.status == "completed" else (b"E", bytes(end.error))
+        status, payload = (
+            (RESULT_OK, bytes(end.output)) if end.status == Status.COMPLETED else (RESULT_ERROR, bytes(end.error))
+        )
         bus = self._buses[int(partition)]
         await bus.answer_request(task, run, step, status, payload, agent, there, bytes(end.usage), trace)
 
@@ -435,7 +437,7 @@ class Relay:
             "expired: raise WEFT_RETENTION_SECONDS"
         )
         payload = msgspec.json.encode({"type": "ResultExpired", "message": message})
-        await self._bus.answer_request(task, run, step, b"E", payload, agent, there)
+        await self._bus.answer_request(task, run, step, RESULT_ERROR, payload, agent, there)
 
     async def _watch_requests(self) -> None:
         while True:
@@ -504,7 +506,7 @@ class Relay:
         if back:
             task, run, step = back.split("|")
             payload = msgspec.json.encode({"type": "Rejected", "message": str(error)})
-            await self._bus.answer_request(task, run, step, b"E", payload, agent, there)
+            await self._bus.answer_request(task, run, step, RESULT_ERROR, payload, agent, there)
 
 
 def _reason(asker: str) -> str:

@@ -16,7 +16,7 @@ from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.schedules import Schedule, Schedules
 from runtime_core.wire.codec import encode
 from runtime_core.wire.commands import SUBMIT
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.measures import Fields, unpacked, work_streams
-from runtime_core.wire.events import ENDED
-from runtime_core.wire.ids import DeliveryHeader, RunHeader
-from runtime_core.wire.step import ENCODER, Step, StepFailure
+from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunHeader
+from runtime_core.wire.step import ENCODER, ENDED, Status, Step, StepFailure
 
 SCAN_PAGE = 1000
 PAUSE_SECONDS = 0.5
@@ -137,7 +136,7 @@ def _stuck_run(
     for step, kind in missing:
         child = f"{run}/{step}"
         if kind == "a":
-            elsewhere = runs[task, "r"].get(b"k:" + child.encode(), b"").startswith(b"@")
+            elsewhere = runs[task, ROOT_RUN].get(b"k:" + child.encode(), b"").startswith(b"@")
             lost = (task, child) not in runs and not elsewhere
         elif kind == "i":
             lost = f"s|{task}|{run}|{step}" not in timers
@@ -164,7 +163,7 @@ async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
             fields = await hash_at(bus, keys.task(task))
             if fields.get(b"status", b"").decode() in (*ENDED, ""):
                 continue
-            found[task, "r"] = fields
+            found[task, ROOT_RUN] = fields
             for run in [name[2:].decode() for name in fields if name.startswith(b"k:")]:
                 child = await hash_at(bus, f"{keys.base}run:{task}/{run}")
                 if child:
@@ -317,10 +316,10 @@ def _children(place: Place, fields: Fields, runs: dict[Place, Fields]) -> list[P
         if not name.startswith(b"m:") or value[8:9] != b"a":
             continue
         child = f"{run}/{name[2:].decode()}"
-        elsewhere = runs.get((partition, task, "r"), {}).get(b"k:" + child.encode(), b"").decode()
+        elsewhere = runs.get((partition, task, ROOT_RUN), {}).get(b"k:" + child.encode(), b"").decode()
         if elsewhere.startswith("@"):
             there, _, other = elsewhere[1:].partition(":")
-            found.append((int(there), other, "r"))
+            found.append((int(there), other, ROOT_RUN))
         else:
             found.append((partition, task, child))
     return found
@@ -431,7 +430,7 @@ class EngineWatch:
         now = time.time() * 1000
         error = StepFailure(UNAVAILABLE, reason, at=now)
         put = float(step.entry.partition(b"-")[0])
-        row = Step(step.run, step.stream.partition(":")[0], step.name, "failed", put, now)
+        row = Step(step.run, step.stream.partition(":")[0], step.name, Status.FAILED, put, now)
         row.attempt = step.attempt
         row.input = msgspec.Raw(step.data)
         row.error = error

@@ -24,7 +24,7 @@ from runtime_core.declare.tool import AbandonedThreads, Tool, ToolContext
 from runtime_core.errors import ConfigurationError, InvalidInput, WeftError
 from runtime_core.host.local import LocalApp
 from runtime_core.testing.crashes import HiddenFrames, KillReport, StandIn, When, compare, run_and_kill
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED, Status
 
 __tracebackhide__ = HiddenFrames()
 POLL_SECONDS = 0.003
@@ -195,7 +195,7 @@ class AppTest:
         except TimeoutError:
             raise AssertionError(f"task {task.task_id} has not ended after {timeout:g} s") from None
         response = await task.result(timeout)
-        if response.status != "completed":
+        if response.status != Status.COMPLETED:
             raise AssertionError(await self._why_failed(task, response.status, response.error))
         return response.output
 
@@ -212,7 +212,7 @@ class AppTest:
                 "Read clocks, random numbers and files in ctx.step, ctx.now and tools only"
             )
         for run in replayed.runs.values():
-            if run.status in ("completed", "failed") and not run.same:
+            if run.status in (Status.COMPLETED, Status.FAILED) and not run.same:
                 raise AssertionError(
                     f"task {task.task_id} is not deterministic: run {run.run} of agent {run.agent!r} ended "
                     f"differently, with {run.output!r}"
@@ -249,7 +249,7 @@ class AppTest:
             known = ", ".join(sorted(self.app.agents)) or "none"
             raise ConfigurationError(f"app {self.app.name!r} declares no agent {agent!r}: it declares {known}")
         whole = await run_and_kill(self.app, agent, input, key=key, kill_at=None, timeout=timeout, answer=answer)
-        if whole.status != "completed":
+        if whole.status != Status.COMPLETED:
             raise AssertionError(f"agent {agent!r} {whole.status} without a kill: {whole.error}")
         killed, problems = [], []
         places: list[tuple[int, When]] = [

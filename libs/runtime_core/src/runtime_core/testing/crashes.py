@@ -25,7 +25,8 @@ from runtime_core.host.host import Host
 from runtime_core.host.local import NAMESPACE, add_services
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.wire.events import ENDED, TaskResponse
+from runtime_core.wire.events import TaskResponse
+from runtime_core.wire.step import ENDED, Status
 
 COMMITS = {
     "commit_turn": "the commit of a turn",
@@ -340,7 +341,7 @@ async def _end_of(client: Client, task: TaskHandle, timeout: float, answer: Answ
             for letter in await DeadLetters(client.buses).newest(1):
                 if (await task.show())["status"] not in ENDED:
                     error = {"type": letter.reason, "message": str(letter.error.get("message", ""))}
-                    return TaskResponse(task.task_id, "failed", error=error)
+                    return TaskResponse(task.task_id, Status.FAILED, error=error)
             await _continue(client, task, answer)
         return await ended
     finally:

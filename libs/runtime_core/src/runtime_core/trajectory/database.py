@@ -26,6 +26,7 @@ from runtime_core.trajectory import tables
 from runtime_core.trajectory.reading import in_order
 from runtime_core.trajectory.tables import step_of
 from runtime_core.wire.contents import REFERENCES, Contents, Node
+from runtime_core.wire.ids import ROOT_RUN
 from runtime_core.wire.step import Fork, Step, before, place
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ async def inherited_by(connection: AsyncConnection, namespace: str, fork: Fork) 
         inherited += await _steps_before(connection, namespace, origin)
         further = await fork_of(connection, namespace, origin.task)
         # Of the steps that the origin has inherited, count only those before this fork.
-        if further is not None and place("r", origin.step) < place("r", further.step):
+        if further is not None and place(ROOT_RUN, origin.step) < place(ROOT_RUN, further.step):
             further = Fork(further.task, origin.step)
         origin = further
     inherited.sort(key=in_order)

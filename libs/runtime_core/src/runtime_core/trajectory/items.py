@@ -14,6 +14,7 @@ import msgspec
 from runtime_core.errors import InvalidInput
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
+from runtime_core.wire.ids import ROOT_RUN
 from runtime_core.wire.model_call import (
     answer_of,
     content_of,
@@ -23,7 +24,7 @@ from runtime_core.wire.model_call import (
     tool_calls_of,
     usage_of,
 )
-from runtime_core.wire.step import Step, TaskEnd, place
+from runtime_core.wire.step import Status, Step, TaskEnd, place
 
 Score: TypeAlias = float | Mapping[str, Any] | None  # Any: the user's own JSON
 _FOLLOWING = frozenset({"tool", "agent", "engine", "ray", "spark", "human"})
@@ -225,7 +226,7 @@ class TrajectoryStrategy:
         return ItemAction(
             content=content_of(row) if decision.call is not None else decoded(row.output),
             tool_calls=named if named is not None else [_call(step) for step in decision.following],
-            is_agent_finished=decision.last and decision.run.status == "completed",
+            is_agent_finished=decision.last and decision.run.status == Status.COMPLETED,
             usage=decision.usage,
             logprobs=logprobs_of(row),
             ext_info=ext_info,
@@ -319,7 +320,7 @@ def _decisions(trajectory: TaskTrajectory) -> Iterator[tuple[Step, Step | None, 
     # A run that still runs, or whose row was lost, has decided too.
     for run in parts:
         if run not in runs:
-            name = trajectory.end.agent if trajectory.end is not None and run == "r" else ""
+            name = trajectory.end.agent if trajectory.end is not None and run == ROOT_RUN else ""
             runs[run] = Step(run=run, kind="agent", name=name, status="", started=0.0, ended=0.0)
     made: list[tuple[Step, Step | None, list[Step], bool]] = []
     for run, row in runs.items():

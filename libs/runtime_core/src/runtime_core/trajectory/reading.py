@@ -10,7 +10,7 @@ import msgspec
 
 from runtime_core.wire.codec import readable
 from runtime_core.wire.model_call import logprobs_of, usage_of
-from runtime_core.wire.step import NOTHING, Fork, Step, StepFailure, TaskEnd, place
+from runtime_core.wire.step import NOTHING, Fork, Status, Step, StepFailure, TaskEnd, place
 
 _AFTER_ALL = "~"
 """Sorts after the places of all steps below."""
@@ -217,7 +217,7 @@ def _last_attempts(trajectory: TaskTrajectory) -> dict[str, Step]:
             if "result" in given:  # a result that the fork has replaced
                 at = msgspec.json.decode(given["step"], type=str)
                 found[f"{step.run}/{at}"] = msgspec.structs.replace(
-                    step, step=at, kind="", name="", input=NOTHING, output=given["result"], status="completed"
+                    step, step=at, kind="", name="", input=NOTHING, output=given["result"], status=Status.COMPLETED
                 )
     return found
 

@@ -41,7 +41,7 @@ from runtime_core.trajectory.writers import (
 )
 from runtime_core.wire.contents import without_nul
 from runtime_core.wire.ids import ROOT_RUN, child_run
-from runtime_core.wire.step import TaskEnd, as_call, place
+from runtime_core.wire.step import Status, TaskEnd, as_call, place
 
 __all__ = ["Filters", "RecordEntry", "StoredStep", "TaskTrajectory", "TrajectoryStore", "Unreadable"]
 _PAGE_ROWS_MAX = 1_000
@@ -119,7 +119,7 @@ def _begins_with(task: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
 def _has_status(status: str) -> list[ColumnElement[bool]]:
     ends = tables.TASKS.c
     wanted: list[ColumnElement[bool]] = [ends.status == status]
-    if status != "completed":
+    if status != Status.COMPLETED:
         wanted.append(ends.status != literal_column("'completed'"))  # as in the condition of the index
     return wanted
 

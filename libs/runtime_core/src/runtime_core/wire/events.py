@@ -13,7 +13,7 @@ from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.envelope import Envelope, rfc3339
 from runtime_core.wire.ids import RunHeader, event_id, fingerprint
-from runtime_core.wire.step import USAGE_BY_MODEL
+from runtime_core.wire.step import ENDED, USAGE_BY_MODEL, Status
 
 ACCEPTED = "weft.task.accepted"
 REJECTED = "weft.task.rejected"
@@ -26,7 +26,6 @@ STEP_RECORDED = "weft.step.recorded"
 
 FACT_SOURCE = "weft"
 """The source of every fact."""
-ENDED = ("completed", "failed", "cancelled")
 STEP_KINDS = {
     "t": "tool",
     "a": "agent",
@@ -37,7 +36,12 @@ STEP_KINDS = {
     "m": "receive",
     "k": "acquire",
 }
-_STATUSES = {"success": "completed", "finished": "completed", "timeout": "failed", "interrupted": "cancelled"}
+_STATUSES = {
+    "success": Status.COMPLETED,
+    "finished": Status.COMPLETED,
+    "timeout": Status.FAILED,
+    "interrupted": Status.CANCELLED,
+}
 """The status of an ended task in other runtimes → its status in Weft."""
 
 
@@ -206,14 +210,14 @@ class TaskResponse:
         be `success`, `finished`, `timeout` or `interrupted`. Without it, `success` or `error` determines the status.
         """
         if not status:
-            status = "completed" if success or (success is None and error is None and not msg) else "failed"
+            status = Status.COMPLETED if success or (success is None and error is None and not msg) else Status.FAILED
         late = status == "timeout"
         status = _STATUSES.get(status, status)
         if status not in ENDED:
             raise InvalidInput("status", f"{status!r} is not one of {', '.join((*ENDED, *_STATUSES))}")
         given = output if output is not None else content if content is not None else answer
-        if status != "completed" and error is None:
-            kind = "Cancelled" if status == "cancelled" else "TimeLimit" if late else "TaskFailed"
+        if status != Status.COMPLETED and error is None:
+            kind = "Cancelled" if status == Status.CANCELLED else "TimeLimit" if late else "TaskFailed"
             error = {"type": kind, "message": msg or (given if isinstance(given, str) else "")}
         put = object.__setattr__
         put(self, "task_id", task_id or id)
@@ -265,7 +269,7 @@ class TaskResponse:
     @property
     def success(self) -> bool:
         """Whether it completed."""
-        return self.status == "completed"
+        return self.status == Status.COMPLETED
 
     @property
     def msg(self) -> str:
@@ -274,7 +278,7 @@ class TaskResponse:
 
     def value(self) -> Any:  # Any: as output
         """Return the output. Raises TaskFailed if the task did not complete."""
-        if self.status != "completed":
+        if self.status != Status.COMPLETED:
             error = self.error or {}
             raise TaskFailed(f"task {self.task_id} {self.status}: {error.get('type', '')}: {error.get('message', '')}")
         return self.output

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from runtime_core.errors import InvalidInput
 from runtime_core.wire.codec import quoted
+from runtime_core.wire.ids import ROOT_RUN
 
 NOTHING = msgspec.Raw(b"")
 """No input or output. Encoding a step omits exactly this object; any other empty value would break the JSON."""
@@ -19,6 +20,30 @@ NOTHING = msgspec.Raw(b"")
 
 USAGE_BY_MODEL = "models"
 """The member of the JSON that holds the amounts by model; no amount may have this name."""
+
+
+class Status:
+    """The statuses of a task: stored, sent and shown as these words. A step has one of ENDED."""
+
+    ACCEPTED: Final = "accepted"
+    RUNNING: Final = "running"
+    WAITING: Final = "waiting"
+    COMPLETED: Final = "completed"
+    FAILED: Final = "failed"
+    CANCELLED: Final = "cancelled"
+
+
+OPEN = (Status.ACCEPTED, Status.RUNNING, Status.WAITING)
+"""Statuses of tasks that have not ended."""
+OPEN_AS_STORED = tuple(status.encode() for status in OPEN)
+ENDED = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+"""How a task or a step may end."""
+
+
+# A journal entry is `digest (8 hex) · status (1) · epoch ms (13 digits) · payload`.
+JOURNAL_PREFIX = 22
+RESULT_OK = b"K"
+RESULT_ERROR = b"E"
 
 
 class StepFailure(msgspec.Struct, omit_defaults=True):
@@ -178,11 +203,11 @@ def before(run: str, step: str, at: str) -> bool:
     """
     inside, _, rest = run.partition("/")
     path = [*rest.split("/"), step] if rest else [step]
-    if inside != "r":
+    if inside != ROOT_RUN:
         return False
     for own, limit in zip(path, at.split("/"), strict=False):
         if own != limit:
-            return bool(own) and place("r", own) < place("r", limit)
+            return bool(own) and place(ROOT_RUN, own) < place(ROOT_RUN, limit)
     return False
 
 

@@ -23,6 +23,7 @@ from runtime_core.gateway.requests import CONFLICT, NO_LETTER, NO_TASK, Problem,
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.wire import codec
 from runtime_core.wire.codec import readable
+from runtime_core.wire.step import Status
 
 CANCELLED = "cancelled in the console"
 SELECTED_MAX = 200
@@ -238,7 +239,7 @@ class Actions:
     async def cancel(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
         status = await self._access.cancel(visit.caller, task_id, CANCELLED)
-        return see(f"{HOME}/tasks/{task_id}", "cancelled" if status == "cancelled" else f"had-{status}")
+        return see(f"{HOME}/tasks/{task_id}", "cancelled" if status == Status.CANCELLED else f"had-{status}")
 
     async def answer(self, visit: Visit) -> Response:
         task_id = visit.request.path_params["task_id"]
@@ -308,7 +309,7 @@ async def _late_answer(access: Access, caller: Caller, task_id: str, request_id:
         recorded = None  # not recorded yet, or there is no store
     run, _, step = views.path_of_request(request_id).rpartition("/")
     for each in recorded.steps if recorded is not None else ():
-        if (each.run, each.step) == (run, step) and each.status == "completed":
+        if (each.run, each.step) == (run, step) and each.status == Status.COMPLETED:
             answer = views.preview(readable(bytes(each.output)), ANSWER_SHOWN)
             first = f"The answer was {answer}" if answer else "It was answered"
             return Problem(ANSWERED, f"{first}, at {utc(each.ended)}. Yours was not used.")

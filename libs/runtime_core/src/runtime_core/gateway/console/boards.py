@@ -32,7 +32,7 @@ from runtime_core.state_manager.waits import HeldWork, Quarantine, find_quaranti
 from runtime_core.trajectory.reading import first_difference
 from runtime_core.trajectory.tree import decoded, to_tree
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.events import ENDED
+from runtime_core.wire.step import ENDED, Status
 
 SAMPLE = 500
 """The newest tasks, of which the overview is made: reading all of a million would take minutes."""
@@ -80,7 +80,9 @@ class Boards:
         oldest = await self._access.open_the_longest(visit.caller, OLDEST)
         held, held_count = await self._held(visit)
         cost = await self._cost_today(visit) if visit.request.query_params.get("cost") else None
-        took = sorted(row["ended"] - row["created"] for row in rows if row["status"] == "completed" and "ended" in row)
+        took = sorted(
+            row["ended"] - row["created"] for row in rows if row["status"] == Status.COMPLETED and "ended" in row
+        )
         return self._site.render(
             visit,
             "overview.html",
@@ -348,7 +350,7 @@ async def _processes(bus: EventBus) -> Row:
 
 def _failed_last(rows: Sequence[Row]) -> list[Row]:
     """Return the tasks that failed last, the newest failure first."""
-    failed = [row for row in rows if row["status"] == "failed"]
+    failed = [row for row in rows if row["status"] == Status.FAILED]
     return sorted(failed, key=lambda row: row.get("ended") or 0, reverse=True)[:FAILED]
 
 
@@ -361,7 +363,7 @@ def _buckets(rows: list[Row], now: float) -> list[tuple[float, float, float, str
     for row in rows:
         at = min(BUCKETS - 1, int((row["created"] - start) / width))
         every[at] += 1
-        failed[at] += row["status"] == "failed"
+        failed[at] += row["status"] == Status.FAILED
     most = max(every.values(), default=1)
     return [
         (at * 1000 / BUCKETS, 100 * every[at] / most, 100 * failed[at] / most,

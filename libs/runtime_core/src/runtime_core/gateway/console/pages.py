@@ -28,7 +28,8 @@ from runtime_core.gateway.tasks import STATUSES, StreamRoutes
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.telemetry import trace_context
 from runtime_core.trajectory.tree import decoded, to_tree
-from runtime_core.wire.ids import is_task_id
+from runtime_core.wire.ids import ROOT_RUN, is_task_id
+from runtime_core.wire.step import OPEN, Status
 
 FILTERS = ("status", "agent", "session", "key", "tenant", "age", "waits", "q")
 """Parameters of the list of tasks that select tasks."""
@@ -85,7 +86,7 @@ class Pages:
             given["status"] = ""
         given["waits"] = given["waits"] if given["waits"] in views.WAITS else ""
         if given["waits"]:
-            given["status"] = "waiting"
+            given["status"] = Status.WAITING
         if is_task_id(given["q"]) and await (await self._access.handle(visit.caller, given["q"])).exists():
             return RedirectResponse(f"{HOME}/tasks/{given['q']}", 303, HEADERS)
         named = await self._named(visit, given["q"])
@@ -155,7 +156,7 @@ class Pages:
 
     async def _with_reason(self, visit: Visit, row: Row) -> Row:
         """Return a failed or open task of a list with its error, or with what it waits for, which lists leave out."""
-        if row["status"] in ("completed", "cancelled"):
+        if row["status"] in (Status.COMPLETED, Status.CANCELLED):
             return row
         try:
             return await self._access.reason(visit.caller, row)
@@ -167,7 +168,7 @@ class Pages:
         view, tree, context = await self._task(visit, task_id)
         query = visit.request.query_params
         line = views.timeline(view, tree)
-        failure = root_failure(line) if view["status"] == "failed" else None
+        failure = root_failure(line) if view["status"] == Status.FAILED else None
         chosen = line.row(query.get("step", "")) or (failure.row if failure else None) or line.rows[0]
         views.decode(chosen)
         now = views.now_ms()
@@ -191,7 +192,7 @@ class Pages:
             tokens=tokens,
             cost=cost,
             now=now,
-            open=view["status"] in ("accepted", "running", "waiting"),
+            open=view["status"] in OPEN,
             recorded=tree is not None,
             fork=(tree or {}).get("fork"),
         )
@@ -232,7 +233,7 @@ class Pages:
             view["input"] = decoded(
                 cast(msgspec.Raw, tree["runs"][0]["input"])
             )  # the broker keeps the input of open tasks only
-        if view["status"] == "failed" and visit.may(OPERATE):
+        if view["status"] == Status.FAILED and visit.may(OPERATE):
             letters, _ = await self._access.letters(visit.caller, LetterFilter(task=task_id), LETTERS_MAX)
             view["dead_letters"] = [letter["letter_id"] for letter in letters]
         context = await handle.bus.transport.call("HGET", handle.bus.keys.task(handle.task_id), "x")
@@ -336,9 +337,9 @@ class FailurePath:
 
 def root_failure(line: views.Timeline) -> FailurePath | None:
     """Return the first failure of a failed task; None if no failed step is recorded."""
-    failed = [row for row in line.every if row.status == "failed" and row.node.get("error")]
+    failed = [row for row in line.every if row.status == Status.FAILED and row.node.get("error")]
     # A run fails when its step does, so the deepest row of the chain below the first run is the cause.
-    chain = [row for row in failed if row.path == "r"]
+    chain = [row for row in failed if row.path == ROOT_RUN]
     while chain:
         below = [row for row in failed if row.path != chain[-1].path and row.path.startswith(chain[-1].path + "/")]
         same = [row for row in below if row.node["error"]["message"] in chain[-1].node["error"]["message"]] or []

@@ -16,7 +16,8 @@ from runtime_core.base.text import TURNS, amount, brief, in_bytes, iso, money, s
 from runtime_core.client.task_view import describe_wait
 from runtime_core.state_manager.waits import describe_lack
 from runtime_core.wire.codec import readable
-from runtime_core.wire.step import place
+from runtime_core.wire.ids import ROOT_RUN
+from runtime_core.wire.step import OPEN, Status, place
 
 Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
@@ -281,7 +282,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     rows = [_row(depth, node) for depth, node in _walk((tree or {}).get("runs", ()))]
     _sum_up_usage(rows)
     if not rows:
-        rows.append(StepRow("r", 0, "agent", "", "", created, end, {}))
+        rows.append(StepRow(ROOT_RUN, 0, "agent", "", "", created, end, {}))
     _open_steps(rows, view, created, end)
     origin = float(created) if (tree or {}).get("fork") else 0.0
     _add_replaced(rows, created)
@@ -290,7 +291,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
         if row.path in prompts:
             row.name = row.name or str(prompts[row.path]["prompt"])
     root = rows[0]
-    if root.path == "r" and not root.node.get("recorded"):
+    if root.path == ROOT_RUN and not root.node.get("recorded"):
         root.name, root.kind, root.status = str(view.get("agent", "")), "agent", str(view.get("status", ""))
         root.started, root.ended = created, end
         root.node = {**root.node, "input": view.get("input"), "output": view.get("output"), "error": view.get("error")}
@@ -300,7 +301,7 @@ def timeline(view: Mapping[str, Json], tree: Mapping[str, Json] | None, most: in
     for row in own:
         _draw(row, row.path in paths)
     _draw_gaps(own)
-    if root.path == "r":
+    if root.path == ROOT_RUN:
         if 0 < created < root.started:
             root.bars.insert(0, Bar("queue", created, root.started, f"admitted after {span(root.started - created)}"))
         # The broker writes the task's end, so what follows the code's own end is the last commit.
@@ -326,7 +327,7 @@ def _shown(rows: list[StepRow], most: int) -> list[StepRow]:
     """Return the rows of a page: those that failed or have not ended before the others, in the order of the tree."""
     if len(rows) <= most:
         return rows
-    matter = [row for row in rows if row.status in ("failed", "waiting", "running")][:most]
+    matter = [row for row in rows if row.status in (Status.FAILED, Status.WAITING, Status.RUNNING)][:most]
     kept = {row.path for row in matter}
     kept.update(row.path for row in [row for row in rows if row.path not in kept][: most - len(kept)])
     return [row for row in rows if row.path in kept]
@@ -351,7 +352,7 @@ def path_of(node: Json) -> str:
 
 def _row(depth: int, node: Json) -> StepRow:
     tokens, cost = tokens_and_cost(node["usage"]) if node["usage"] else (0.0, 0.0)
-    status = node["status"] or ("running" if not node["recorded"] else "")
+    status = node["status"] or (Status.RUNNING if not node["recorded"] else "")
     name = _question_in(node["input"]) or node["name"] if node["kind"] == "human" else node["name"]
     entry = _ENTRY.fullmatch(node["cause"]) if node["kind"] in ("tool", "engine", "ray", "spark") else None
     return StepRow(
@@ -379,7 +380,7 @@ def _add_replaced(rows: list[StepRow], created: float) -> None:
         at = next((n for n, other in siblings if place("", other.rpartition("/")[2]) > place("", step)), at)
         node = {"output": origin.result, "recorded": False, "started": created}
         depth = run.count("/") + 1
-        rows.insert(at, StepRow(path, depth, "step", GIVEN, "completed", created, created, node))
+        rows.insert(at, StepRow(path, depth, "step", GIVEN, Status.COMPLETED, created, created, node))
 
 
 class _Question(msgspec.Struct):
@@ -425,11 +426,11 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
         own = by_path.get(wait["run"])
         since = wait.get("since") or below.direct_ends.get(wait["run"], own.started if own is not None else created)
         name = str(wait.get("name") or "")
-        row = StepRow(path, (own.depth if own else 0) + 1, wait["kind"], name, "waiting", float(since), now, {})
+        row = StepRow(path, (own.depth if own else 0) + 1, wait["kind"], name, Status.WAITING, float(since), now, {})
         row.wait, row.attempts = wait, int(wait.get("attempt") or 1)
         added.setdefault(wait["run"], []).append(row)
         by_path[path] = row
-    if view.get("status") in ("accepted", "running", "waiting"):
+    if view.get("status") in OPEN:
         _reopen(by_path, [path for path, _ in waits], now)
     if added:
         rows[:] = _with_added(rows, added, below)
@@ -437,11 +438,11 @@ def _open_steps(rows: list[StepRow], view: Mapping[str, Json], created: float, n
 
 def _reopen(by_path: Mapping[str, StepRow], paths: Sequence[str], now: float) -> None:
     """Show a redriven step, and the runs above it, as open: the record has their failure until they end again."""
-    for path in {"r", *paths}:
+    for path in {ROOT_RUN, *paths}:
         while path:
             row = by_path.get(path)
-            if row is not None and row.status == "failed":
-                row.status, row.ended = "waiting", now
+            if row is not None and row.status == Status.FAILED:
+                row.status, row.ended = Status.WAITING, now
             path = path.rpartition("/")[0]
 
 
@@ -522,10 +523,11 @@ def _draw(row: StepRow, labelled: bool) -> None:
         label = f"committed in {span(committed - row.ended)}" if labelled else ""
         row.bars.append(Bar("commit", row.ended, committed, label))
     row.bars += [
-        Bar("failed", error["at"], error["at"], f"attempt {number} failed") for number, error in enumerate(errors, 1)
+        Bar(Status.FAILED, error["at"], error["at"], f"attempt {number} failed")
+        for number, error in enumerate(errors, 1)
     ]
-    if row.status == "failed":
-        row.bars.append(Bar("failed", row.ended, row.ended, "failed"))
+    if row.status == Status.FAILED:
+        row.bars.append(Bar(Status.FAILED, row.ended, row.ended, "failed"))
 
 
 def _attempts(kind: str, errors: Sequence[Mapping[str, Any]], last: float) -> Iterator[Bar]:  # Any: JSON
@@ -548,7 +550,7 @@ def _draw_gaps(rows: Sequence[StepRow]) -> None:
             # A letter's own failure is recorded a moment after its time.
             again = min((at for at in later if at > failed + 1), default=row.ended)
             row.bars.append(Bar("dead", failed, again, f"failed, and redriven after {span(again - failed)}"))
-        if row.kind == "agent" and row.status == "cancelled" and not row.node.get("recorded"):
+        if row.kind == "agent" and row.status == Status.CANCELLED and not row.node.get("recorded"):
             # What ran or waited at the cancel is not recorded.
             known = below.ends.get(row.path, row.started)
             row.bars.append(Bar("lost", known, row.ended, f"not recorded, {span(row.ended - known)}: it was cancelled"))

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
-from runtime_core.consumer.effects import FAILED, Completed, Failed, TurnResult
+from runtime_core.consumer.effects import Completed, Failed, TurnResult
 from runtime_core.consumer.settle import failure_of, traceback_of
 from runtime_core.declare.declaration import Place, RetryPolicy
 from runtime_core.declare.schema import Schema
@@ -54,7 +54,8 @@ from runtime_core.runs.run import Run, RunDefinition
 from runtime_core.runs.scheduler import Branch
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.runs.step import DurableStep
-from runtime_core.wire.ids import child_run, fingerprint, step_digest
+from runtime_core.wire.ids import ROOT_RUN, child_run, fingerprint, step_digest
+from runtime_core.wire.step import RESULT_ERROR
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Actors:
         """The handlers of this process, with those that wait to begin."""
         return [run for runs in self._runs.values() for run in runs]
 
-    def cancel(self, task: str, run: str = "r") -> None:
+    def cancel(self, task: str, run: str = ROOT_RUN) -> None:
         """Cancel the handlers of a request in this process; the broker informs other processes."""
         for each in list(self._runs.get(task, ())):
             if each.run_id == run or each.run_id.startswith(f"{run}/"):
@@ -289,7 +290,7 @@ class ActorRun(Run):
         if self._instance is not None:
             await self._end_copies(self._instance, asked_run)
             await self._instance.catch_up(state)
-        if status_of(value) == FAILED:
+        if status_of(value) == RESULT_ERROR:
             raise self.actors.failed(place, *recorded_error(value))
         return unwrapped(payload_of(value))[0]
 

@@ -38,6 +38,7 @@ from runtime_core.state_manager.keeper import Keeper
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import RunHeader, fingerprint, instance_address, partition_of
+from runtime_core.wire.step import OPEN_AS_STORED
 
 logger = logging.getLogger(__name__)
 
@@ -342,7 +343,6 @@ SUBSCRIPTIONS = "weft:subscriptions"
 MESSAGES = "weft:messages"
 """Reserved names in a saved state; agents' names contain a slash."""
 
-_UNDONE = (b"accepted", b"running", b"waiting")
 _SCAN = 500
 _OF_SUBSCRIPTION = ("topic", "agent_type", "prefix")
 _OF_MESSAGE = ("id", "agent_type", "key", "input")
@@ -431,7 +431,7 @@ class Saved:
         for task in cast(list[bytes], await call("ZRANGE", keys.index, 0, -1)):
             fields = cast(list[Reply], await call("HMGET", keys.task(task.decode()), "status", "h", "d", "x"))
             status, header, data, context = fields
-            if status not in _UNDONE or header is None or data is None:
+            if status not in OPEN_AS_STORED or header is None or data is None:
                 continue
             _, name, key, *_ = RunHeader.parse(cast(bytes, header))
             if not key:

@@ -32,7 +32,7 @@ from runtime_core.integrations.actors.protocol import Vocabulary
 from runtime_core.telemetry.trace_context import restated
 from runtime_core.wire.commands import Submission
 from runtime_core.wire.ids import ROOT_RUN, fingerprint
-from runtime_core.wire.step import ErrorText
+from runtime_core.wire.step import ErrorText, Status
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class Requests:
 
     def _response(self, place: str, final: bytes) -> bytes:
         end = msgspec.json.decode(final, type=_End)
-        if end.status == "completed":
+        if end.status == Status.COMPLETED:
             return bytes(end.output)
         raise self._actors.failed(place, end.error.type or end.status, end.error.message)
 

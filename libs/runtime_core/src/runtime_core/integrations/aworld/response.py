@@ -15,6 +15,7 @@ from runtime_core.errors import InvalidInput, WeftError
 from runtime_core.integrations.aworld.task import CONTEXT_STEP, Task
 from runtime_core.wire.events import TaskRecord, TaskResponse
 from runtime_core.wire.ids import ROOT_RUN
+from runtime_core.wire.step import Status
 
 if TYPE_CHECKING:
     from runtime_core.state_manager.dead_letters import DeadLetters
@@ -93,12 +94,12 @@ async def completed(response: TaskResponse, task: Task, read: ReadTask) -> TaskR
     except Exception as error:  # the user's own strategy may raise anything
         log.exception("task %s: its trajectory strategy failed", task.id)
         logged = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
-        return dataclasses.replace(response, status="failed", error=logged)
+        return dataclasses.replace(response, status=Status.FAILED, error=logged)
 
 
 def _with_traceback(response: TaskResponse, recorded: TaskTrajectory) -> dict[str, str] | None:
     """Return the error with the traceback of the user's code, and log it."""
-    if response.status != "failed" or response.error is None:
+    if response.status != Status.FAILED or response.error is None:
         return response.error
     failed = [
         step.error
@@ -115,7 +116,7 @@ async def with_traceback_of_letter(response: TaskResponse, letters: DeadLetters)
     """Return the response of a task without a record, with the traceback that its dead letter keeps; and log it."""
     from runtime_core.state_manager.dead_letters import LetterFilter
 
-    if response.status != "failed" or response.error is None:
+    if response.status != Status.FAILED or response.error is None:
         return response
     # Errors that an agent caught left older letters.
     for letter in await letters.newest(LETTERS, LetterFilter(task=response.task_id)):

@@ -51,6 +51,7 @@ from runtime_core.integrations.aworld.task import CONTEXT_STEP, TASK_AGENT, Task
 from runtime_core.runs.definition import AgentDefinition, Coro
 from runtime_core.runs.policy import Observation
 from runtime_core.wire.events import TaskResponse
+from runtime_core.wire.step import Status
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -199,8 +200,8 @@ class Runner(ABC):
         try:
             output = await self.ctx.agent(agent_of_runner(task.runner_cls), found)
         except AgentError as error:
-            return TaskResponse(task.id, "failed", error={"type": error.type, "message": error.message})
-        return TaskResponse(task.id, "completed", output)
+            return TaskResponse(task.id, Status.FAILED, error={"type": error.type, "message": error.message})
+        return TaskResponse(task.id, Status.COMPLETED, output)
 
     async def pre_run(self) -> None:  # noqa: B027  # most runners have nothing to prepare
         """Prepare."""
@@ -214,7 +215,7 @@ class Runner(ABC):
 
     def _unsaid(self) -> TaskResponse:
         """Return the response to use when `do_run` returned None."""
-        return TaskResponse(self.task.id, "completed")
+        return TaskResponse(self.task.id, Status.COMPLETED)
 
     async def _called_with_context(self) -> TaskResponse | None:
         """Call `do_run`, with the context if it takes one."""
@@ -306,7 +307,7 @@ class TaskRunner(Runner):
         """Handle messages until one ends the task. Raises the task's error if it failed."""
         loop = EventLoop(self.event_manager, max_steps=MESSAGES_PER_STEP * self.max_steps)
         outcome = await loop.run(())
-        if outcome.status != "completed" and outcome.cause is not None:
+        if outcome.status != Status.COMPLETED and outcome.cause is not None:
             raise outcome.cause
         self._output = outcome.value()
 
@@ -320,7 +321,7 @@ class TaskRunner(Runner):
 
     def _response(self) -> TaskResponse:
         """Return the response with the agents' output."""
-        self._ended = TaskResponse(self.task.id, "completed", self._output)
+        self._ended = TaskResponse(self.task.id, Status.COMPLETED, self._output)
         return self._ended
 
 
@@ -435,7 +436,7 @@ class RunnerDefinition(AgentDefinition):
         error = response.error or {}
         kind, text = error.get("type") or response.status.capitalize(), error.get("message", "")
         # The runner chose this end, so the caller gets the error and what there was, and there is no dead letter.
-        failed = TaskCancelled(kind, text) if response.status == "cancelled" else AgentError(kind, text)
+        failed = TaskCancelled(kind, text) if response.status == Status.CANCELLED else AgentError(kind, text)
         failed.output, failed.chosen = response.output, True
         raise failed
 

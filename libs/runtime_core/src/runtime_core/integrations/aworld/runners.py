@@ -23,6 +23,7 @@ from runtime_core.integrations.aworld.task import Task, TaskStatus
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import is_own_engine
 from runtime_core.wire.events import CANCELLED, StreamEvent, StreamingMode, TaskResponse
+from runtime_core.wire.step import Status
 
 if TYPE_CHECKING:
     from runtime_core.app.app import App
@@ -166,7 +167,9 @@ class Runners:
         ) as target:
             target.check(task)
             if task.wants_cancel:
-                yield StreamEvent("", CANCELLED, {"task_id": task.id, "status": "cancelled"}, ended=_not_started(task))
+                yield StreamEvent(
+                    "", CANCELLED, {"task_id": task.id, "status": Status.CANCELLED}, ended=_not_started(task)
+                )
                 return
             async with _started(target, task, stream=True) as handle:
                 listeners = Listeners(task)
@@ -240,7 +243,7 @@ async def _ended(target: RunTarget, task: Task, event: StreamEvent) -> StreamEve
 
 def _not_started(task: Task) -> TaskResponse:
     message = "not started: its task_status was set to " + str(task.task_status)
-    return TaskResponse(task.id, "cancelled", error={"type": "Cancelled", "message": message})
+    return TaskResponse(task.id, Status.CANCELLED, error={"type": "Cancelled", "message": message})
 
 
 def _task(
@@ -334,13 +337,13 @@ async def _run_all(target: RunTarget, tasks: Sequence[Task], concurrency: int) -
         async with room:
             if stopped_by:
                 message = f"not started: task {stopped_by} failed, and it has conf.exit_on_failure"
-                return TaskResponse(task.id, "cancelled", error={"type": "Cancelled", "message": message})
+                return TaskResponse(task.id, Status.CANCELLED, error={"type": "Cancelled", "message": message})
             try:
                 response = await _run(target, task)
             except Rejected as error:
-                response = TaskResponse(task.id, "failed", error={"type": "Rejected", "message": str(error)})
+                response = TaskResponse(task.id, Status.FAILED, error={"type": "Rejected", "message": str(error)})
             except InvalidInput as error:
-                response = TaskResponse(task.id, "failed", error={"type": "InvalidInput", "message": str(error)})
+                response = TaskResponse(task.id, Status.FAILED, error={"type": "InvalidInput", "message": str(error)})
             if not response.success and task.config.exit_on_failure:
                 stopped_by = stopped_by or task.id
             return response

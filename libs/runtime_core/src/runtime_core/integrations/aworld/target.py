@@ -41,6 +41,7 @@ from runtime_core.telemetry.trace_context import SAMPLED
 from runtime_core.wire.commands import SubmitOptions, is_own_engine
 from runtime_core.wire.events import StreamEvent, StreamingMode, TaskRecord, TaskResponse
 from runtime_core.wire.ids import fingerprint
+from runtime_core.wire.step import Status
 
 log = logging.getLogger(__name__)
 
@@ -341,7 +342,7 @@ class RunTarget:
             return await completed(response, task, self._read)
         if self._own_app:
             return await with_traceback_of_letter(response, DeadLetters(self._client.buses))
-        if response.status == "failed" and response.error is not None:
+        if response.status == Status.FAILED and response.error is not None:
             log.warning(
                 "task %s failed: %s: %s; if code raised it, the log of the services has the traceback. "
                 "Pass trajectory=, or set WEFT_TRAJECTORY_URL, to have it in the response",
@@ -396,7 +397,7 @@ class RunTarget:
     def _unfinished(self, task: str) -> TaskResponse:
         assert self._failed is not None
         error = {"type": "EngineUnavailable", "message": str(self._failed.result())}
-        return TaskResponse(task, "failed", error=error)
+        return TaskResponse(task, Status.FAILED, error=error)
 
     def _has_ended(self, task: str) -> None:
         self._open.pop(task, None)

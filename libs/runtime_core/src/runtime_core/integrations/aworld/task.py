@@ -20,6 +20,7 @@ from runtime_core.wire.codec import quoted
 from runtime_core.wire.commands import ENGINES, is_own_engine
 from runtime_core.wire.events import StreamingMode, streaming_mode
 from runtime_core.wire.ids import TASK_ID_RULE, is_task_id
+from runtime_core.wire.step import Status
 
 if TYPE_CHECKING:
     from runtime_core.integrations.aworld.orchestration import RunScope
@@ -64,7 +65,7 @@ class TaskStatus(StrEnum):
     @classmethod
     def of(cls, response: TaskResponse) -> TaskStatus:
         """Return the status of a task that ended with this response."""
-        if response.status == "failed":
+        if response.status == Status.FAILED:
             late = (response.error or {}).get("type") == "TimeLimit"
             return cls.TIMEOUT if late else cls.FAILED
         return cls.SUCCESS if response.success else cls.CANCELLED

@@ -26,6 +26,7 @@ from runtime_core.integrations.aworld.events.message import (
     UnknownReceiver,
 )
 from runtime_core.wire.codec import quoted
+from runtime_core.wire.step import Status
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -238,11 +239,11 @@ class DefaultTaskHandler(Handler):
     async def handle(self, message: Message) -> AsyncIterator[Message]:
         match message.topic:
             case TopicType.FINISHED | TopicType.TASK_RESPONSE:
-                self.end(message, "completed")
+                self.end(message, Status.COMPLETED)
             case TopicType.ERROR:
-                self.end(message, "failed")
+                self.end(message, Status.FAILED)
             case TopicType.CANCEL:
-                self.end(message, "cancelled")
+                self.end(message, Status.CANCELLED)
             case TopicType.INTERRUPT:
                 self.end(message, "interrupted")
             case TopicType.OUTPUT:
@@ -261,8 +262,8 @@ class DefaultTaskHandler(Handler):
 
     def end(self, message: Message, status: str) -> None:
         """End the run with this message."""
-        error = None if status == "completed" else _error_of(message, status)
-        answer = message.payload if status == "completed" else None
+        error = None if status == Status.COMPLETED else _error_of(message, status)
+        answer = message.payload if status == Status.COMPLETED else None
         self.events.outcome = EventOutcome(status=status, answer=answer, error=error, message=message)
 
 

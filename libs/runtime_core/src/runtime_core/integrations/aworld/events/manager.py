@@ -26,7 +26,7 @@ from runtime_core.integrations.aworld.events.message import (
     message_id,
 )
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.step import place
+from runtime_core.wire.step import Status, place
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -346,7 +346,7 @@ class EventLoop:
         emitted = self.manager.take(1)[0]
         if (again := await self._handle(emitted)) is not None:
             self._outcome(emitted, again)
-        elif self.manager.outcome is not None and self.manager.outcome.status == "failed":
+        elif self.manager.outcome is not None and self.manager.outcome.status == Status.FAILED:
             self._outcome(emitted, failure)
 
     async def _end_by(self, failure: Exception) -> None:
@@ -356,7 +356,7 @@ class EventLoop:
 
     def _outcome(self, message: Message, failure: Exception) -> None:
         self.manager.outcome = EventOutcome(
-            status="failed", error=_error_of(failure), message=message, answer=None, cause=failure
+            status=Status.FAILED, error=_error_of(failure), message=message, answer=None, cause=failure
         )
 
 

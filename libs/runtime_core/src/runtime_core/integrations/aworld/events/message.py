@@ -14,7 +14,8 @@ from runtime_core.errors import InvalidInput, LimitExceeded, StepError, TaskCanc
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import decoded
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.step import Step, place
+from runtime_core.wire.ids import ROOT_RUN
+from runtime_core.wire.step import Status, Step, place
 
 if TYPE_CHECKING:
     from runtime_core.trajectory.store import TrajectoryStore
@@ -300,13 +301,13 @@ class EventOutcome:
 
     def value(self) -> Any:  # Any: as answer
         """Return the answer. Raises HandlerError, TaskCancelled, or the StepError that a handler raised."""
-        if self.status == "completed":
+        if self.status == Status.COMPLETED:
             return self.answer
         # Another attempt would fail in the same way.
         if isinstance(self.cause, StepError | InvalidInput | LimitExceeded):
             raise self.cause
         error = self.error or {}
-        if self.status in ("cancelled", "interrupted"):
+        if self.status in (Status.CANCELLED, "interrupted"):
             raise TaskCancelled(error.get("type", self.status), error.get("message", ""))
         raise HandlerError(error.get("type", self.status), error.get("message", "")) from self.cause
 
@@ -358,7 +359,7 @@ def events_of(trajectory: TaskTrajectory) -> list[Message]:
     emitted = [(trajectory.task, step) for step in trajectory.steps if step.kind == "message"]
     if emitted:
         return in_order(emitted)
-    steps = [step for step in trajectory.steps if step.kind in _CATEGORY and (step.run != "r" or step.step)]
+    steps = [step for step in trajectory.steps if step.kind in _CATEGORY and (step.run != ROOT_RUN or step.step)]
     steps.sort(key=lambda step: (step.started, place(step.run, step.step)))
     return [_from_step(trajectory, step) for step in steps]
 

@@ -17,9 +17,8 @@ from runtime_core.errors import ServerError
 from runtime_core.integrations.aworld.nodes.store import HandleResult, RunNode, RunNodeBusiType, RunNodeStatus
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.trajectory.reading import TaskTrajectory
-from runtime_core.wire.events import ENDED
 from runtime_core.wire.ids import ROOT_RUN, RunHeader, child_run, idempotency_key
-from runtime_core.wire.step import Step, TaskEnd
+from runtime_core.wire.step import ENDED, RESULT_OK, Status, Step, TaskEnd
 
 _KINDS = {
     "agent": RunNodeBusiType.AGENT,
@@ -38,10 +37,10 @@ def recorded_nodes(recorded: TaskTrajectory) -> list[RunNode]:
             node = _node(recorded.task, step, recorded.end)
             found[node.node_id] = node
     if recorded.end is not None:
-        root = idempotency_key(recorded.task, "r")
+        root = idempotency_key(recorded.task, ROOT_RUN)
         # A task that was cancelled or timed out may have no row for its root run.
         found.setdefault(root, ended_node(recorded.end))
-        if recorded.end.status != "completed":
+        if recorded.end.status != Status.COMPLETED:
             found[root] = msgspec.structs.replace(
                 found[root], status=_status(recorded.end.status, _type(recorded.end)), result_msg=_message(recorded.end)
             )
@@ -51,7 +50,7 @@ def recorded_nodes(recorded: TaskTrajectory) -> list[RunNode]:
 def ended_node(end: TaskEnd) -> RunNode:
     """Return a task's root run, from the record of the task's end."""
     return RunNode(
-        node_id=idempotency_key(end.task, "r"),
+        node_id=idempotency_key(end.task, ROOT_RUN),
         busi_type=RunNodeBusiType.AGENT,
         busi_id=end.agent,
         task_id=end.task,
@@ -90,7 +89,7 @@ def _node(task: str, step: Step, end: TaskEnd | None) -> RunNode:
 
 
 def _status(status: str, error: str) -> RunNodeStatus:
-    if status == "completed":
+    if status == Status.COMPLETED:
         return RunNodeStatus.SUCCESS
     return RunNodeStatus.TIMEOUT if error in ("TimeLimit", "HumanTimeout") else RunNodeStatus.FAILED
 
@@ -106,7 +105,11 @@ def _message(end: TaskEnd) -> str:
 Fields = dict[str, bytes]
 
 _NOT_BEGUN = ("mail", "nest")
-_STATUSES = {"completed": RunNodeStatus.SUCCESS, "failed": RunNodeStatus.FAILED, "cancelled": RunNodeStatus.FAILED}
+_STATUSES = {
+    Status.COMPLETED: RunNodeStatus.SUCCESS,
+    Status.FAILED: RunNodeStatus.FAILED,
+    Status.CANCELLED: RunNodeStatus.FAILED,
+}
 _OPEN_STEPS = {
     "t": RunNodeBusiType.TOOL,
     "r": RunNodeBusiType.TOOL,
@@ -277,7 +280,7 @@ def _open_steps(task: str, run: str, fields: Fields, session: str) -> Iterable[R
 
 def _finished(task: str, run: str, session: str, journaled: bytes) -> RunNode:
     """Return an ended run from its result in the journal of the run that called it."""
-    status = RunNodeStatus.SUCCESS if journaled[8:9] == b"K" else RunNodeStatus.FAILED
+    status = RunNodeStatus.SUCCESS if journaled[8:9] == RESULT_OK else RunNodeStatus.FAILED
     payload = msgspec.json.decode(unwrapped(journaled[22:])[0])
     message = "" if status is RunNodeStatus.SUCCESS else f"{payload.get('type', '')}: {payload.get('message', '')}"
     return RunNode(
