@@ -44,6 +44,7 @@ from tests.simulation.programs import (
     LATE,
     SUBSCRIPTIONS,
     TURN_SECONDS,
+    draw_mix,
     simulated_app,
 )
 from tests.simulation.scheduler import Scheduler
@@ -63,6 +64,8 @@ GATEWAY_SECONDS = 3.0
 """How long a gateway may take to stop."""
 MOST_SECONDS = 60.0
 """Of virtual time, after which everything must have ended."""
+FAULT_SECONDS = 20.0
+"""How much longer it may take for each fault beyond the fourth."""
 TAKEN_SECONDS = TURN_SECONDS + SETTLE_SECONDS
 """How much longer it may take if a server has lost the end of a turn whose owner is alive: until then nobody else takes
 that turn."""
@@ -120,7 +123,10 @@ class History:
         """Tasks that a broker may have lost with its last writes."""
         self.lost_tail = False
         self.clock_stepped = False
-        self.tasks = draw_tasks(choice_source, objects=self.objects, engines=bool(self.clusters))
+        self.narrow = choice_source.choose(4) == 3
+        """Whether it has about half of the operations and of the kinds of faults, which then meet more often."""
+        mix = draw_mix(choice_source, engines=bool(self.clusters), narrow=self.narrow)
+        self.tasks = draw_tasks(choice_source, mix, objects=self.objects)
         self.schedule: list[schedules.Command] = []
         if choice_source.choose(2 if self.whole else 24) == 1:
             # In the place of a task, so that no history becomes longer.
@@ -138,8 +144,12 @@ class History:
 
     def _draw_faults(self) -> list[tuple[int, Callable[[History], None]]]:
         choice_source = self.choice_source
-        count = weighted(choice_source, [(2, 0), (5, 1), (4, 2), (2, 3), (1, 4)])
         kinds = faults.kinds(self)
+        if self.narrow:
+            kinds = [each for each in kinds if choice_source.choose(2)] or kinds
+            count = weighted(choice_source, [(1, 1), (2, 2), (4, 3), (4, 4), (3, 6), (1, 9)])
+        else:
+            count = weighted(choice_source, [(2, 0), (5, 1), (4, 2), (2, 3), (1, 4)])
         return [(1 + choice_source.choose(FAULT_STEPS), weighted(choice_source, kinds)) for _ in range(count)]
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -257,12 +267,15 @@ class History:
             if self.clock_stepped and work and self._only_late_timers(work):
                 # Timers that were set by a clock that had stepped, before that was noticed, are late by that step.
                 return
-            if self.loop.now > MOST_SECONDS + (TAKEN_SECONDS if self.lost_tail else 0):
+            if self.loop.now > self._most_seconds():
                 raise Broken(waiting.unsettled(self))
             await asyncio.sleep(0.5)
         found = invariants.look(self)
         if found:
             raise Broken(found)
+
+    def _most_seconds(self) -> float:
+        return MOST_SECONDS + FAULT_SECONDS * max(0, len(self.planned) - 4) + (TAKEN_SECONDS if self.lost_tail else 0)
 
     def _work_left(self) -> tuple[int, int]:
         """Return how much the broker holds that somebody must still do, and how many tasks are open."""

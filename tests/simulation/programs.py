@@ -9,6 +9,7 @@ import asyncio
 import functools
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -53,6 +54,15 @@ NO_MESSAGE = "none"
 TURN_SECONDS = 60.0
 """How long a turn may take."""
 RETRY = RetryPolicy(attempts=3, base_seconds=0.1, factor=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Which operations the programs of a history have."""
+
+    engines: bool = False
+    """Whether some are compute steps."""
+    left_out: frozenset[str] = frozenset()
 
 
 @cache
@@ -253,24 +263,30 @@ async def _answer(seconds: float, request: object, call: ModelCall) -> str:
     return "answer"
 
 
-def draw_program(choice_source: ChoiceSource, *, agent: str, engines: bool = False, depth: int = 0) -> Program:
-    """Return a program for an agent. With `engines`, it has compute steps."""
+def draw_mix(choice_source: ChoiceSource, *, engines: bool, narrow: bool) -> Mix:
+    """Return what programs have: everything, or with `narrow` about half of it."""
+    droppable = (name for _, name in OPERATIONS if name != PLAINEST) if narrow else ()
+    return Mix(engines, frozenset(name for name in droppable if choice_source.choose(2)))
+
+
+def draw_program(choice_source: ChoiceSource, mix: Mix, *, agent: str, depth: int = 0) -> Program:
+    """Return a program for an agent."""
     count = 1 + choice_source.choose(3 if depth else 4)
-    program: Program = [_draw_op(choice_source, depth, engines) for _ in range(count)]
+    program: Program = [_draw_op(choice_source, mix, depth) for _ in range(count)]
     if agent in (*KEYED, NARROW):
         program.insert(choice_source.choose(len(program) + 1), ["count"])
         if not choice_source.choose(4 if agent in KEYED else 2):
-            program.insert(choice_source.choose(len(program) + 1), _draw_released(choice_source, agent, depth, engines))
+            program.insert(choice_source.choose(len(program) + 1), _draw_released(choice_source, mix, agent, depth))
     return program
 
 
-def _draw_released(choice_source: ChoiceSource, agent: str, depth: int, engines: bool) -> Op:
+def _draw_released(choice_source: ChoiceSource, mix: Mix, agent: str, depth: int) -> Op:
     """Return a block without the key, in which the agent often asks itself, perhaps under the key that it gave up."""
-    inside = [_draw_op(choice_source, depth + 1, engines) for _ in range(1 + choice_source.choose(2))]
+    inside = [_draw_op(choice_source, mix, depth + 1) for _ in range(1 + choice_source.choose(2))]
     if not choice_source.choose(3):
-        program: Program = [["count"], _draw_op(choice_source, 2, engines)]
+        program: Program = [["count"], _draw_op(choice_source, mix, 2)]
         if depth < 2 and not choice_source.choose(2):
-            program.append(_draw_released(choice_source, agent, depth + 1, engines))
+            program.append(_draw_released(choice_source, mix, agent, depth + 1))
         inside.insert(choice_source.choose(len(inside) + 1), ["ask", agent, pick(choice_source, KEYS), program])
     return ["released", inside]
 
@@ -280,35 +296,44 @@ def draw_topic(choice_source: ChoiceSource) -> tuple[str, str]:
     return pick(choice_source, TOPICS), pick(choice_source, (KEYS[0], KEYS[1], ""))
 
 
-def _draw_limited_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
+def _draw_limited_op(choice_source: ChoiceSource, mix: Mix, depth: int) -> Op:
     """Return an operation that may be stopped in the middle. It emits nothing: the last piece may be out or not."""
     while True:
-        op = _draw_op(choice_source, depth + 1, engines)
+        op = _draw_op(choice_source, mix, depth + 1)
         if op[0] in LIMITED:
             return op
 
 
-def _draw_branch(choice_source: ChoiceSource, engines: bool) -> Op:
+def _draw_branch(choice_source: ChoiceSource, mix: Mix) -> Op:
     """Return an operation that runs beside others: often a request, perhaps to the instance that makes it."""
     if choice_source.choose(2):
-        return _draw_op(choice_source, 2, engines)
-    program: Program = [["count"], _draw_op(choice_source, 2, engines)]
+        return _draw_op(choice_source, mix, 2)
+    program: Program = [["count"], _draw_op(choice_source, mix, 2)]
     return ["ask", pick(choice_source, KEYED), pick(choice_source, KEYS), program]
 
 
-def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
-    kind = weighted(
-        choice_source,
-        [
-            *([(10, "ray"), (5, "spark")] if engines else ()),
-            (8, "charge"), (4, "tool"), (4, "long"), (6, "ask" if depth < 2 else "emit"), (2, "once"), (1, "emit"),
-            (2, "stream"), (3, "slim"), (3, "narrow" if depth < 2 else "slim"),
-            (2, "publish" if depth < 2 else "emit"), (1, "sleep"), (2, "gather" if depth < 2 else "charge"),
-            (1, "send" if depth < 2 else "emit"), (1, "human"), (1, "flaky"), (1, "try"), (1, "broken"), (3, "model"),
-            (1, "limited"), (3, "receive"), (2, "within" if depth < 2 else "receive"),
-            (1, "patched" if depth < 2 else "try"),
-        ],
-    )  # fmt: skip
+OPERATIONS = (
+    (8, "charge"), (4, "tool"), (4, "long"), (6, "ask"), (2, "once"), (1, "emit"), (2, "stream"), (3, "slim"),
+    (3, "narrow"), (2, "publish"), (1, "sleep"), (2, "gather"), (1, "send"), (1, "human"), (1, "flaky"), (1, "try"),
+    (1, "broken"), (3, "model"), (1, "limited"), (3, "receive"), (2, "within"), (1, "patched"),
+)  # fmt: skip
+PLAINEST = "charge"
+COMPUTE = ((10, "ray"), (5, "spark"))
+IN_PLACE = {
+    "ask": "emit", "narrow": "slim", "publish": "emit", "gather": "charge", "send": "emit", "within": "receive",
+    "patched": "try",
+}  # fmt: skip
+"""What stands in the place of an operation that has others in it, in the innermost programs."""
+
+
+def _at_depth(name: str, depth: int) -> str:
+    return name if depth < 2 else IN_PLACE.get(name, name)
+
+
+def _draw_op(choice_source: ChoiceSource, mix: Mix, depth: int) -> Op:
+    drawn = [(weight, _at_depth(name, depth)) for weight, name in OPERATIONS]
+    kept = [(weight, name) for weight, name in drawn if name not in mix.left_out]
+    kind = weighted(choice_source, [*(COMPUTE if mix.engines else ()), *kept])
     match kind:
         case "charge":
             return ["charge", 0]
@@ -321,7 +346,7 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
         case "slim":
             return ["slim", pick(choice_source, (0.1, 0.5, 2.0)), pick(choice_source, (0, 0, 1, 3))]
         case "narrow":
-            inside = draw_program(choice_source, agent=NARROW, engines=engines, depth=2)
+            inside = draw_program(choice_source, mix, agent=NARROW, depth=2)
             agent = pick(choice_source, (NARROW, NARROW, FRESH, EAGER))
             key = pick(choice_source, (*KEYS, "", "")) if agent == NARROW else ""
             return [pick(choice_source, ("ask", "ask", "send")), agent, key, inside]
@@ -339,7 +364,7 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
         case "ask" | "send":
             agent = pick(choice_source, ("beta", "alpha", "free"))
             key = pick(choice_source, KEYS) if agent in KEYED else ""
-            return [kind, agent, key, draw_program(choice_source, agent=agent, engines=engines, depth=depth + 1)]
+            return [kind, agent, key, draw_program(choice_source, mix, agent=agent, depth=depth + 1)]
         case "ray" | "spark":
             return [kind, pick(choice_source, (0.3, 1.0, 4.0)), pick(choice_source, (0, 0, 0, 1))]
         case "publish":
@@ -347,16 +372,16 @@ def _draw_op(choice_source: ChoiceSource, depth: int, engines: bool) -> Op:
         case "receive":
             return ["receive", pick(choice_source, MESSAGES), pick(choice_source, (1.0, 0, 4.0))]
         case "within":
-            return ["within", pick(choice_source, (0.3, 1.0)), [_draw_limited_op(choice_source, depth, engines)]]
+            return ["within", pick(choice_source, (0.3, 1.0)), [_draw_limited_op(choice_source, mix, depth)]]
         case "patched":
             return [
                 "patched",
                 pick(choice_source, PATCHES),
-                _draw_op(choice_source, 2, engines),
-                _draw_op(choice_source, 2, engines),
+                _draw_op(choice_source, mix, 2),
+                _draw_op(choice_source, mix, 2),
             ]
         case "gather":
-            branches = [[_draw_branch(choice_source, engines)] for _ in range(2 + choice_source.choose(2))]
+            branches = [[_draw_branch(choice_source, mix)] for _ in range(2 + choice_source.choose(2))]
             return ["gather", branches]
         case "sleep":
             return ["sleep", pick(choice_source, (0.1, 1.0))]

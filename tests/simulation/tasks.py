@@ -8,7 +8,7 @@ import msgspec
 
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
 from tests.simulation.objects import OBJECT, draw_object_program, envelope_of
-from tests.simulation.programs import EAGER, FRESH, KEYED, KEYS, NARROW, Program, draw_program
+from tests.simulation.programs import EAGER, FRESH, KEYED, KEYS, NARROW, Mix, Program, draw_program
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Task:
         )
 
 
-def draw_tasks(choice_source: ChoiceSource, *, objects: bool, engines: bool) -> list[Task]:
-    """Return the tasks of a history. With `objects`, most are for objects; with `engines`, some compute."""
+def draw_tasks(choice_source: ChoiceSource, mix: Mix, *, objects: bool) -> list[Task]:
+    """Return the tasks of a history. With `objects`, most are for objects."""
     tasks = []
     clients = 1 + choice_source.choose(2)
     for number in range(1 + weighted(choice_source, [(3, 0), (4, 1), (3, 2), (1, 3)])):
@@ -55,9 +55,7 @@ def draw_tasks(choice_source: ChoiceSource, *, objects: bool, engines: bool) -> 
         program = (
             draw_object_program(choice_source, key)
             if agent == OBJECT
-            else draw_program(
-                choice_source, agent=agent, engines=engines, depth=2 if agent in (NARROW, FRESH, EAGER) else 0
-            )
+            else draw_program(choice_source, mix, agent=agent, depth=2 if agent in (NARROW, FRESH, EAGER) else 0)
         )
         client = choice_source.choose(clients)
         # One client's submits to an instance stay in order within a tenant.

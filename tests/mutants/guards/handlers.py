@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "integrations/aworld/target.py",
         "where_it_is",
-        '        if response.status == Status.FAILED and response.error is not None:\n',
+        "        if response.status == Status.FAILED and response.error is not None:\n",
         "        if False:\n",
         "a caller without access to the store learns where the traceback is",
         "integration/integrations/aworld:response",

@@ -189,20 +189,20 @@ class CommitVerbs(Partition):
         return {answer[at].decode(): (answer[at + 1], answer[at + 2]) for at in range(1, len(answer), 3)}
 
     async def record(
-        self, delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = ""
+        self, delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = "", *, after: str = ""
     ) -> bytes | None:
         """Journal a step in mid-turn unless it has a value. Return the stored value, or None if the turn is lost.
 
         A new step clears the deaths of an entry that was delivered again. `kind` and `name` are for its row in the
-        trajectory, if the task ends before the turn commits.
+        trajectory, if the task ends before the turn commits. `after` is the newest step that this turn has journaled
+        (empty: none); raises `JournalLost` if the journal lacks it.
         """
         reply = await self.insist(
             "record", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT,
-            _labelled(kind, name), delivery.stream_if_again,
+            _labelled(kind, name), delivery.stream_if_again, after,
         )  # fmt: skip
         self._fence(reply)
-        if reply == b"LIMIT":
-            raise _journal_is_full()
+        _check_journaled(reply, after)
         if reply == value:
             delivery.deliveries = 1
         return None if reply == b"DONE" else cast(bytes, reply)
@@ -224,7 +224,7 @@ class CommitVerbs(Partition):
         return CallBegun(int(attempt), msgspec.json.decode(granted, type=dict[str, float]))
 
     async def settle_call(
-        self, delivery: Delivery, step: str, value: bytes, usage: bytes = b"", name: str = ""
+        self, delivery: Delivery, step: str, value: bytes, usage: bytes = b"", name: str = "", *, after: str = ""
     ) -> tuple[bytes, str] | None:
         """Journal a model call as `record` does, add its `usage` (JSON), and release its reservation.
 
@@ -232,11 +232,10 @@ class CommitVerbs(Partition):
         """
         reply = await self.insist(
             "settle_call", self.owner, delivery.entry, delivery.task, delivery.run, step, value, JOURNAL_LIMIT, usage,
-            _labelled("model", name), delivery.stream_if_again,
+            _labelled("model", name), delivery.stream_if_again, after,
         )  # fmt: skip
         self._fence(reply)
-        if reply == b"LIMIT":
-            raise _journal_is_full()
+        _check_journaled(reply, after)
         if isinstance(reply, list):
             delivery.deliveries = 1
             stored, why = cast(list[bytes], reply)
@@ -457,8 +456,12 @@ def _encoded(word: Argument) -> bytes:
     return word if isinstance(word, bytes) else str(word).encode(errors="replace")
 
 
-def _journal_is_full() -> LimitExceeded:
-    return LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+def _check_journaled(reply: Reply, after: str) -> None:
+    """Raise the error in the reply to a write in mid-turn."""
+    if reply == b"LIMIT":
+        raise LimitExceeded(f"the run's journal holds its limit of {JOURNAL_LIMIT} steps")
+    if reply == b"LOST":
+        raise JournalLost(f"the broker has lost step {after} of this turn")
 
 
 def _within_output(reply: Reply) -> None:

@@ -65,10 +65,11 @@ class _NoBroker:
     async def confirm(self, known: Container[str]) -> None:
         raise AssertionError("a replay must not start a step")
 
-    async def record(
-        self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
-    ) -> bytes:
+    async def record(self, step: str, *_: Any, **__: Any) -> bytes:  # Any: as in `RunPort`
         raise AssertionError(f"a replay must not execute step {step}")
+
+    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+        raise AssertionError("a replay has stored nothing")
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
         raise AssertionError(f"a replay must not call the model of step {step}")

@@ -158,6 +158,7 @@ class TurnPort:
         "_manifest_cache",
         "_marking",
         "_marks",
+        "_newest",
         "_notes",
         "_output_attempt",
         "_over",
@@ -229,6 +230,8 @@ class TurnPort:
         self._sending: asyncio.Task[None] | None = None
         self._journal: Container[str] = ()
         """The steps that the run knows."""
+        self._newest = ""
+        """The newest step of this turn that the broker had; empty: none."""
         self.anyway = False
         """Begin the turn although the broker reports another live owner in it."""
         self.wrote = False
@@ -239,7 +242,7 @@ class TurnPort:
         self.delivery = delivery
         self._confirmed_at = -1
         self._knows_output = False
-        self.last_output = ""
+        self.last_output = self._newest = ""
         self._marking = None
         self._notes.clear()
         if self._writer is not None:
@@ -304,6 +307,7 @@ class TurnPort:
             raise JournalMoved(f"another process has emitted output of {self.delivery!r}")
         if found.output_attempt != self._output_attempt:
             raise JournalMoved(f"another process has started the output of {self.delivery!r} over")
+        self._newest = self._newest or (found.steps[-1] if found.steps else "")
         self._confirmed_at = reconnects
 
     async def check_answers(self, steps: Sequence[str]) -> None:
@@ -313,11 +317,6 @@ class TurnPort:
             raise JournalMoved(f"the broker has lost an answer that {self.delivery!r} has used")
 
     async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
-        """Store the turn's steps again, and its deltas: the broker may have lost them with its last writes.
-
-        Returns the limit that the task exceeds now (empty: none). Raises JournalMoved if another process has stored a
-        different result meanwhile, and TurnTaken if it is still in this turn.
-        """
         await self.begin(known)
         bus, delivery, over = self._bus, self.delivery, ""
         for step, value, kind, name, usage in journaled:
@@ -342,11 +341,12 @@ class TurnPort:
         self, step: str, digest: str, status: bytes, payload: bytes, kind: str = "step", name: str = ""
     ) -> bytes:
         value = packed_now(digest, status, payload)
-        stored = await self._persist(self._bus.record(self.delivery, step, value, kind, name))
+        stored = await self._persist(self._bus.record(self.delivery, step, value, kind, name, after=self._newest))
         if stored is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
         if stored != value:
             self._confirmed_at = -1  # another process is in this turn
+        self._newest = step
         return stored
 
     async def _persist(self, write: Coroutine[None, None, _T]) -> _T:
@@ -374,9 +374,11 @@ class TurnPort:
         # Readers of the stream get the streamed pieces before the result.
         await self.flush()
         value = packed_now(digest, status, payload)
-        settled = await self._persist(self._bus.settle_call(self.delivery, step, value, usage, name))
+        settling = self._bus.settle_call(self.delivery, step, value, usage, name, after=self._newest)
+        settled = await self._persist(settling)
         if settled is None:
             raise TurnGone(f"{self.delivery!r} is handled by another owner")
+        self._newest = step
         return settled
 
     def stream(self, step: str, attempt: int, data: bytes) -> None:

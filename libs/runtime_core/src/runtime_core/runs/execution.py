@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from runtime_core.bus.commits import JOURNAL_LIMIT
 from runtime_core.consumer.effects import Effect, JournaledStep, UsageEffect
 from runtime_core.consumer.settle import place_in_code
-from runtime_core.errors import Divergence, LimitExceeded
+from runtime_core.errors import Divergence, JournalLost, JournalMoved, LimitExceeded
 from runtime_core.runs.journal import (
     DIGEST_BYTES,
     MAX_JOURNAL_BYTES,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from runtime_core.runs.output import PieceStep
     from runtime_core.runs.ports import BackgroundJob, RunHooks
 
+logger = logging.getLogger(__name__)
 NO_META = Meta()
 _T = TypeVar("_T")
 
@@ -343,7 +346,22 @@ class Execution:
 
     async def record(self, step: StepOfRun, status: bytes, payload: bytes) -> bytes:
         """Journal the result of a step that ran here. Return the stored value, maybe from another process."""
-        return await self.of_port(self.port.record(step.id, step.digest, status, payload, step.kind, step.name))
+        write = partial(self.port.record, step.id, step.digest, status, payload, step.kind, step.name)
+        return await self.of_port(self.after_others(write))
+
+    async def after_others(self, write: Callable[[], Awaitable[_T]]) -> _T:
+        """Journal a result by `write`, after the turn's other results if the broker has lost them."""
+        try:
+            return await write()
+        except JournalLost as lost:
+            # Without them, a replay would take their steps again and then find this result, which depends on the old.
+            logger.warning("run %s of task %s: %s: storing it again", self.run_id, self.task_id, lost)
+        if over := await self.port.store_again(self.journaled, self.journal.values):
+            raise LimitExceeded(over)
+        try:
+            return await write()
+        except JournalLost as lost:  # one that the code has not come to in its replay
+            raise JournalMoved(str(lost)) from None
 
     def diverged(self, step: StepOfRun) -> asyncio.CancelledError:
         """Park the run, since the journal holds a different step here. The caller raises the returned error."""

@@ -158,8 +158,8 @@ class ModelStep(LocalStep):
             raise run.flow.abandon(error) from error
 
     async def journal(self, status: bytes, payload: bytes) -> bytes:
-        settling = self.run.port.settle_call(self.id, self.digest, status, payload, self.usage(), self.name)
-        value, over = await self.run.of_port(settling)
+        settle = partial(self.run.port.settle_call, self.id, self.digest, status, payload, self.usage(), self.name)
+        value, over = await self.run.of_port(self.run.after_others(settle))
         if over:
             self.run.flow.end(_over(over), over)
         return value

@@ -55,7 +55,16 @@ class RunPort(Protocol):
     ) -> bytes:
         """Journal the result of a step. Return the stored journal value, which another process may have written.
 
-        Raises Fenced if the owner was declared dead, and BusError. Both end the run here without a result.
+        Raises Fenced if the owner was declared dead, and BusError. Both end the run here without a result. Raises
+        JournalLost if the broker has lost an earlier step of the turn: store those again first.
+        """
+        ...
+
+    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+        """Store the turn's steps and output again, after the broker has lost them with its last writes.
+
+        Returns the limit that the task exceeds now (empty: none). Raises JournalMoved if another process has stored a
+        different result meanwhile, and TurnTaken if it is still in this turn.
         """
         ...
 

@@ -4,9 +4,10 @@
 -- ARGV 1 owner · 2 entry · 3 task · 4 run · 5 step · 6 value (digest, status, ms, payload) · 7 journal limit
 --      8 usage (JSON) or '' · 9 the step's kind and name, separated by a tab
 --      10 stream of an entry that was delivered again, else ''
+--      11 a step that this turn has journaled before, the newest one, or ''
 -- RETURNS the value now stored: the caller continues with it, even if another process wrote it
 --         · {the value, why} if the task is over a limit now · 'FENCED' · 'DONE' if the turn is no longer this
---         entry's · 'LIMIT' if the journal is full
+--         entry's · 'LIMIT' if the journal is full · 'LOST' if it lacks the step before: nothing was written
 local function settle_call(keys, args)
   local base, task, run, step, value = keys[1], args[3], args[4], args[5], args[6]
   local key, run_hash = base .. 'task:' .. task, run_key(base, task, run)
@@ -15,6 +16,7 @@ local function settle_call(keys, args)
   local lost = turn_lost(base, args[1], args[2], current, status)
   if lost then return lost end
   if stored then return stored end
+  if lacks_earlier(run_hash, args[11]) then return redis.status_reply('LOST') end
   local usage, over
   if args[8] ~= '' then
     local sum = usage_with(used, {args[8]})

@@ -145,6 +145,12 @@ local function turn_lost(base, owner, entry, current, status)
   return nil
 end
 
+-- Whether the server has lost this step of the turn with its last writes. A later step in the journal without it would
+-- belong to results that nobody has: a replay would take the earlier step again, and perhaps a different path.
+local function lacks_earlier(run_hash, step)
+  return step ~= '' and redis.call('HEXISTS', run_hash, RUN.result .. step) == 0
+end
+
 -- Journals a step in mid-turn. `unrecorded` is the run's field, `label` the step's kind, name and usage.
 -- Returns false if the journal is full: nothing was written.
 local function journal_step(run_hash, unrecorded, step, value, label, most)
