@@ -35,7 +35,7 @@ IMPORTED = (
     "runtime_core.integrations.aworld.runner",
     "runtime_core.host.app_services",
     "runtime_core.host.service",
-    "runtime_core.host.manager",
+    "runtime_core.host.state_manager",
     "runtime_core.runs.hooks.pipeline",
     "runtime_core.trajectory.recorder",
     "aiosqlite",

@@ -21,7 +21,7 @@ from runtime_core.bus.tasks import Submitted
 from runtime_core.bus.topics import Topics
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
-from runtime_core.host.manager import build
+from runtime_core.host.state_manager import build
 from runtime_core.settings import Settings
 from runtime_core.state_manager import admitter, relay
 from runtime_core.state_manager.admission import Admission

@@ -7,7 +7,7 @@ import pytest
 from runtime_core.bus.deliveries import CONDEMN_AFTER, QUARANTINE_AFTER, Adopted, Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import Fenced, ServerError
-from runtime_core.state_manager.waits import find_quarantines
+from runtime_core.state_manager.backlog import find_quarantines
 from tests.contracts.broker import DIGEST, Broker, answer, ask, bury, complete, group, now
 
 VALUE = f'{DIGEST}K1700000000000"done"'.encode()

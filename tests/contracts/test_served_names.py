@@ -18,7 +18,7 @@ from runtime_core.state_manager.measures import (
     forget_served,
     served_by_handlers,
 )
-from runtime_core.state_manager.waits import describe_lack
+from runtime_core.state_manager.stuck import describe_lack
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics
 from tests.contracts.broker import AGENTS, LEASE_MS, TOOLS, Broker, ask, nap, suspend

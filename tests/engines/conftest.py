@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver.driver import Driver
 from tests.conftest import ROOT
 from tests.engines.ray_cluster import RayCluster
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver.driver import Driver
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Resources, StepInfo, Value, Work
 from tests.conftest import ROOT
 from tests.contracts.engine.promises import open_gate, until

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from runtime_core.engines.driver.process import Driver, RayEngine
+from runtime_core.engines.driver.driver import Driver, RayEngine
 from runtime_core.engines.runtime_engine import CallFailed
 from runtime_core.errors import ConfigurationError
 from tests.contracts.engine import functions

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver.driver import Driver
 from runtime_core.engines.protocol import Away, ConnectionState, Error, Registered, Value, Work
 from runtime_core.engines.spark import backend as module
 from runtime_core.engines.spark.backend import SparkBackend

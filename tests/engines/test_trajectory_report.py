@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from examples.trajectory_report.app import in_words
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver.driver import Driver
 from runtime_core.engines.protocol import Registered, Value, Work
 from runtime_core.host.local import LocalApp
 from runtime_core.trajectory.export import export_items_parquet, export_parquet, trajectory_items

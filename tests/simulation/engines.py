@@ -12,7 +12,7 @@ import msgspec
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.calls.engine_gateway import RAY, SPARK, EngineGateway, ServedEngine
-from runtime_core.engines.driver.process import Driver, RunningCall
+from runtime_core.engines.driver.driver import Driver, RunningCall
 from runtime_core.engines.protocol import (
     Cancel,
     ConnectionState,

@@ -8,7 +8,7 @@ from typing import cast
 
 from runtime_core.errors import Fenced
 from runtime_core.host.host import Role
-from runtime_core.host.manager import StateManagerReplica
+from runtime_core.host.state_manager import StateManagerReplica
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder

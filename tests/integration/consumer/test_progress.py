@@ -18,7 +18,7 @@ from runtime_core.bus.keys import Keys
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.progress import ProgressWatch
-from runtime_core.host.manager import StateManagerReplica
+from runtime_core.host.state_manager import StateManagerReplica
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.recorder import Recorder

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from runtime_core.bus.connection import RespTransport
 from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.namespace import connect
-from runtime_core.host.manager import build
+from runtime_core.host.state_manager import build
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from tests.conftest import OwnServer

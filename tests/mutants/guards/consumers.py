@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/host:app_services",
     ),
     python(
-        "state_manager/waits.py",
+        "state_manager/backlog.py",
         "quarantine_of_dead",
         "        return None  # it is dead: another one takes the turn\n",
         "        pass\n",

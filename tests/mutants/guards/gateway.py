@@ -436,7 +436,7 @@ MUTANTS: tuple[Mutant, ...] = (
         FORMS,
     ),
     python(
-        "state_manager/waits.py",
+        "state_manager/backlog.py",
         "held_of_tenant",
         'if of is not None and of.task.startswith(f"{tenant}." if tenant else ""):',
         "if of is not None:",

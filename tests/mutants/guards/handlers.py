@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/wire:codec",
     ),
     python(
-        "state_manager/waits.py",
+        "state_manager/backlog.py",
         "behind",
         "                waiting[name] += await _queued(bus, instance)\n            elif",
         "                pass\n            elif",
@@ -209,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/integrations/actors:waits",
     ),
     python(
-        "state_manager/waits.py",
+        "state_manager/backlog.py",
         "running",
         '    if answer[0] == b"runs":\n',
         "    if False:\n",
@@ -217,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/integrations/actors:waits",
     ),
     python(
-        "state_manager/waits.py",
+        "state_manager/backlog.py",
         "free_instance",
         '        await bus.call("free_instance", instance)\n',
         "        pass\n",

@@ -65,12 +65,12 @@ MUTANTS: tuple[Mutant, ...] = (
         LINES,
     ),
     python(
-        "engines/driver/process.py",
+        "engines/driver/driver.py",
         "driver_line_length",
         "while line := printed.readline(LONGEST_LINE):",
         "for line in printed:",
         "a line that a driver never ends is read in parts",
-        "unit/engines/driver:process",
+        "unit/engines/driver:driver",
     ),
     python(
         "engines/driver/host.py",
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept(self.format(record), LONGEST)",
         "self.format(record)",
         "a driver's log line is shortened",
-        "unit/engines/driver:process",
+        "unit/engines/driver:driver",
     ),
     python(
         "calls/engine_gateway.py",

@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:kept_answers",
     ),
     python(
-        "host/manager.py",
+        "host/state_manager.py",
         "edge",
         "    edge = await host.connect() if clustered else None\n",
         "    edge = None\n",
@@ -411,7 +411,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "unit/host:host",
     ),
     python(
-        "host/manager.py",
+        "host/state_manager.py",
         "enters",
         "            await owner.enter()\n",
         "            pass\n",

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.host import service as endpoint_module
-from runtime_core.host.manager import StateManagerReplica
 from runtime_core.host.service import HttpEndpoint, Response, plain
+from runtime_core.host.state_manager import StateManagerReplica
 from runtime_core.runs.model_step import count_model_calls
 from runtime_core.settings import Settings
 from runtime_core.telemetry import logs, names

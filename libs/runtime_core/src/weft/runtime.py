@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         rpc,
     )
     from runtime_core.integrations.actors.errors import (
-        CancellationToken,
         CantHandleException,
         MessageDroppedException,
         NotAccessibleError,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     )
     from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId
     from runtime_core.integrations.actors.message import (
+        CancellationToken,
         DefaultInterventionHandler,
         DefaultTopicId,
         DropMessage,
@@ -90,7 +90,7 @@ _PLACES = {
     "AgentProxy": "runtime_core.integrations.actors.protocol",
     "AgentType": "runtime_core.integrations.actors.identity",
     "BaseAgent": "runtime_core.integrations.actors.agents",
-    "CancellationToken": "runtime_core.integrations.actors.errors",
+    "CancellationToken": "runtime_core.integrations.actors.message",
     "CantHandleException": "runtime_core.integrations.actors.errors",
     "ClosureAgent": "runtime_core.integrations.actors.agents",
     "ClosureContext": "runtime_core.integrations.actors.agents",

@@ -8,7 +8,7 @@ import pytest
 
 from runtime_core.gateway.access import REASON_FIELDS_MAX
 from runtime_core.gateway.console.boards import SHOWN
-from runtime_core.state_manager.waits import held_work
+from runtime_core.state_manager.backlog import held_work
 from tests.integration.gateway.consoles import console_fleet, page, send, shown
 from tests.integration.gateway.gateways import http
 from tests.servers.process import Server

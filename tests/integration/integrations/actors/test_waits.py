@@ -13,8 +13,8 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.cli.main import main
 from runtime_core.errors import InvalidInput
 from runtime_core.integrations.actors import host, watch
-from runtime_core.state_manager import stuck, waits
-from runtime_core.state_manager.waits import agents_of_runtimes, drop_agent, find_lasting_waits
+from runtime_core.state_manager import backlog, stuck
+from runtime_core.state_manager.backlog import agents_of_runtimes, drop_agent, find_lasting_waits
 from tests.integration.integrations.actors.agents import DEFAULT, Answer, Ask, Echo, Gate, Note, Sink
 from tests.servers.process import Server
 from tests.servers.users import documented_users
@@ -30,7 +30,7 @@ async def make(valkey: Server, namespace: str, monkeypatch: pytest.MonkeyPatch) 
     """Runtimes of one namespace that speak of waits soon."""
     for module, name in ((host, "LOOK_SECONDS"), (watch, "WAIT_SECONDS"), (watch, "FIRST_CHECK_SECONDS")):
         monkeypatch.setattr(module, name, 0.05)
-    monkeypatch.setattr(waits, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("runtime_core.integrations.actors.runtime.WAIT_SECONDS", 0.05)
     made: list[Runtime] = []
 
@@ -199,7 +199,7 @@ async def test_messages_to_a_returning_type_survive_the_end_of_its_drop(
         await later.publish_message(Note("new"), DEFAULT)
         return await listed(bus)
 
-    monkeypatch.setattr(waits, "open_runs", comes_back)
+    monkeypatch.setattr(backlog, "open_runs", comes_back)
     assert await drop_agent(buses, "sink") == 1
     later.start()
     await asyncio.wait_for(later.stop_when_idle(), SECONDS)

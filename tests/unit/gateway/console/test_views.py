@@ -17,7 +17,7 @@ from runtime_core.gateway.console import boards, views
 from runtime_core.gateway.console.actions import FIELDS_MAX, edited, fields_of, value_of
 from runtime_core.gateway.console.pages import root_failure, search, snippets, time_split
 from runtime_core.gateway.console.site import FOLDER, notice_of
-from runtime_core.state_manager.waits import Quarantine
+from runtime_core.state_manager.backlog import Quarantine
 
 SCHEMA = {
     "type": "object",

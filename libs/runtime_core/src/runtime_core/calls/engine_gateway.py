@@ -27,7 +27,7 @@ from runtime_core.bus.spans import call_span
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.in_flight import STOPPED
 from runtime_core.consumer.settle import Calls
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver.driver import Driver
 from runtime_core.engines.function import EngineFunction, EngineFunctions
 from runtime_core.engines.protocol import ConnectionState, Error, Mapped, Outcome, Registered, StepInfo, Value, Work
 from runtime_core.engines.results import MAP, MapRequest, Results, map_outcome

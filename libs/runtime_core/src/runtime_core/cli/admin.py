@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -25,12 +26,13 @@ from runtime_core.bus.connection import Reply
 from runtime_core.bus.connector import parse_address
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.namespace import connect, server_info
-from runtime_core.bus.topics import Topics
+from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.cli.connection import Broker, Commands, broker, broker_url, read_settings
 from runtime_core.cli.output import Columns, Json, Row, moment, print_result, print_rows
 from runtime_core.errors import ConfigurationError, InvalidInput, ServerError
 from runtime_core.gateway.keys import ROLES, ApiKey, ApiKeys
 from runtime_core.settings import Settings
+from runtime_core.state_manager.backlog import agents_of_runtimes, drop_agent
 from runtime_core.state_manager.publishers import (
     ALL_OTHERS,
     Publisher,
@@ -43,7 +45,6 @@ from runtime_core.state_manager.publishers import (
     tenants,
     waiting_tasks,
 )
-from runtime_core.state_manager.waits import agents_of_runtimes, drop_agent, subscriptions_of
 
 # ---- weft acl -------------------------------------------------------------------------------------------------
 
@@ -393,7 +394,7 @@ async def list_agents(as_json: Json = False) -> None:
                 "agent": each.name,
                 "processes": each.processes,
                 "messages": each.messages,
-                "subscriptions": subscriptions_of(each.name, subscriptions),
+                "subscriptions": _subscriptions_of(each.name, subscriptions),
             }
             for each in await agents_of_runtimes(opened.buses)
         ]
@@ -434,3 +435,8 @@ async def drop_agents(
             print(f"dropped {name}: cancelled {await drop_agent(opened.buses, name)} tasks")
     if not chosen:
         print("every agent type has a process")
+
+
+def _subscriptions_of(name: str, all_of_them: Sequence[TopicSubscription]) -> list[str]:
+    """Return the topics of an agent; a prefix ends with `*`."""
+    return [f"{each.topic}{'*' if each.prefix else ''}" for each in all_of_them if each.agent == name]

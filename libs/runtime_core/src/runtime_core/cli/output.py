@@ -17,7 +17,7 @@ import typer
 from runtime_core.base.text import duration, plain, shortened
 from runtime_core.client.task_view import describe_wait
 from runtime_core.errors import InvalidInput
-from runtime_core.state_manager.waits import describe_lack
+from runtime_core.state_manager.stuck import describe_lack
 from runtime_core.telemetry.redaction import redactor
 from runtime_core.wire.step import ENDED
 

@@ -22,12 +22,12 @@ from runtime_core.bus.namespace import server_info
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.settings import Settings, without_password
+from runtime_core.state_manager.backlog import find_lasting_waits, find_quarantines
 from runtime_core.state_manager.dead_letters import DeadLetters
 from runtime_core.state_manager.measures import UNSERVED_TASKS, cure_of, find_unserved, groups_of
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.state_manager.stuck import find_circles, find_stuck, free
-from runtime_core.state_manager.waits import find_lasting_waits, find_quarantines
 
 if TYPE_CHECKING:
     from runtime_core.client.task_view import Row

@@ -20,8 +20,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager.measures import Fields, unpacked
-from runtime_core.state_manager.stuck import hash_at
-from runtime_core.state_manager.waits import lacking
+from runtime_core.state_manager.stuck import hash_at, lacking
 from runtime_core.wire.codec import quoted, readable
 from runtime_core.wire.events import STEP_KINDS, describe_task
 from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunHeader, is_task_id

@@ -154,8 +154,8 @@ def _call(body: Body) -> object:
 
 
 _CLUSTERS = {
-    "ray": "runtime_core.engines.driver.process:RayEngine",
-    "spark": "runtime_core.engines.driver.process:SparkEngine",
+    "ray": "runtime_core.engines.driver.driver:RayEngine",
+    "spark": "runtime_core.engines.driver.driver:SparkEngine",
 }
 """Loaded by name, so that unused engines cost nothing."""
 

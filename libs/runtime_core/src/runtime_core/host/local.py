@@ -34,7 +34,7 @@ from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError
 from runtime_core.host.app_services import add_agents, add_tools, agent_pools, announce_app, pool_streams, tool_pools
 from runtime_core.host.host import Host
-from runtime_core.host.manager import add_housekeeping
+from runtime_core.host.state_manager import add_housekeeping
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import Redactor, use

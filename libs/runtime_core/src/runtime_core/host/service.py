@@ -162,7 +162,7 @@ _BUILDERS = {
     "gateway": "host:build_gateway",
     "ray-gateway": "app_services:build_ray_gateway",
     "spark-gateway": "app_services:build_spark_gateway",
-    "state-manager": "manager:build",
+    "state-manager": "state_manager:build",
     "tool-handler": "app_services:build_tool_handler",
     "trajectory-recorder": "host:build_recorder",
 }

@@ -5,6 +5,6 @@
 2. `scheduler` starts the tasks of `schedules`.
 3. `relay` sends answers to the streams that clients name, and requests to agents of other partitions.
 4. `keeper` trims streams, frees memory, and compensates for steps of the broker's clock.
-5. `stuck` finds and frees stuck work, `waits` finds work that waits long, `measures` reads the metrics of a partition.
+5. `stuck` finds and frees stuck work, `backlog` finds work that waits, `measures` reads the metrics of a partition.
 6. `dead_letters` lists, redrives and drops deliveries that will not be retried.
 """

@@ -1,4 +1,4 @@
-"""Finds and frees stuck work; finds runs that wait for each other in a circle.
+"""Finds and frees stuck work; finds runs that wait for each other in a circle, and names that no handler runs.
 
 Also ends engine steps that no gateway serves, after the wait that their tasks allow.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -18,7 +18,7 @@ from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
-from runtime_core.state_manager.measures import Fields, unpacked, work_streams
+from runtime_core.state_manager.measures import Fields, cure_of, lack_of, served_by_handlers, unpacked, work_streams
 from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunHeader
 from runtime_core.wire.step import ENCODER, ENDED, Status, Step, StepFailure
 
@@ -440,3 +440,23 @@ class EngineWatch:
         payload = ENCODER.encode({"type": error.type, "message": error.message})
         if await self._bus.expire_call(step, int(now), payload, ENCODER.encode([row])):
             logger.warning("%r ended: no gateway started in time", step)
+
+
+async def lacking(bus: EventBus, wanted: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return those of these kinds and names that no running handler has: `kind`, `name`, and the `pool` if its handlers
+    are not the default ones.
+    """
+    served, found = await served_by_handlers(bus), []
+    for kind, name in dict.fromkeys(wanted):
+        if served.lacks(kind, name):
+            key = bus.keys.agents if kind == "agent" else bus.keys.tools
+            stream = cast("bytes | None", await bus.transport.call("HGET", key, name)) or b""
+            pool = stream.decode().partition(":")[2]
+            found.append({"kind": kind, "name": name, **({"pool": pool} if pool else {})})
+    return found
+
+
+def describe_lack(lacks: Mapping[str, str]) -> tuple[str, str]:
+    """Describe an item of `lacking`, and what to do about it."""
+    pool = lacks.get("pool", "")
+    return lack_of(lacks["kind"], lacks["name"], pool), cure_of(pool)

@@ -7,5 +7,5 @@
 5. `worker` is the code in Ray's worker processes.
 
 Only `cluster`, `mapping` and `worker` can be imported where Ray is not installed.
-RayEngine is in `engines/driver/process.py`.
+RayEngine is in `engines/driver/driver.py`.
 """

@@ -6,5 +6,5 @@
 4. `worker` is the code on the executors.
 5. `jobs` runs `def job(spark, **arguments)` in the driver, and turns the tables that jobs return into results.
 
-SparkEngine is in `engines/driver/process.py`.
+SparkEngine is in `engines/driver/driver.py`.
 """

@@ -26,9 +26,9 @@ from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
 from runtime_core.state_manager.admission import read_manifests
+from runtime_core.state_manager.backlog import HeldWork, Quarantine, find_quarantines, held_work, waiting_work
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.measures import Unserved, find_unserved
-from runtime_core.state_manager.waits import HeldWork, Quarantine, find_quarantines, held_work, waiting_work
 from runtime_core.trajectory.reading import first_difference
 from runtime_core.trajectory.tree import decoded, to_tree
 from runtime_core.wire.codec import quoted

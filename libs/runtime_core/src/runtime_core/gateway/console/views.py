@@ -14,7 +14,7 @@ import msgspec
 
 from runtime_core.base.text import TURNS, amount, brief, in_bytes, iso, money, shortened, span, utc, visible, whole
 from runtime_core.client.task_view import describe_wait
-from runtime_core.state_manager.waits import describe_lack
+from runtime_core.state_manager.stuck import describe_lack
 from runtime_core.wire.codec import readable
 from runtime_core.wire.ids import ROOT_RUN
 from runtime_core.wire.step import OPEN, Status, place

@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, final, overload
 
 from runtime_core.errors import ConfigurationError
-from runtime_core.integrations.actors.errors import CancellationToken, CantHandleException
+from runtime_core.integrations.actors.errors import CantHandleException
 from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.integrations.actors.message import (
+    CancellationToken,
     DropMessage,
     MessageContext,
     MessageHandlerContext,

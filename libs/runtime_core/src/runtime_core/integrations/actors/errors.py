@@ -1,13 +1,11 @@
-"""Errors of the actor runtime and the checks of arguments that raise them; the token that cancels a request."""
+"""Errors of the actor runtime and the checks of arguments that raise them."""
 
 from __future__ import annotations
 
 import math
 import sys
-import threading
-from asyncio import Future
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from runtime_core.declare.schema import encode
@@ -231,54 +229,6 @@ class RemoteError(WeftError):
         super().__init__(f"{type}: {message}" if message else type)
         self.type = type
         self.message = message
-
-
-class CancellationToken:
-    """Cancels the futures that are linked to it, and calls its callbacks, once. Thread-safe.
-
-    Callbacks run in the thread that cancels, outside the lock, so a callback may use the token.
-    """
-
-    def __init__(self) -> None:
-        self._cancelled = False
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] = []
-
-    def cancel(self) -> None:
-        """Cancel. A repeat does nothing."""
-        with self._lock:
-            if self._cancelled:
-                return
-            self._cancelled = True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
-
-    def is_cancelled(self) -> bool:
-        return self._cancelled
-
-    def add_callback(self, callback: Callable[[], None]) -> None:
-        """Call the callback at the cancellation; at once if the token is cancelled."""
-        with self._lock:
-            if not self._cancelled:
-                self._callbacks.append(callback)
-                return
-        callback()
-
-    def remove_callback(self, callback: Callable[[], None]) -> None:
-        """Remove a callback, so that a long-lived token does not collect them."""
-        with self._lock:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
-
-    def link_future(self, future: Future[Any]) -> Future[Any]:  # Any: futures of all result types
-        """Cancel the future with this token."""
-
-        def cancel() -> None:
-            future.cancel()
-
-        self.add_callback(cancel)
-        return future
 
 
 REMEMBERED_ERRORS = 1000

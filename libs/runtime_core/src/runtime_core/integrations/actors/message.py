@@ -1,9 +1,11 @@
-"""Messages and their envelopes, and the contexts of handlers and subscriptions."""
+"""Messages and their envelopes, the contexts of handlers and subscriptions, and the token that cancels a request."""
 
 from __future__ import annotations
 
 import base64
 import logging
+import threading
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +15,6 @@ from typing import Any, NoReturn, Protocol, TypeVar, final
 import msgspec
 
 from runtime_core.errors import InvalidInput
-from runtime_core.integrations.actors.errors import CancellationToken
 from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId
 from runtime_core.integrations.actors.serialization import JSON_DATA_CONTENT_TYPE, SerializationRegistry
 from runtime_core.wire.codec import MAX_DATA_BYTES
@@ -240,3 +241,51 @@ async def intervene(
             continue
         message = result
     return message
+
+
+class CancellationToken:
+    """Cancels the futures that are linked to it, and calls its callbacks, once. Thread-safe.
+
+    Callbacks run in the thread that cancels, outside the lock, so a callback may use the token.
+    """
+
+    def __init__(self) -> None:
+        self._cancelled = False
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        """Cancel. A repeat does nothing."""
+        with self._lock:
+            if self._cancelled:
+                return
+            self._cancelled = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def add_callback(self, callback: Callable[[], None]) -> None:
+        """Call the callback at the cancellation; at once if the token is cancelled."""
+        with self._lock:
+            if not self._cancelled:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def remove_callback(self, callback: Callable[[], None]) -> None:
+        """Remove a callback, so that a long-lived token does not collect them."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def link_future(self, future: Future[Any]) -> Future[Any]:  # Any: futures of all result types
+        """Cancel the future with this token."""
+
+        def cancel() -> None:
+            future.cancel()
+
+        self.add_callback(cancel)
+        return future

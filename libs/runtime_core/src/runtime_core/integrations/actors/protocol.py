@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from runtime_core.bus.topics import TopicSubscription
 from runtime_core.integrations.actors.errors import (
-    CancellationToken,
     CantHandleException,
     MessageDroppedException,
     NotAccessibleError,
@@ -21,6 +20,7 @@ from runtime_core.integrations.actors.errors import (
 )
 from runtime_core.integrations.actors.identity import AgentId, AgentType, TopicId, agent_name
 from runtime_core.integrations.actors.message import (
+    CancellationToken,
     ContextNamespace,
     MessageContext,
     SubscriptionInstantiationContext,

@@ -11,7 +11,7 @@ from runtime_core.integrations.actors.actor import ActorRun, Actors
 from runtime_core.integrations.actors.host import ActorHost
 from runtime_core.integrations.actors.identity import agent_name, pool_of
 from runtime_core.integrations.actors.messaging import Requests
-from runtime_core.state_manager.waits import find_waits, first_waiting, processes_of, wait_at
+from runtime_core.state_manager.backlog import find_waits, first_waiting, processes_of, wait_at
 
 logger = logging.getLogger(__name__)
 

@@ -36,14 +36,14 @@ from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.client.client import Client
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver.driver import Driver
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Work
 from runtime_core.engines.ray.backend import RayBackend
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
 from runtime_core.host.app_services import agent_pools, pool_streams
 from runtime_core.host.host import Host
 from runtime_core.host.local import ENDS_SECONDS
-from runtime_core.host.manager import add_housekeeping
+from runtime_core.host.state_manager import add_housekeeping
 from runtime_core.integrations.aworld.engines.packing import HostsSpec, PackedApp, pack
 from runtime_core.integrations.aworld.target import RunTarget, TasksApp
 from runtime_core.integrations.aworld.task import Task

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime_core.engines.driver import process
-from runtime_core.engines.driver.process import Driver
+from runtime_core.engines.driver import driver as driver_module
+from runtime_core.engines.driver.driver import Driver
 from runtime_core.engines.protocol import ConnectionState, Error, Pickled, Registered, Value, Work
 from tests.engine_backends.files import FOLDER, Files
 from tests.engine_backends.folder import alive
@@ -115,7 +115,7 @@ async def test_only_the_cancelled_call_is_stopped_on_the_engine(files: Files) ->
 async def test_a_call_that_ignores_its_cancel_does_not_block_its_caller(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr(driver_module, "CANCEL_SECONDS", 0.1)
     async with driver_of(files.folder) as driver:
         await connected(driver)
         running = asyncio.create_task(driver.run(work("stubborn", "k")))
@@ -195,7 +195,7 @@ async def test_a_missing_package_is_reported_in_one_line(tmp_path: Path) -> None
 
 
 async def test_a_driver_that_hangs_is_killed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENT_BEATS", 2)
+    monkeypatch.setattr(driver_module, "SILENT_BEATS", 2)
     async with driver_of(files.folder) as driver:
         await connected(driver)
         async with asyncio.timeout(WAIT):
@@ -248,7 +248,7 @@ async def test_a_driver_ends_with_the_process_that_started_it(hangs: bool, files
     code = (
         "import asyncio, os, sys\n"
         "from runtime_core.engines.protocol import Registered, Work\n"
-        "from runtime_core.engines.driver.process import Driver\n"
+        "from runtime_core.engines.driver.driver import Driver\n"
         "async def main():\n"
         f"    driver = Driver({SCRIPTED!r}, dict(os.environ))\n"
         "    await driver.start()\n"

@@ -29,16 +29,16 @@ from runtime_core.cli.output import (
 from runtime_core.client.doctor import Changes, Finding, Installation, findings
 from runtime_core.client.task_view import describe_wait, read_task
 from runtime_core.errors import ConfigurationError
-from runtime_core.state_manager.waits import waiting_work
+from runtime_core.state_manager.backlog import waiting_work
 
 TENANTS_SHOWN = 20
 
-app = Commands()
+lag_commands = Commands()
 top_commands = Commands()
 doctor_commands = Commands()
 
 
-@app.verb("lag")
+@lag_commands.verb("lag")
 async def lag(as_json: Annotated[bool, Option("--json", help="Print JSON; ages are in milliseconds.")] = False) -> None:
     """Show how much work is waiting, and where.
 

@@ -9,8 +9,8 @@ from collections import deque
 import pytest
 
 from runtime_core.base.text import LONGEST_MESSAGE
+from runtime_core.engines.driver.driver import _listen
 from runtime_core.engines.driver.host import RECORD_PREFIX, LineHandler, parse_line
-from runtime_core.engines.driver.process import _listen
 from runtime_core.telemetry.logs import LONGEST, LONGEST_LINE
 
 KEY = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"

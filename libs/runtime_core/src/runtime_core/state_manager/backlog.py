@@ -1,5 +1,5 @@
-"""Work that waits: how much of it, messages that wait behind another one or for an agent that no process runs, and
-handlers that run a delivery alone.
+"""The backlog: how much work waits, messages that wait behind another one or for an agent that no process runs, and
+what handlers hold, also those that run a delivery alone.
 
 A handler that waits for a message in its own agent's mailbox waits forever, and only its code knows. Weft can tell who
 waits behind whom.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,18 +20,14 @@ from runtime_core.bus.connection import Reply, fields, text
 from runtime_core.bus.deliveries import QUARANTINE_AFTER, Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
-from runtime_core.bus.topics import TopicSubscription
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager.measures import (
     Lag,
-    cure_of,
     groups_of,
-    lack_of,
     lag_of_timers,
     lag_of_work,
     limited_work,
-    served_by_handlers,
     work_streams,
 )
 from runtime_core.state_manager.publishers import Publishers, waiting_tasks
@@ -87,26 +83,6 @@ async def find_lasting_waits(buses: Sequence[EventBus]) -> list[MailboxWait]:
         return []
     await asyncio.sleep(PAUSE_SECONDS)
     return [wait for bus in buses for wait in await find_waits(bus) if wait in first]
-
-
-async def lacking(bus: EventBus, wanted: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    """Return those of these kinds and names that no running handler has: `kind`, `name`, and the `pool` if its handlers
-    are not the default ones.
-    """
-    served, found = await served_by_handlers(bus), []
-    for kind, name in dict.fromkeys(wanted):
-        if served.lacks(kind, name):
-            key = bus.keys.agents if kind == "agent" else bus.keys.tools
-            stream = cast("bytes | None", await bus.transport.call("HGET", key, name)) or b""
-            pool = stream.decode().partition(":")[2]
-            found.append({"kind": kind, "name": name, **({"pool": pool} if pool else {})})
-    return found
-
-
-def describe_lack(lacks: Mapping[str, str]) -> tuple[str, str]:
-    """Describe an item of `lacking`, and what to do about it."""
-    pool = lacks.get("pool", "")
-    return lack_of(lacks["kind"], lacks["name"], pool), cure_of(pool)
 
 
 async def first_waiting(bus: EventBus, instance: str) -> str:
@@ -218,11 +194,6 @@ async def _drop(bus: EventBus, name: str, stream: str) -> int:
     for instance in {_agent_of(each) for each in runs.values()}:
         await bus.call("free_instance", instance)
     return len({task for task, _ in runs})
-
-
-def subscriptions_of(name: str, all_of_them: Sequence[TopicSubscription]) -> list[str]:
-    """Return the topics of an agent; a prefix ends with `*`."""
-    return [f"{each.topic}{'*' if each.prefix else ''}" for each in all_of_them if each.agent == name]
 
 
 def _created_ms(run: dict[bytes, bytes]) -> int:
