@@ -386,7 +386,7 @@ async def test_a_filter_that_finds_many_tasks_yields_all_their_steps(
         assert found == sorted(e.task for e in ends if e.agent == agent)
 
 
-async def test_a_store_of_a_newer_release_is_refused(store: TrajectoryStore, database: Database) -> None:
+async def test_a_store_of_another_format_is_refused(store: TrajectoryStore, database: Database) -> None:
     await database.execute("INSERT INTO weft_format VALUES (99)")
     with pytest.raises(ConfigurationError, match="format 99"):
         await TrajectoryStore.open(database.url)

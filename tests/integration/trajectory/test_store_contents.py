@@ -1,15 +1,13 @@
-"""Repeated contents are stored once: long conversations, large values, forks. Stores of the previous release open."""
+"""Repeated contents are stored once: long conversations, large values, forks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
-from runtime_core.trajectory.reading import UsageSum
 from runtime_core.trajectory.store import TrajectoryStore
 from runtime_core.wire.contents import LARGE_BYTES
 from runtime_core.wire.step import ENCODER, Fork, Step
@@ -228,52 +226,3 @@ async def test_a_fork_has_the_steps_before_it_without_storing_them(store: Trajec
     assert found.fork == Fork("first", "3")
     await store.delete("weft", "second")
     assert await database.number("SELECT count(*) FROM weft_forks") == 3
-
-
-FORMAT_1 = (
-    "CREATE TABLE weft_format (version INTEGER PRIMARY KEY)",
-    "INSERT INTO weft_format VALUES (1)",
-    """CREATE TABLE weft_steps (namespace TEXT NOT NULL, task TEXT NOT NULL, place TEXT NOT NULL,
-        attempt INTEGER NOT NULL, run TEXT NOT NULL, step TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
-        status TEXT NOT NULL, started DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION NOT NULL, key TEXT NOT NULL,
-        input TEXT, output TEXT, error TEXT, errors TEXT, usage TEXT, cause TEXT NOT NULL, owner TEXT NOT NULL,
-        PRIMARY KEY (namespace, task, place, attempt))""",
-    """CREATE TABLE weft_tasks (namespace TEXT NOT NULL, task TEXT NOT NULL, status TEXT NOT NULL, agent TEXT NOT NULL,
-        steps INTEGER NOT NULL, created DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION NOT NULL, error TEXT,
-        session TEXT NOT NULL, PRIMARY KEY (namespace, task))""",
-    "CREATE INDEX weft_tasks_by_end ON weft_tasks (namespace, ended, task)",
-    """CREATE TABLE weft_cursors (namespace TEXT NOT NULL, partition INTEGER NOT NULL, epoch BIGINT NOT NULL,
-        entry TEXT NOT NULL, PRIMARY KEY (namespace, partition))""",
-    """INSERT INTO weft_steps VALUES ('weft', 't', '~r ', 1, 'r', '', 'agent', 'old', 'completed', 1, 2, '',
-        '{"messages":[1,2]}', '"done"', NULL, NULL, '{"tokens":3.0}', '', 'me')""",
-    "INSERT INTO weft_tasks VALUES ('weft', 't', 'completed', 'old', 1, 0, 2, NULL, 's')",
-    "INSERT INTO weft_cursors VALUES ('weft', 0, 7, '5-0')",
-)
-
-
-async def test_a_store_of_the_previous_release_is_upgraded_in_place(database: Database) -> None:
-    if database.path is not None:
-        database.path.parent.mkdir()
-    await database.execute(*FORMAT_1)
-    stores = await asyncio.gather(*(TrajectoryStore.open(database.url) for _ in range(4)))
-    try:
-        store = stores[-1]
-        found = await store.task("weft", "t")
-        assert found is not None
-        assert found.complete
-        assert bytes(found.steps[0].input) == b'{"messages":[1,2]}'
-        assert found.steps[0].usage == {"tokens": 3.0}
-        assert await store.cursor("weft", 0) == "5-0"
-        assert [ended.task for ended in await store.tasks("weft", session="s")] == ["t"]
-        await store.write("weft", 0, 7, [entry("6-0", "new", turn(1, [message(1)]))])
-        assert await store.task("weft", "new") is not None
-        assert await database.number("SELECT max(version) FROM weft_format") == 5
-        assert await store.sum_up("weft") == 1, "the task of the older release"
-        span = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 2, tzinfo=UTC)
-        assert await store.usage_sums("weft", ["agent"], *span, most=0) == (
-            [UsageSum(("old",), 1, {"tokens": 3.0})], True,
-        )  # fmt: skip
-        indexes = "sqlite_master WHERE type = 'index' AND name" if database.path else "pg_indexes WHERE indexname"
-        assert await database.number(f"SELECT count(*) FROM {indexes} = 'weft_tasks_by_session'") == 1
-    finally:
-        await asyncio.gather(*(store.close() for store in stores))

@@ -125,7 +125,7 @@ def _of_postgres(node: dict[str, Any]) -> list[Read]:
         (lambda s: s.usage("weft", LATE, datetime.now(UTC)), [by("end", "ended")]),
         (
             lambda s: s.usage_sums("weft", ["agent"], DAY, datetime.now(UTC), most=0),
-            [("usage", {"namespace", "day"}), ("tasks_not_summed", {"namespace"})],
+            [("usage", {"namespace", "day"})],
         ),
         (lambda s: s.usage("weft", LATE, datetime.now(UTC), "acme."), [by("end", "ended")]),
         (lambda s: s.task("weft", "acme.t-7"), [TASKS_BY_ID, STEPS_OF_TASKS, ("forks", {"namespace", "task"})]),

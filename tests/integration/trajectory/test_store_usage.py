@@ -1,4 +1,4 @@
-"""The sums of usage equal those of the stored reports, whatever is written again, late, or by an older release."""
+"""The sums of usage equal those of the stored reports, whatever is written again, or late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from runtime_core.telemetry.spans import RESPONSE_MODEL
 from runtime_core.trajectory.reading import UsageSum
-from runtime_core.trajectory.recorder import OlderTasks
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
 from runtime_core.trajectory.tables import tenant_of
 from runtime_core.wire.step import Step
@@ -188,53 +187,3 @@ async def test_a_usage_name_too_long_for_an_index_stops_nothing(store: Trajector
     await store.write("weft", 0, 1, [entry("2-0", "v", *rows, ends=end("v", agent="é" * 5_000, ended=1e20))])
     await store.write("weft", 0, 1, [entry("2-1", "w", *rows, ends=end("w", agent="é" * 5_000, ended=1e20))])
     assert len(await store.tasks("weft")) == 5
-
-
-async def older(store: TrajectoryStore, database: Database, tasks: int) -> None:
-    """Record tasks as a release before format 5 does."""
-    entries = [entry(f"1-{n}", f"acme.t-{n}", call("1", tokens=2), ends=end(f"acme.t-{n}")) for n in range(tasks)]
-    await store.write("weft", 0, 1, entries)
-    await database.execute("DELETE FROM weft_usage", "UPDATE weft_tasks SET summed = NULL")
-
-
-async def test_tasks_of_an_older_release_are_summed_while_others_write(
-    store: TrajectoryStore, database: Database
-) -> None:
-    await older(store, database, 60)
-    found, complete = await store.usage_sums("weft", ["agent"], *WEEK, most=0)
-    assert (found, complete) == ([], False)
-    others = [await TrajectoryStore.open(database.url) for _ in range(3)]
-
-    async def sum_all(each: TrajectoryStore) -> int:
-        summed = 0
-        while some := await each.sum_up("weft", 7):
-            summed += some
-        return summed
-
-    async def change() -> None:
-        for number in range(0, 60, 3):
-            task = f"acme.t-{number}"
-            ends = end(task, agent="again") if number % 2 else None
-            await store.write("weft", 0, 1, [entry(f"2-{number}", task, call("2", tokens=5), ends=ends)])
-
-    try:
-        summed = await asyncio.gather(*map(sum_all, others), change())
-        assert 50 <= sum(filter(None, summed)) <= 60, "each once, by one of them or by the writer"
-        assert await store.sum_up("weft") == 0
-        await check(store)
-        assert await sums(store) == [UsageSum((), 60, {"tokens": 60 * 2 + 20 * 5})]
-    finally:
-        await asyncio.gather(*(each.close() for each in others))
-
-
-async def test_the_recorder_looks_for_tasks_of_an_older_release(store: TrajectoryStore, database: Database) -> None:
-    await older(store, database, 3)
-    tasks = OlderTasks(store, "weft")
-    await tasks.sum_some()
-    assert tasks.are_left
-    await tasks.sum_some()
-    assert not tasks.are_left
-    assert await sums(store) == [UsageSum((), 3, {"tokens": 6})]
-    await database.execute("UPDATE weft_tasks SET summed = NULL", "DELETE FROM weft_usage")
-    await tasks.sum_some()
-    assert await database.number("SELECT count(*) FROM weft_usage") == 0, "not at each read of the record"

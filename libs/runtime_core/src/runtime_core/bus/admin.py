@@ -23,6 +23,10 @@ RECOUNT_PER_LOOK = 50
 """How many tasks, and how many mailboxes, one measurement recounts."""
 
 
+RECORD_BLOCK_MS = 500
+"""How long a read of the record waits for an entry."""
+
+
 @dataclass(frozen=True, slots=True)
 class IngressEntry:
     """One entry. If it is too large, `fields` only has the heads of its fields."""
@@ -64,10 +68,10 @@ class IngressStream(Partition):
 class RecordVerbs(Partition):
     """The record of this partition: one entry for each commit that has rows."""
 
-    async def read_record(self, after: str, count: int, block_ms: int) -> list[tuple[bytes, list[bytes]]]:
+    async def read_record(self, after: str, count: int) -> list[tuple[bytes, list[bytes]]]:
         """Return entries of the record stream after a cursor. The reader stores the cursor itself."""
         reply = await self.transport.blocking(
-            "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", self.keys.record, after
+            "XREAD", "COUNT", count, "BLOCK", RECORD_BLOCK_MS, "STREAMS", self.keys.record, after
         )
         return pairs(cast(list[list[Reply]], reply)[0][1]) if reply else []
 

@@ -1,4 +1,4 @@
-"""The databases below the store: opens them with their tables, migrates older ones, and translates their errors.
+"""The databases below the store: opens them with their tables, and translates their errors.
 
 Also the queries for what steps refer to: contents, lists of messages, and the steps that a fork inherits.
 """
@@ -153,12 +153,10 @@ async def open_postgres(address: PostgresAddress) -> AsyncEngine:
                 version = (await connection.execute(select(func.max(tables.FORMATS.c.version)))).scalar()
                 if version is None:
                     await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
-                elif version != tables.FORMAT:
-                    for statement in tables.migration_statements(version):
-                        await connection.execute(text(statement))
-                    await connection.execute(insert(tables.FORMATS).values(version=tables.FORMAT))
+                else:
+                    tables.check_format(version)
                 for table in tables.METADATA.sorted_tables:
-                    for index in table.indexes:  # those of an older table, too
+                    for index in table.indexes:
                         await connection.execute(CreateIndex(index, if_not_exists=True))
     except BaseException:
         await engine.dispose()
@@ -177,12 +175,10 @@ def _prepare_sqlite(path: Path) -> None:
         (version,) = connection.execute("SELECT max(version) FROM weft_format").fetchone()
         if version is None:
             connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
-        elif version != tables.FORMAT:
-            for statement in tables.migration_statements(version):
-                connection.execute(statement)
-            connection.execute("INSERT INTO weft_format VALUES (?)", (tables.FORMAT,))
+        else:
+            tables.check_format(version)
         for table in tables.METADATA.sorted_tables:
-            for index in table.indexes:  # those of an older table, too
+            for index in table.indexes:
                 connection.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect)))
         connection.execute("COMMIT")
 

@@ -41,8 +41,6 @@ BUSY_ENTRIES, BUSY_BYTES = 50, 1_000_000
 BUSY_POLL_SECONDS = 0.1
 """The pause after this many entries, unless they are large: an entry costs less in a larger transaction."""
 LOCAL_LEASE_SECONDS = 3.0
-OLDER_SECONDS = 60.0
-"""The pause between two looks for tasks of an older release."""
 
 
 def record_entry(entry: bytes, fields: list[bytes]) -> RecordEntry:
@@ -76,35 +74,6 @@ async def record_entries(entries: Sequence[tuple[bytes, list[bytes]]]) -> list[R
 def pause_after_many(rows: Sequence[RecordEntry]) -> float:
     """Return the seconds between a batch of `BUSY_ENTRIES` or more and the next read."""
     return BUSY_POLL_SECONDS if sum(map(len, map(_steps_of, rows))) < BUSY_BYTES else POLL_SECONDS
-
-
-class OlderTasks:
-    """The tasks that an older release has recorded without adding their usage to the sums.
-
-    It may still run beside this one, so this looks for more of them from time to time.
-    """
-
-    def __init__(self, store: TrajectoryStore, namespace: str) -> None:
-        self._store = store
-        self._namespace = namespace
-        self._next = 0.0
-        self._summed = 0
-        self.are_left = False
-        """Whether the last look has found some."""
-
-    async def sum_some(self) -> None:
-        """Add the usage of some of them to the sums."""
-        if not self.are_left and time.monotonic() < self._next:
-            return
-        some = await self._store.sum_up(self._namespace)
-        if some and not self.are_left:
-            logger.info("adding the usage of tasks that an older release has recorded to the sums")
-        self._summed += some
-        if self._summed and not some:
-            logger.info("added the usage of %d tasks that an older release has recorded", self._summed)
-            self._summed = 0
-        self.are_left = some > 0
-        self._next = time.monotonic() + OLDER_SECONDS
 
 
 class Recorder(Leaders):
@@ -155,18 +124,15 @@ class Recorder(Leaders):
         reconnects = bus.transport.reconnects
         commit_seconds = self._metrics.recorder_commit_seconds[str(bus.keys.partition)]
         recorded = self._metrics.recorded_entries[str(bus.keys.partition)]
-        older = OlderTasks(self._store, self._namespace)
         while True:
             try:
                 if bus.transport.reconnects != reconnects:
                     reconnects = bus.transport.reconnects
                     cursor = await bus.within_record(cursor)
-                entries = await bus.read_record(cursor, READ_BATCH, 1 if older.are_left else 500)
+                entries = await bus.read_record(cursor, READ_BATCH)
             except BusUnavailable:
                 await asyncio.sleep(0.1)
                 continue
-            if len(entries) < READ_BATCH:
-                await older.sum_some()
             if not entries:
                 self._watch.waiting(False)
                 continue

@@ -36,8 +36,6 @@ from runtime_core.trajectory.writers import (
     PostgresWriter,
     SqliteWriter,
     Writer,
-    postgres_sums,
-    sqlite_sums,
 )
 from runtime_core.wire.contents import without_nul
 from runtime_core.wire.ids import ROOT_RUN, child_run
@@ -52,7 +50,6 @@ _TASKS_FOUND_FIRST = 2_000
 _NOW = timedelta(minutes=1)
 """Usage until a moment that is no longer ago is that until now."""
 _LAST_DAY = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
-_NOT_SUMMED = tables.TASKS.c.summed.is_(None)
 
 
 async def erase(connection: AsyncConnection, namespace: str, task: str) -> int:
@@ -435,8 +432,7 @@ class TrajectoryStore:
         """Return the usage of tasks that ended in a span of time, by `agent`, `model`, `tenant` and `day` (UTC).
 
         Also returns whether it is complete. The store keeps sums of whole days. Reports of a day of which the span has
-        a part are read one by one, at most `most` for each of the two ends; a span until now has no such end. Nor is
-        it complete while `sum_up` works on the tasks of an older release.
+        a part are read one by one, at most `most` for each of the two ends; a span until now has no such end.
         """
         sums: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         tasks: Counter[tuple[str, ...]] = Counter()
@@ -447,12 +443,6 @@ class TrajectoryStore:
         complete = True
         for begin, end in parts:
             complete &= begin >= end or await self._add_reports(namespace, by, begin, end, tenant, sums, tasks, most)
-        ends = tables.TASKS.c
-        # Ordered: where its statistics are old, PostgreSQL would not use the index, which is nearly empty.
-        not_summed = select(ends.task).where(ends.namespace == namespace, _NOT_SUMMED).order_by(ends.task).limit(1)
-        with translated("the usage was not read"):
-            async with self._engine.connect() as connection:
-                complete &= (await connection.execute(not_summed)).first() is None
         return [UsageSum(group, tasks[group], dict(sums[group])) for group in sorted(sums) if tasks[group]], complete
 
     async def _add_days(
@@ -510,35 +500,6 @@ class TrajectoryStore:
             seen.add((report.task, group))
         tasks.update(group for _, group in seen)
         return True
-
-    async def sum_up(self, namespace: str, limit: int = 500) -> int:
-        """Add the usage of some tasks that a release before format 5 has written to the sums. Return how many.
-
-        Safe to call from several processes at once, and while others write.
-        """
-        ends, steps = tables.TASKS, tables.STEPS.c
-        some = select(ends.c.task).where(ends.c.namespace == namespace, _NOT_SUMMED).order_by(ends.c.task).limit(limit)
-        # The update comes first: it takes the lock of SQLite before anything is read.
-        claim = (
-            ends.update()
-            .where(ends.c.namespace == namespace, ends.c.task.in_(some.with_for_update(skip_locked=True)))
-            .values(summed=tables.SUMMED)
-            .returning(ends.c.task, ends.c.agent, ends.c.ended, ends.c.summed)
-        )
-        with translated("the usage of older tasks was not summed"):
-            async with self._engine.begin() as connection:
-                claimed = (await connection.execute(claim)).all()
-                reports = select(*(steps[name] for name in tables.REPORTED)).where(
-                    steps.namespace == namespace, steps.task.in_([end.task for end in claimed]),
-                    steps.usage.is_not(None),
-                )  # fmt: skip
-                stored = (await connection.execute(reports)).all() if claimed else []
-                rows = tables.usage_of_tasks(namespace, map(tuple, claimed), map(tuple, stored))
-                if rows and connection.dialect.name == "postgresql":
-                    await connection.exec_driver_sql(postgres_sums(), tuple(zip(*rows, strict=True)))
-                elif rows:
-                    await connection.exec_driver_sql(sqlite_sums(), rows)
-        return len(claimed)
 
     async def unreadable(self, namespace: str, *, limit: int = 50) -> list[Unreadable]:
         """Return entries with undecodable steps, by partition, oldest first."""

@@ -1,4 +1,4 @@
-"""The tables of the trajectory store, their migrations, and steps as rows; the same in SQLite and PostgreSQL."""
+"""The tables of the trajectory store, and steps as rows; the same in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,29 +31,12 @@ from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Con
 from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepFailure, TaskEnd, place
 from runtime_core.wire.step import STEPS as STEPS_DECODER
 
-FORMAT = 5
-"""Version of the tables. Increment it for a change that an older release cannot read or write."""
+FORMAT = 1
+"""Version of the tables. Increment it for a change that another release cannot read or write."""
 METADATA = MetaData()
 FORMATS = Table("weft_format", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
-_MIGRATIONS: dict[int, tuple[str, ...]] = {
-    # Contents stored apart from steps, forks, tasks by session. Older rows stay unchanged.
-    2: (
-        "ALTER TABLE weft_steps ADD COLUMN input_refs TEXT",
-        "ALTER TABLE weft_steps ADD COLUMN output_refs TEXT",
-        "CREATE INDEX IF NOT EXISTS weft_tasks_by_session ON weft_tasks (namespace, session, ended, task)",
-    ),
-    # Attributes of model calls by OpenTelemetry's conventions.
-    3: ("ALTER TABLE weft_steps ADD COLUMN attributes TEXT",),
-    # When the broker committed a step. Older rows stay unchanged.
-    4: ("ALTER TABLE weft_steps ADD COLUMN committed DOUBLE PRECISION",),
-    # Sums of usage. The recorder adds those of older tasks later (`TrajectoryStore.sum_up`).
-    5: ("ALTER TABLE weft_tasks ADD COLUMN summed INTEGER",),
-}
-"""Format → statements that migrate from the previous one. New tables are created before, new indexes after."""
 TASK_MAX = 500
 """Bytes of a task id."""
-SUMMED = 1
-"""The mark of a task whose usage is in `weft_usage`."""
 _NAME_MAX = 120
 """Characters of an agent, a model and an amount's name in the sums: an index of PostgreSQL takes 2,704 bytes."""
 _AMOUNT_MAX = 1e290
@@ -124,8 +107,6 @@ TASKS = Table(
     Column("ended", Double, nullable=False),
     Column("error", Text),
     Column("session", Text, nullable=False),
-    # 1 if `weft_usage` has the task's usage; null for a task that an older release has written.
-    Column("summed", Integer),
     PrimaryKeyConstraint("namespace", "task"),
     Index("weft_tasks_by_end", "namespace", "ended", "task"),
     Index("weft_tasks_by_session", "namespace", "session", "ended", "task"),
@@ -139,13 +120,6 @@ TASKS = Table(
         "task",
         postgresql_where=text("status <> 'completed'"),
         sqlite_where=text("status <> 'completed'"),
-    ),
-    Index(
-        "weft_tasks_not_summed",
-        "namespace",
-        "task",
-        postgresql_where=text("summed IS NULL"),
-        sqlite_where=text("summed IS NULL"),
     ),
 )
 
@@ -237,13 +211,13 @@ UNREADABLE = Table(
 )
 
 
-def migration_statements(stored: int) -> list[str]:
-    """Return the statements from the stored format to this release's. Raises ConfigurationError for a newer one."""
-    if stored > FORMAT:
+def check_format(stored: int) -> None:
+    """Raise ConfigurationError unless the store has the tables of this release."""
+    if stored != FORMAT:
         raise ConfigurationError(
-            f"the trajectory store has format {stored}, but this release supports at most {FORMAT}: upgrade weft"
+            f"the trajectory store has format {stored}, but this release reads {FORMAT}: use the release that "
+            "wrote it, or name another store in WEFT_TRAJECTORY_URL"
         )
-    return [statement for number in range(stored + 1, FORMAT + 1) for statement in _MIGRATIONS[number]]
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -408,13 +382,13 @@ def _end_row(namespace: str, task: str, end: TaskEnd) -> tuple[Value, ...]:
     error = ENCODER.encode(end.error).decode() if end.error is not None else None
     texts = (end.status, end.agent, end.session)
     status, agent, session = map(without_nul, texts) if "\0" in "".join(texts) else texts
-    return namespace, task, status, agent, end.steps, end.created, end.ended, error, session, SUMMED
+    return namespace, task, status, agent, end.steps, end.created, end.ended, error, session
 
 
 # -- sums of usage -------------------------------------------------------------------------------------------------
 
-UsageEnd: TypeAlias = tuple[str, str, float, int | None]
-"""Of a task's row: the task, its agent, when it ended, and whether the sums have its usage."""
+UsageEnd: TypeAlias = tuple[str, str, float]
+"""Of a task's row: the task, its agent, and when it ended."""
 UsageRow: TypeAlias = tuple[str, str, int, str, str, str, str | None]
 """Of a step's row with usage: task, place, attempt, kind, name, usage and attributes."""
 _Reports: TypeAlias = dict[str, dict[tuple[str, int], UsageRow]]
@@ -465,7 +439,7 @@ def usage_changes(
     before = {end[0]: end for end in ends}
     after = before.copy()
     for _, task, _, agent, _, _, ended, *_ in rows.tasks:
-        after[cast(str, task)] = cast(UsageEnd, (task, agent, ended, SUMMED))
+        after[cast(str, task)] = cast(UsageEnd, (task, agent, ended))
     new: _Reports = defaultdict(dict, {task: reports.copy() for task, reports in old.items()})
     for row in rows.steps:
         if row[_USAGE_AT] is not None:
@@ -477,9 +451,9 @@ def usage_changes(
     changes: _Sums = defaultdict(float)
     for task, reports in new.items():
         end = after.get(task)
-        if end is None or not end[3]:
+        if end is None:
             continue
-        if task not in before or not before[task][3]:
+        if task not in before:
             _add_usage(changes, end, reports.values())
             continue
         counted: _Sums = defaultdict(float)
@@ -492,17 +466,6 @@ def usage_changes(
             if difference or key not in counted:
                 changes[key] += difference
     return _usage_rows(namespace, changes)
-
-
-def usage_of_tasks(namespace: str, ends: Iterable[UsageEnd], stored: Iterable[UsageRow]) -> list[tuple[Value, ...]]:
-    """Return what ended tasks add to the sums, as rows of `weft_usage`. `stored` are their steps with usage."""
-    reports: dict[str, list[UsageRow]] = defaultdict(list)
-    for row in stored:
-        reports[row[0]].append(row)
-    sums: _Sums = defaultdict(float)
-    for end in ends:
-        _add_usage(sums, end, reports[end[0]])
-    return _usage_rows(namespace, sums)
 
 
 def _usage_rows(namespace: str, sums: Mapping[tuple[str, ...], float]) -> list[tuple[Value, ...]]:
@@ -571,7 +534,7 @@ def _restore(contents: Contents, text: str | None, references: str | None) -> ms
 # Any: a sequence cannot express the types of its columns.
 def end_of(row: Sequence[Any]) -> TaskEnd:
     """Return the task end of a row, whose columns are in the table's order."""
-    _namespace, task, status, agent, steps, created, ended, error, session, _summed = row
+    _namespace, task, status, agent, steps, created, ended, error, session = row
     return TaskEnd(
         task=task,
         status=status,

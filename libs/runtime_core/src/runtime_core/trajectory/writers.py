@@ -43,7 +43,7 @@ _PLAIN = tuple(column.name for column in tables.STEPS.columns if column.name not
 """The columns of a step that has no rare ones."""
 _HAS_LIST = "SELECT 1 FROM weft_lists WHERE namespace = ? AND digest = ?"
 _AMONG = "? AND task IN (SELECT value FROM json_each(?))"
-_ENDS = "SELECT task, agent, ended, summed FROM weft_tasks WHERE namespace = "
+_ENDS = "SELECT task, agent, ended FROM weft_tasks WHERE namespace = "
 _REPORTS = f"SELECT {', '.join(tables.REPORTED)} FROM weft_steps WHERE usage IS NOT NULL AND namespace = "  # noqa: S608 - names of columns
 
 
@@ -215,9 +215,8 @@ class PostgresWriter:
         ended, tasks = _tasks_of(rows)
         if not tasks:
             return []
-        # Locked, so that `sum_up` of another process does not add the same tasks meanwhile.
         asked = (namespace, list(tasks))
-        ends = (await connection.exec_driver_sql(f"{_ENDS}$1 AND task = ANY($2) FOR UPDATE", asked)).all()
+        ends = (await connection.exec_driver_sql(f"{_ENDS}$1 AND task = ANY($2)", asked)).all()
         asked = (namespace, list(ended.union(end.task for end in ends)))
         reports = (await connection.exec_driver_sql(f"{_REPORTS}$1 AND task = ANY($2)", asked)).all()
         return usage_changes(namespace, rows, map(tuple, ends), map(tuple, reports))

@@ -279,11 +279,10 @@ class Boards:
         by: UsageBy = next((each for each in BY if each == query.get("by")), "agent")
         until = datetime.now(UTC)
         rows: list[Row] = []
-        complete = True
-        # Whole days: the store keeps their sums.
+        # Whole days: the store keeps their sums, so these are complete.
         first = until.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=int(days) - 1)
         try:
-            rows, complete = await self._access.usage(visit.caller, [by], first, until)
+            rows, _ = await self._access.usage(visit.caller, [by], first, until)
         except Problem as problem:
             if problem.kind is not NO_STORE:
                 raise
@@ -292,7 +291,6 @@ class Boards:
         shown.sort(key=lambda row: cast(Any, row[key]), reverse=by != "day")  # Any: texts, or numbers
         return self._site.render(
             visit, "usage.html", rows=shown, by=by, every=BY, days=days, spans=DAYS,
-            complete=complete,
             most=max((row[3] for row in shown), default=0) or max((row[2] for row in shown), default=0) or 1,
         )  # fmt: skip
 
