@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from zlib import crc32
 
 import pytest
 
-from runtime_core.bus.deliveries import BranchOutput
 from runtime_core.consumer.effects import Completed, Failed, Suspended
 from runtime_core.errors import OutputChanged
 from runtime_core.runs import execution as execution_module
 from runtime_core.runs import output as output_module
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.journal import pack
-from runtime_core.wire.ids import step_digest
-from runtime_core.wire.step import BYTES, PIECES, RESULT_OK, Step
-from tests.unit.runs.run_world import STARTED_MS, Program, World
+from runtime_core.wire.step import BYTES, PIECES, Step
+from tests.unit.runs.run_world import Program, World
 
 
 def shown(row: Step) -> tuple[str, str, object, object]:
@@ -167,58 +163,6 @@ async def test_a_cancelled_job_keeps_its_output() -> None:
     world = World(cold=True, unanswered=frozenset({"1.2"}))
     assert isinstance(await world.play(code), Completed)
     assert [value for _, value in world.emitted] == ["begun"]
-
-
-async def test_an_earlier_release_has_journaled_each_piece() -> None:
-    values = {
-        str(place): pack(step_digest("emit", "emit", "", data), RESULT_OK, STARTED_MS, b"null")
-        for place, data in ((1, b'"a"'), (2, b'"b"'))
-    }
-    world = World(journal=values)
-    assert isinstance(await world.play(two_turns), Completed)
-    assert [value for _, value in world.emitted] == ["c"]
-
-
-def begun_by_an_earlier_release() -> World:
-    """It has emitted two pieces and called a tool: each took a place."""
-    answered = pack(step_digest("tool", "t", "", b"{}"), RESULT_OK, STARTED_MS, b"null")
-    return World(
-        journal={"3": answered},
-        output={"": BranchOutput(2, 2, crc32(b'"b"', crc32(b'"a"')))},
-    )
-
-
-async def test_pieces_of_a_run_that_an_earlier_release_began_keep_their_places() -> None:
-    world = begun_by_an_earlier_release()
-    assert isinstance(await world.play(two_turns), Completed)
-    assert world.emitted == [("4", "c")]
-    assert {branch: at.count for branch, at in world.output.items()} == {"": 3}
-    assert world.asked == []
-
-
-async def test_pieces_of_such_a_run_share_rows_as_before() -> None:
-    world = begun_by_an_earlier_release()
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        await two_turns(ctx, None)
-        await ctx.emit("d")
-        await ctx.step(int, "7")
-        await ctx.emit("e")
-        return None
-
-    assert await rows_of(world, code) == [("4", "emit", "cd", 2), ("7", "emit", "e", None)]
-
-
-@pytest.mark.parametrize("begun", ["emitted", "journaled"])
-async def test_output_of_such_a_run_at_the_place_of_another_step_parks_it(begun: str) -> None:
-    if begun == "emitted":
-        world = begun_by_an_earlier_release()
-        world.journal["2"] = world.journal.pop("3")
-    else:
-        world = World(journal={"1": pack("d" * 8, RESULT_OK, STARTED_MS, b"null")})
-    result = await world.play(two_turns)
-    assert isinstance(result, Failed)
-    assert result.type == "Divergence"
 
 
 @pytest.mark.parametrize("again", [0, 1, 2, 5])

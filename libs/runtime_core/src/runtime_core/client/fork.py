@@ -16,7 +16,7 @@ from runtime_core.declare.schema import encode
 from runtime_core.errors import InvalidInput
 from runtime_core.runs.hooks.declared import STEP, named_before
 from runtime_core.runs.journal import DIGEST_BYTES, MAX_JOURNAL_BYTES, canonical, pack, payload_of, status_of, time_of
-from runtime_core.runs.output import OWN_PLACES
+from runtime_core.runs.output import OUTPUT
 from runtime_core.telemetry.secret_search import HIDDEN
 from runtime_core.trajectory.reading import TaskTrajectory, in_order
 from runtime_core.wire.codec import quoted
@@ -132,26 +132,16 @@ class RecordedRun:
         found: dict[str, int] = {}
         for each in self.before(step):
             if each.kind == "emit":
-                prefix, dot, first = each.id.rpartition(".")
-                branch, pieces = prefix + dot, each.pieces
-                if not first.isdecimal():
-                    branch += OWN_PLACES
-                elif step is not None and step.startswith(branch):
-                    pieces = min(pieces, int(step[len(branch) :].partition(".")[0]) - int(first))
-                found[branch] = found.get(branch, 0) + pieces
+                prefix, dot, _ = each.id.rpartition(".")
+                branch = f"{prefix}{dot}{OUTPUT}"
+                found[branch] = found.get(branch, 0) + each.pieces
         return found
 
     @property
-    def pieces_take_places(self) -> bool:
-        """Whether each piece of output has a place among the steps, since an older release began the run."""
-        return any(each.kind == "emit" and each.id.rpartition(".")[2].isdecimal() for each in self.steps.values())
-
-    @property
     def last_place(self) -> int:
-        """The place of the last step of its function, or of its last piece of output."""
-        numbered = ((each.id.partition(".")[0], each) for each in self.steps.values())
-        places = [(int(first), each) for first, each in numbered if first.isdecimal()]
-        return max((at + (each.pieces - 1 if each.id.isdigit() else 0) for at, each in places), default=0)
+        """The place of the last step of its function."""
+        places = (each.partition(".")[0] for each in self.steps)
+        return max((int(place) for place in places if place.isdecimal()), default=0)
 
     def before(self, step: str | None) -> list[RecordedStep]:
         """Return the steps with a smaller path, in the program's order; None: all steps."""

@@ -139,7 +139,6 @@ class ReplayRun(Run):
             meta,
         )
         self.recorded = recorded
-        self.pieces_take_places = recorded.pieces_take_places
         self.until = until
         self.stopped_at: str | None = None
         self.unrecorded: DivergedStep | None = None

@@ -18,7 +18,7 @@ from runtime_core.errors import AgentError, ConfigurationError, InvalidInput, In
 from runtime_core.runs.context_values import Conflict
 from runtime_core.runs.effects import AnswerType, Approval, Call, Publish, Question, Receive, Send, Spend, Timer
 from runtime_core.runs.journal import from_json, packed_now
-from runtime_core.runs.output import OWN_PLACES
+from runtime_core.runs.output import OUTPUT
 from runtime_core.runs.scheduler import Wait
 from runtime_core.runs.shared_context import Context
 from runtime_core.runs.step import DurableStep, T, name_and_pool, result_of
@@ -325,15 +325,9 @@ class Emit(Outgoing[None]):
         self.run = run
         self.kind, self.name, self.key, self.data, self.digest = "emit", name, "", data, ""
         branch.pieces += 1
-        if run.piece_takes_place(branch, self):
-            branch.count += 1
-            self.id = f"{branch.prefix}{branch.count}"
-            self.after = branch.count - branch.pieces
-            self.branch_name = branch.prefix
-        else:
-            self.id = f"{branch.prefix}{branch.count}e{branch.pieces}"
-            self.after = branch.count
-            self.branch_name = f"{branch.prefix}{OWN_PLACES}"
+        self.id = f"{branch.prefix}{branch.count}e{branch.pieces}"
+        self.after = branch.count
+        self.branch_name = f"{branch.prefix}{OUTPUT}"
         self.order = run.steps_taken
         self._performed = False
         run.wait_for_await(self)

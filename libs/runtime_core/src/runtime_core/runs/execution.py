@@ -20,14 +20,13 @@ from runtime_core.runs.journal import (
     Journal,
     Rows,
     State,
-    canonical,
     packed_now,
 )
 from runtime_core.runs.output import RunOutput
 from runtime_core.runs.ports import Attempt, Definition, Meta, RunPort, Workplace
 from runtime_core.runs.scheduler import Branch, Flow
 from runtime_core.runs.shared_context import Context, snapshot_in, with_member, wrapped
-from runtime_core.wire.ids import ANY_DIGEST, any_digest, attempt_in_digest, step_digest
+from runtime_core.wire.ids import ANY_DIGEST, any_digest, attempt_in_digest
 from runtime_core.wire.step import as_call
 
 if TYPE_CHECKING:
@@ -91,8 +90,6 @@ class Execution:
         """What `ctx.attempt` has returned, by place."""
         self.output = RunOutput(stored.output) if stored.output is not None else None
         """None: it has emitted nothing."""
-        self.pieces_take_places = self.output is not None and self.output.takes_places()
-        """Whether an older release began the output."""
         self.unawaited: dict[str, object] = {}
         """Steps and gathers that the code has created and not awaited, by id."""
         self.holders = stored.holders
@@ -196,24 +193,11 @@ class Execution:
             raise self.flow.abort(LimitExceeded(f"more than {JOURNAL_LIMIT} emits are not awaited: await each one"))
         self.unawaited[step.id] = step
 
-    def piece_takes_place(self, branch: Branch, piece: StepOfRun) -> bool:
-        """Return whether a piece takes the next place among the steps, as in a run that an older release began."""
-        if not self.pieces_take_places and self.output is None:
-            # A still older one has journaled each piece.
-            held = self.journal.digest(f"{branch.prefix}{branch.count + 1}")
-            self.pieces_take_places = held != "" and held == _digest(piece)
-        return self.pieces_take_places
-
     def emit(self, step: PieceStep) -> None:
         """Send a piece of output, unless the broker has it.
 
         Ends the run with CancelledError if the port fails, or if the broker has different output, to replay the run.
         """
-        if step.id in self.journal.values or step.id in self.journal.pending:
-            # From a release that journaled each piece; or a different step is there, which parks the run.
-            step.digest = _digest(step)
-            self.find(step)
-            return
         if self.output is None:
             self.output = RunOutput()
         try:
@@ -370,10 +354,6 @@ class Execution:
     def _diverged(self, step: str, now: str) -> asyncio.CancelledError:
         line, trace = place_in_code(sys._getframe(1))
         return self.flow.abort(Divergence(self.run_id, step, now, line=line, trace=trace))
-
-
-def _digest(piece: StepOfRun) -> str:
-    return step_digest(piece.kind, piece.name, piece.key, canonical(piece.data))
 
 
 def _too_many() -> LimitExceeded:

@@ -61,8 +61,8 @@ class OutputLimits:
         return cls(settings.output_run_bytes, settings.output_process_bytes)
 
 
-OWN_PLACES = "e"
-"""The end of a branch's name. Without it, an older release began the output, and pieces take places among the steps."""
+OUTPUT = "e"
+"""The end of the name of a branch's output, after the prefix of the branch's steps."""
 
 
 class PieceStep(StepOfRun, Protocol):
@@ -71,7 +71,7 @@ class PieceStep(StepOfRun, Protocol):
     after: int
     """How many steps its branch took before it."""
     branch_name: str
-    """Of its branch's output: the prefix of the branch's steps, and `OWN_PLACES`."""
+    """Of its branch's output: the prefix of the branch's steps, and `OUTPUT`."""
 
 
 class Piece(NamedTuple):
@@ -146,10 +146,6 @@ class RunOutput:
         self.attempt = 1 if stored is None else stored.attempt
         self._branches = {} if stored is None else {name: _Branch(was) for name, was in stored.branches.items()}
         self._recorded_bytes = 0
-
-    def takes_places(self) -> bool:
-        """Return whether its pieces have places among the steps, since an older release began the run."""
-        return any(not name.endswith(OWN_PLACES) for name in self._branches)
 
     def add(self, step: PieceStep, rows: Rows) -> Piece | None:
         """Count a piece, and add it to the rows unless it is recorded. Return it unless the broker has it.

@@ -182,7 +182,7 @@ class ForkJournal:
     """Steps of the first run. `1/3` is step 3 of the open run of step 1, and `1/` has the name of its agent.
 
     `@<branch>` has the number of pieces of output that a branch of the run has emitted: `@3.0.e` those of the branch of
-    the steps `3.0.1`, `3.0.2`, …; without `e`, its pieces take places among these.
+    the steps `3.0.1`, `3.0.2`, ….
     """
     result: bytes = b""
     """JSON that replaces the result of `step`; empty: the fork executes that step itself."""
