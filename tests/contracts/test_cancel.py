@@ -184,13 +184,6 @@ async def test_a_tenants_cancels_do_not_push_out_those_of_another(broker: Broker
         await broker.submit(bus, "acme.t")
 
 
-async def test_a_cancel_that_an_earlier_release_remembered_counts(broker: Broker, bus: EventBus) -> None:
-    await bus.cancel("another", "no more")
-    await broker.call("ZADD", broker.keys.base + "tombs", "1", "acme.t")
-    with pytest.raises(Rejected, match=r"task_id: the task acme\.t was cancelled"):
-        await broker.submit(bus, "acme.t")
-
-
 async def test_a_cancel_of_an_ended_task_changes_nothing(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     await complete(bus, await broker.take(bus))

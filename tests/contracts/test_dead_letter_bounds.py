@@ -370,7 +370,7 @@ async def test_an_address_that_a_publisher_chose_is_not_a_share(broker: Broker, 
 
 
 async def test_letters_written_past_weft_are_counted_by_the_keeper(broker: Broker, bus: EventBus) -> None:
-    """An older release appends letters itself, and people delete entries by hand."""
+    """People add and delete entries by hand."""
     for _ in range(45):
         await broker.call("XADD", broker.keys.dead, "*", *event("tasks:a", b"x" * 100))
     gone = await bus.keep_letter(event("tasks:b"))

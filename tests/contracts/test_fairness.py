@@ -393,14 +393,6 @@ async def test_a_reopened_task_is_open_again(broker: Broker, bus: EventBus) -> N
     await no_queues(broker)
 
 
-async def test_an_end_that_was_not_counted_frees_its_place(broker: Broker, bus: EventBus) -> None:
-    """A process of an older release ends tasks without removing them from the open ones."""
-    await set_tenant(broker, "a", open=1)
-    await submit(broker, bus, "t", "a")
-    await broker.call("HSET", broker.keys.task("t"), "status", "completed")
-    assert (await submit(broker, bus, "u", "a")).started
-
-
 async def test_a_rate_is_kept(broker: Broker, bus: EventBus) -> None:
     await set_tenant(broker, "a", rate=2)
     for number in range(2):

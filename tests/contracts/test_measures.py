@@ -212,23 +212,6 @@ async def test_deep_mailboxes_are_added_up(broker: Broker, bus: EventBus) -> Non
     assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (sum(depths.values()), 130)
 
 
-async def test_counts_that_an_older_release_did_not_update_are_corrected(broker: Broker, bus: EventBus) -> None:
-    """A process of a release without these counts ends tasks, takes mail and has mail delivered."""
-    keys = broker.keys
-    for number in range(120):
-        await broker.call("ZADD", keys.open_tasks, number + 1, f"gone-{number}")
-    await broker.call("HSET", keys.task("ended"), "status", "completed")
-    await broker.call("ZADD", keys.open_tasks, 7, "ended")
-    await broker.submit(bus, "t0", key="k")
-    await broker.submit(bus, "t1", key="k")
-    await broker.call("ZADD", keys.mailboxes, 9, "writer/k", 8, "writer/gone")
-    own = measures(bus)
-    for _ in range(4):
-        seen = Look(await own.take())
-    assert seen.value(names.TASKS_OPEN) == 2
-    assert (seen.value(names.MAILBOX_WAITING), seen.value(names.MAILBOX_DEEPEST)) == (1, 1)
-
-
 async def test_a_broker_that_cannot_be_measured_stops_no_other_chore(
     broker: Broker, bus: EventBus, caplog: pytest.LogCaptureFixture
 ) -> None:

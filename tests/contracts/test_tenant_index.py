@@ -8,7 +8,7 @@ from typing import cast
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.task_view import MAX_SCANNED, TaskFilter, list_tasks
-from runtime_core.state_manager.keeper import SWEEP_BATCH, Keeper, TenantIndexer, sweep_index
+from runtime_core.state_manager.keeper import sweep_index
 from tests.contracts.broker import Broker, complete
 
 LONG_AGO_MS = 1
@@ -17,12 +17,6 @@ HOUR_MS = 3_600_000
 
 async def start(broker: Broker, bus: EventBus, task: str, tenant: str) -> None:
     await broker.submit(bus, task, tenant=tenant, in_turn=True)
-
-
-async def index_everything(bus: EventBus) -> None:
-    indexer = TenantIndexer(bus)
-    while not await bus.is_listed_by_tenant():
-        await indexer.step()
 
 
 async def listed(bus: EventBus, tenant: str) -> list[str]:
@@ -42,7 +36,6 @@ async def tenants_with_index(broker: Broker) -> list[bytes]:
 
 
 async def test_a_tenants_list_reads_no_task_of_others(broker: Broker, bus: EventBus) -> None:
-    await index_everything(bus)
     await start(broker, bus, "acme.1", "acme")
     await start(broker, bus, "other", "other")
     await fill_index(broker, [f"passed-{number}" for number in range(20 * MAX_SCANNED // 10)])
@@ -76,29 +69,6 @@ async def test_a_task_without_tenant_has_no_place_but_in_the_shared_index(broker
     await broker.submit(bus, "plain")
     await start(broker, bus, "turns", "")
     assert await broker.call("EXISTS", broker.keys.indexes, broker.keys.index_of("")) == 0
-
-
-async def test_tasks_of_an_earlier_release_are_listed(broker: Broker, bus: EventBus) -> None:
-    """It has written the shared index only. Until its tasks are found, the list of a tenant scans that index."""
-    for number in range(3):
-        await start(broker, bus, f"acme.{number}", "acme")
-    await broker.call("DEL", broker.keys.index_of("acme"), broker.keys.indexes)
-    await fill_index(broker, [f"passed-{number}" for number in range(6 * SWEEP_BATCH)])
-    everything = ["acme.2", "acme.1", "acme.0"]
-    indexer = TenantIndexer(bus)
-    await indexer.step()
-    assert not await bus.is_listed_by_tenant()
-    assert sorted(await listed(bus, "acme"), reverse=True) == everything
-    while not await bus.is_listed_by_tenant():
-        await indexer.step()
-    assert sorted(await listed(bus, "acme"), reverse=True) == everything
-    assert await tenants_with_index(broker) == [b"acme"]
-    # A new leader looks again: a program of the earlier release may have run until then.
-    await broker.call("DEL", broker.keys.index_of("acme"))
-    leader = Keeper(bus)
-    for _ in range(8):
-        await leader.tidy()
-    assert sorted(await listed(bus, "acme"), reverse=True) == everything
 
 
 async def test_a_sweep_forgets_expired_tasks_of_tenants(broker: Broker, bus: EventBus) -> None:

@@ -46,10 +46,6 @@ class MemoryStore:
             self.entries[partition, entry.entry_id] = entry
             self._cursors[partition] = entry.entry_id
 
-    async def sum_up(self, namespace: str, limit: int = 500) -> int:
-        """No older release has written here."""
-        return 0
-
     async def close(self) -> None:
         """Nothing is open."""
 

@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "recount",
         "if done.counted != done.stored and",
         "if False and",
-        "letters that an older release has written are bounded",
+        "letters that people have added by hand are bounded",
         "contracts:dead_letter_bounds",
     ),
     lua(

@@ -257,22 +257,6 @@ MUTANTS: tuple[Mutant, ...] = (
         TENANT_INDEX,
     ),
     python(
-        "client/task_view.py",
-        "tenant_index_is_whole",
-        "        elif tenant and await self.bus.is_listed_by_tenant():",
-        "        elif tenant:",
-        "tasks of an earlier release are listed",
-        TENANT_INDEX,
-    ),
-    python(
-        "state_manager/keeper.py",
-        "tenant_index_whole",
-        '        if cursor == b"0":\n            await call("HSET", keys.meta, "by_tenant", "1")\n',
-        '        await call("HSET", keys.meta, "by_tenant", "1")\n        if cursor == b"0":\n',
-        "the tenants' indexes are read once all tasks are in them",
-        TENANT_INDEX,
-    ),
-    python(
         "state_manager/keeper.py",
         "tenant_index_oldest",
         '            if oldest := cast(list[bytes], await call("ZRANGE", index, 0, 0, "WITHSCORES")):\n',
@@ -407,14 +391,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if key == '' and v[6] then",
         "if false then",
         "a fork that waited starts with its journal",
-        FAIRNESS,
-    ),
-    lua(
-        "queues",
-        "ended_uncounted",
-        "if not status or ENDED[status] then count = count - redis.call('ZREM', open, task) end",
-        "",
-        "a task that an older release ended frees its place",
         FAIRNESS,
     ),
     lua(

@@ -19,10 +19,6 @@ MAX_ENTRY_BYTES = 3 * 1024 * 1024
 MAX_ID_AHEAD_MS = 24 * 3600 * 1000
 """How far ahead of the server's clock an entry's id may be."""
 
-RECOUNT_PER_LOOK = 50
-"""How many tasks, and how many mailboxes, one measurement recounts."""
-
-
 RECORD_BLOCK_MS = 500
 """How long a read of the record waits for an entry."""
 
@@ -107,7 +103,7 @@ class RecordVerbs(Partition):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The amount of waiting work. The next measurement recounts from `next_task` and `next_mailbox` on."""
+    """The amount of waiting work."""
 
     started: int
     """Tasks started so far."""
@@ -115,17 +111,13 @@ class Backlog:
     mail: int
     """Events in mailboxes; a lower bound if more than 1,000 mailboxes are deeper than 50."""
     deepest: int
-    next_task: int = 0
-    next_mailbox: int = 0
 
 
 class BacklogVerbs(Partition):
     """Metrics of all tasks and mailboxes, at a cost that does not depend on their number."""
 
-    async def measure_backlog(self, last: Backlog | None) -> Backlog:
-        """Measure, and recount a part. `last` is the result of the previous call."""
-        begin = (0, 0) if last is None else (last.next_task, last.next_mailbox)
-        return Backlog(*cast(list[int], await self.call("measure_backlog", RECOUNT_PER_LOOK, *begin)))
+    async def measure_backlog(self) -> Backlog:
+        return Backlog(*cast(list[int], await self.call("measure_backlog")))
 
 
 class TimerVerbs(Partition):

@@ -236,10 +236,6 @@ class TaskVerbs(Partition):
         found = await self.transport.call("HGET", self.keys.task(task), "us")
         return cast(bytes, found) if found is not None else b""
 
-    async def is_listed_by_tenant(self) -> bool:
-        """Return whether the indexes of tenants have all tasks, including those that earlier releases have started."""
-        return await self.transport.call("HEXISTS", self.keys.meta, "by_tenant") == 1
-
     async def erase(self, task: str) -> str:
         """Erase an ended task. Return `OK`, `unknown`, or the status of a task that has not ended."""
         return text(await self.call("erase", task))

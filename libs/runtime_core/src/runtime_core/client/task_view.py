@@ -444,7 +444,7 @@ class _TaskSearch:
         if self.wanted.status and self.wanted.status not in ENDED:
             # They are few among those that have ended. A task that was reopened is listed by that time.
             index, until = self.bus.keys.open_tasks_of(tenant) if tenant else self.bus.keys.open_tasks, math.inf
-        elif tenant and await self.bus.is_listed_by_tenant():
+        elif tenant:
             index = self.bus.keys.index_of(tenant)
         latest = "+inf" if until == math.inf else f"({until:.0f}"
         if last is not None and last[0] < until:

@@ -27,7 +27,6 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.blobs import open_blobs
-from runtime_core.wire.ids import RunHeader
 from runtime_core.wire.step import ErrorText, Status
 
 logger = logging.getLogger(__name__)
@@ -143,33 +142,6 @@ async def _sweep(bus: EventBus, index: str, before: str) -> None:
             await call("ZADD", index, "XX", *(part for task in alive for part in (now, task)))
 
 
-class TenantIndexer:
-    """Adds the tasks that earlier releases have started to the indexes of their tenants, once per new leader."""
-
-    def __init__(self, bus: EventBus) -> None:
-        self._bus = bus
-        self._cursor: bytes | None = b"0"
-
-    async def step(self) -> None:
-        """Index the next part, so that no round takes long."""
-        if self._cursor is None:
-            return
-        call, keys = self._bus.transport.call, self._bus.keys
-        cursor, flat = cast(
-            tuple[bytes, list[bytes]], await call("ZSCAN", keys.index, self._cursor, "COUNT", 2 * SWEEP_BATCH)
-        )
-        headers = await asyncio.gather(*(call("HGET", keys.task(task.decode()), "h") for task in flat[::2]))
-        for task, created, header in zip(flat[::2], flat[1::2], headers, strict=True):
-            if tenant := RunHeader.parse(cast("bytes | None", header)).tenant:
-                await call("ZADD", keys.index_of(tenant), "NX", created, task)
-                await call("ZADD", keys.indexes, "NX", created, tenant)
-        if cursor == b"0":
-            await call("HSET", keys.meta, "by_tenant", "1")
-            self._cursor = None
-        else:
-            self._cursor = cursor
-
-
 async def forget_old_submits(bus: EventBus) -> None:
     """Forget the ids of submits that are older than 24 hours."""
     call, keys = bus.transport.call, bus.keys
@@ -281,7 +253,6 @@ class Keeper:
             ClockWatch(bus).check,
             EngineWatch(bus).check,
             partial(forget_old_submits, bus),
-            TenantIndexer(bus).step,
             self._sweep_index,
             partial(sweep_quarantine, bus),
             (letters or LetterSweeper(bus)).sweep,

@@ -11,7 +11,6 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.admin import Backlog
 from runtime_core.bus.connection import Reply, Transport, fields, position
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
@@ -371,7 +370,6 @@ class Measures:
         self._leads = leads
         self._edge = edge
         self._begun = float("-inf")
-        self._backlog: Backlog | None = None
         self._trouble = ""
         self._schedules_counted = float("-inf")
         self._schedule_bytes: Counter[str] = Counter()
@@ -466,7 +464,7 @@ class Measures:
         return sum(score is not None for score in scores)
 
     async def _work(self) -> Iterable[Sample]:
-        backlog = self._backlog = await self._bus.measure_backlog(self._backlog)
+        backlog = await self._bus.measure_backlog()
         letters = cast(int, await self._bus.transport.call("XLEN", self._bus.keys.dead))
         sizes, trimmed = await letter_bytes(self._bus), await trimmed_letters(self._bus)
         streams = sorted({share for _, share in trimmed} | (sizes.keys() - {""}))

@@ -1,4 +1,4 @@
--- Counts the bytes of dead letters again, in case an older release or a person has changed the stream.
+-- Counts the bytes of dead letters again, in case a person has changed the stream.
 -- KEYS 1 base · ARGV 1 `-` to begin, then the return value of the last call
 -- RETURNS where to continue, or '' at the end
 local function recount_letters(keys, args)

@@ -51,7 +51,7 @@ local function tell_asker(base, rk, task, run, step, wait, value, changed)
   if changed then
     fields[5], fields[6] = REPLY.state, redis.call('HGET', rk, RUN.override_from .. step)
   end
-  -- An earlier release has not counted its requests.
+  -- A run that was reopened meanwhile counts none.
   if redis.call('HEXISTS', rk, RUN.open_asks) == 1 then redis.call('HINCRBY', rk, RUN.open_asks, -1) end
   -- pcall: a process whose stream another program has replaced finds the answer in the journal.
   redis.pcall('XADD', base .. 'reply:' .. string.sub(wait, 2), 'NOMKSTREAM', 'MAXLEN', '~', KEPT.replies, '*',

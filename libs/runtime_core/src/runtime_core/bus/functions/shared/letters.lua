@@ -31,7 +31,7 @@ do
   local DEFAULT_MAX = 67108864
   -- The number of letters that one call may trim. The state-manager trims the rest.
   local TRIM_MAX, BATCH = 1000, 100
-  -- Letters of an older release may be of any size.
+  -- Letters that people have added may be of any size.
   local PAGE = 10
 
   local function share_of(letter)

@@ -13,10 +13,9 @@
 -- `queued` in `meta` is the number of waiting tasks and deliveries in all queues of the partition: a cheap check that
 -- none wait.
 
--- Whether a task was cancelled before its submit. Earlier releases have one set for all tenants.
+-- Whether a task was cancelled before its submit.
 function QUEUE.was_cancelled(base, task)
-  return redis.call('ZSCORE', base .. 'tombs:' .. QUEUE.tenant_of(task), task) or
-    redis.call('ZSCORE', base .. 'tombs', task)
+  return redis.call('ZSCORE', base .. 'tombs:' .. QUEUE.tenant_of(task), task)
 end
 
 -- Whether a new task must wait. `length` is that of its stream, `most` the number of unread entries that the stream may
@@ -259,20 +258,12 @@ function QUEUE.refill_all(base, want, now, streams)
 end
 
 -- Checks whether a named tenant may start one more task. Returns nil and when its next task is due (ms) or '', else a
--- message and the seconds until a retry makes sense. Its only write removes ended tasks from the open ones.
+-- message and the seconds until a retry makes sense. It writes nothing.
 function QUEUE.refuse(base, tenant, now)
   local _, most, rate = QUEUE.settings(base, tenant)
-  local open = base .. 'open:' .. tenant
-  local count = redis.call('ZCARD', open)
+  local count = redis.call('ZCARD', base .. 'open:' .. tenant)
   if most > 0 and count >= most then
-    -- An older release ends tasks without removing them.
-    for _, task in ipairs(redis.call('ZRANGE', open, 0, 9)) do
-      local status = redis.call('HGET', base .. 'task:' .. task, 'status')
-      if not status or ENDED[status] then count = count - redis.call('ZREM', open, task) end
-    end
-    if count >= most then
-      return 'the tenant ' .. tenant .. ' has ' .. count .. ' open tasks in this partition, as many as it may', '1'
-    end
+    return 'the tenant ' .. tenant .. ' has ' .. count .. ' open tasks in this partition, as many as it may', '1'
   end
   if rate == 0 then return nil, '' end
   local each, burst = 1000 / rate, math.max(1, rate)
