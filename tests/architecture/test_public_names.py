@@ -87,8 +87,7 @@ def test_type_checkers_see_every_public_name_where_it_is(module: str) -> None:
     places: dict[str, str] = getattr(loaded, "_PLACES", {})
     if places:
         assert sorted(places) == sorted(modules()[module])
-        wanted = {place.replace(":", ".") if ":" in place else f"{place}.{name}" for name, place in places.items()}
-        assert wanted <= imported
+        assert {f"{place}.{name}" for name, place in places.items()} <= imported
 
 
 def test_the_names_that_runtime_core_promises_are_those_of_weft() -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from runtime_core.base.lazy import loader
-
-if TYPE_CHECKING:
-    from runtime_core.bus.embedded import EmbeddedServer
-    from runtime_core.host.stack import SERVICES, child_specs
-    from runtime_core.host.supervisor import Supervisor
-    from runtime_core.settings import Settings, without_password
-    from runtime_core.telemetry.logs import configure as configure_logs
-    from runtime_core.telemetry.logs import one_line
+from runtime_core.bus.embedded import EmbeddedServer
+from runtime_core.host.stack import SERVICES, child_specs
+from runtime_core.host.supervisor import Supervisor
+from runtime_core.settings import Settings, without_password
+from runtime_core.telemetry.logs import configure as configure_logs
+from runtime_core.telemetry.logs import one_line
 
 __all__ = [
     "SERVICES",
@@ -24,16 +19,3 @@ __all__ = [
     "one_line",
     "without_password",
 ]
-
-_PLACES = {
-    "EmbeddedServer": "runtime_core.bus.embedded",
-    "SERVICES": "runtime_core.host.stack",
-    "Settings": "runtime_core.settings",
-    "Supervisor": "runtime_core.host.supervisor",
-    "child_specs": "runtime_core.host.stack",
-    "configure_logs": "runtime_core.telemetry.logs:configure",
-    "one_line": "runtime_core.telemetry.logs",
-    "without_password": "runtime_core.settings",
-}
-
-__getattr__ = loader(__name__, _PLACES)

@@ -26,16 +26,15 @@ def loader(package: str, places: Mapping[str, str], extras: Mapping[str, str] | 
 
     Args:
         package: The package's name.
-        places: Public name → its module, as `module`, or `module:name` if it has another name there.
+        places: Public name → its module.
         extras: Public name → the extra of the wheel that installs the libraries it needs.
     """
 
     def load(name: str) -> object:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = places[name].partition(":")
         try:
-            found: object = getattr(importlib.import_module(module), attribute or name)
+            found: object = getattr(importlib.import_module(places[name]), name)
         except ModuleNotFoundError as error:
             extra = (extras or {}).get(name)
             if extra is None:

@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from runtime_core.base.lazy import loader
-
-if TYPE_CHECKING:
-    from runtime_core.declare.manifest import HookPoint
-    from runtime_core.integrations.aworld.events.bus import EventBus
-    from runtime_core.integrations.aworld.events.handlers import (
-        DefaultAgentHandler,
-        DefaultBackgroundTaskHandler,
-        DefaultContextHandler,
-        DefaultGroupHandler,
-        DefaultHumanHandler,
-        DefaultMemoryHandler,
-        DefaultOutputHandler,
-        DefaultTaskHandler,
-        DefaultToolHandler,
-        Handler,
-        HandlerTable,
-        ToolCallbackHandler,
-    )
-    from runtime_core.integrations.aworld.events.manager import EventLoop, EventManager, run_events
-    from runtime_core.integrations.aworld.events.message import (
-        AgentMessage,
-        BackgroundTaskMessage,
-        CancelMessage,
-        ChunkMessage,
-        Constants,
-        ContextMessage,
-        EventOutcome,
-        GroupMessage,
-        HandlerError,
-        HumanMessage,
-        MemoryEventMessage,
-        Message,
-        Priority,
-        Recorded,
-        TaskMessage,
-        ToolMessage,
-        TopicType,
-        UnknownReceiver,
-    )
-    from runtime_core.integrations.aworld.listeners import Outputs
-    from runtime_core.integrations.aworld.nodes.state_manager import StateManager
-    from runtime_core.integrations.aworld.nodes.store import (
-        HandleResult,
-        NodeGroup,
-        RunNode,
-        RunNodeBusiType,
-        RunNodeStatus,
-        RunNodeTree,
-        TransitionRefused,
-    )
-    from runtime_core.integrations.aworld.orchestration import (
-        HandoffSwarm,
-        HybridSwarm,
-        Swarm,
-        TeamSwarm,
-        WorkflowSwarm,
-    )
-    from runtime_core.integrations.aworld.runner import Runner, TaskRunner
-    from runtime_core.integrations.aworld.runners import Runners
-    from runtime_core.integrations.aworld.task import Task, TaskConfig, TaskStatus
-    from runtime_core.integrations.aworld.topology import GraphBuildType, Loopable
-    from runtime_core.runs.hooks.declared import CallbackResult, CallbackResultType, ToolResult
-    from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation
-    from runtime_core.trajectory.items import (
-        DefaultTrajectoryStrategy,
-        FilteredTrajectoryStrategy,
-        MemoryTrajectoryStrategy,
-        TrajectoryItem,
-        TrajectoryStrategy,
-    )
+from runtime_core.declare.manifest import HookPoint
+from runtime_core.integrations.aworld.events.bus import EventBus
+from runtime_core.integrations.aworld.events.handlers import (
+    DefaultAgentHandler,
+    DefaultBackgroundTaskHandler,
+    DefaultContextHandler,
+    DefaultGroupHandler,
+    DefaultHumanHandler,
+    DefaultMemoryHandler,
+    DefaultOutputHandler,
+    DefaultTaskHandler,
+    DefaultToolHandler,
+    Handler,
+    HandlerTable,
+    ToolCallbackHandler,
+)
+from runtime_core.integrations.aworld.events.manager import EventLoop, EventManager, run_events
+from runtime_core.integrations.aworld.events.message import (
+    AgentMessage,
+    BackgroundTaskMessage,
+    CancelMessage,
+    ChunkMessage,
+    Constants,
+    ContextMessage,
+    EventOutcome,
+    GroupMessage,
+    HandlerError,
+    HumanMessage,
+    MemoryEventMessage,
+    Message,
+    Priority,
+    Recorded,
+    TaskMessage,
+    ToolMessage,
+    TopicType,
+    UnknownReceiver,
+)
+from runtime_core.integrations.aworld.listeners import Outputs
+from runtime_core.integrations.aworld.nodes.state_manager import StateManager
+from runtime_core.integrations.aworld.nodes.store import (
+    HandleResult,
+    NodeGroup,
+    RunNode,
+    RunNodeBusiType,
+    RunNodeStatus,
+    RunNodeTree,
+    TransitionRefused,
+)
+from runtime_core.integrations.aworld.orchestration import (
+    HandoffSwarm,
+    HybridSwarm,
+    Swarm,
+    TeamSwarm,
+    WorkflowSwarm,
+)
+from runtime_core.integrations.aworld.runner import Runner, TaskRunner
+from runtime_core.integrations.aworld.runners import Runners
+from runtime_core.integrations.aworld.task import Task, TaskConfig, TaskStatus
+from runtime_core.integrations.aworld.topology import GraphBuildType, Loopable
+from runtime_core.runs.hooks.declared import CallbackResult, CallbackResultType, ToolResult
+from runtime_core.runs.policy import ActionModel, ActionResult, Handoff, Observation
+from runtime_core.trajectory.items import (
+    DefaultTrajectoryStrategy,
+    FilteredTrajectoryStrategy,
+    MemoryTrajectoryStrategy,
+    TrajectoryItem,
+    TrajectoryStrategy,
+)
 
 __all__ = [
     "ActionModel",
@@ -147,77 +142,3 @@ __all__ = [
     "WorkflowSwarm",
     "run_events",
 ]
-
-_PLACES = {
-    "ActionModel": "runtime_core.runs.policy",
-    "ActionResult": "runtime_core.runs.policy",
-    "AgentMessage": "runtime_core.integrations.aworld.events.message",
-    "BackgroundTaskMessage": "runtime_core.integrations.aworld.events.message",
-    "CallbackResult": "runtime_core.runs.hooks.declared",
-    "CallbackResultType": "runtime_core.runs.hooks.declared",
-    "CancelMessage": "runtime_core.integrations.aworld.events.message",
-    "ChunkMessage": "runtime_core.integrations.aworld.events.message",
-    "Constants": "runtime_core.integrations.aworld.events.message",
-    "ContextMessage": "runtime_core.integrations.aworld.events.message",
-    "DefaultAgentHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultBackgroundTaskHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultContextHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultGroupHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultHumanHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultMemoryHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultOutputHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultTaskHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultToolHandler": "runtime_core.integrations.aworld.events.handlers",
-    "DefaultTrajectoryStrategy": "runtime_core.trajectory.items",
-    "EventBus": "runtime_core.integrations.aworld.events.bus",
-    "EventLoop": "runtime_core.integrations.aworld.events.manager",
-    "EventManager": "runtime_core.integrations.aworld.events.manager",
-    "EventOutcome": "runtime_core.integrations.aworld.events.message",
-    "FilteredTrajectoryStrategy": "runtime_core.trajectory.items",
-    "GraphBuildType": "runtime_core.integrations.aworld.topology",
-    "GroupMessage": "runtime_core.integrations.aworld.events.message",
-    "HandleResult": "runtime_core.integrations.aworld.nodes.store",
-    "Handler": "runtime_core.integrations.aworld.events.handlers",
-    "HandlerError": "runtime_core.integrations.aworld.events.message",
-    "HandlerTable": "runtime_core.integrations.aworld.events.handlers",
-    "Handoff": "runtime_core.runs.policy",
-    "HandoffSwarm": "runtime_core.integrations.aworld.orchestration",
-    "HookPoint": "runtime_core.declare.manifest",
-    "HumanMessage": "runtime_core.integrations.aworld.events.message",
-    "HybridSwarm": "runtime_core.integrations.aworld.orchestration",
-    "Loopable": "runtime_core.integrations.aworld.topology",
-    "MemoryEventMessage": "runtime_core.integrations.aworld.events.message",
-    "MemoryTrajectoryStrategy": "runtime_core.trajectory.items",
-    "Message": "runtime_core.integrations.aworld.events.message",
-    "NodeGroup": "runtime_core.integrations.aworld.nodes.store",
-    "Observation": "runtime_core.runs.policy",
-    "Outputs": "runtime_core.integrations.aworld.listeners",
-    "Priority": "runtime_core.integrations.aworld.events.message",
-    "Recorded": "runtime_core.integrations.aworld.events.message",
-    "RunNode": "runtime_core.integrations.aworld.nodes.store",
-    "RunNodeBusiType": "runtime_core.integrations.aworld.nodes.store",
-    "RunNodeStatus": "runtime_core.integrations.aworld.nodes.store",
-    "RunNodeTree": "runtime_core.integrations.aworld.nodes.store",
-    "Runner": "runtime_core.integrations.aworld.runner",
-    "Runners": "runtime_core.integrations.aworld.runners",
-    "StateManager": "runtime_core.integrations.aworld.nodes.state_manager",
-    "Swarm": "runtime_core.integrations.aworld.orchestration",
-    "Task": "runtime_core.integrations.aworld.task",
-    "TaskConfig": "runtime_core.integrations.aworld.task",
-    "TaskMessage": "runtime_core.integrations.aworld.events.message",
-    "TaskRunner": "runtime_core.integrations.aworld.runner",
-    "TaskStatus": "runtime_core.integrations.aworld.task",
-    "TeamSwarm": "runtime_core.integrations.aworld.orchestration",
-    "ToolCallbackHandler": "runtime_core.integrations.aworld.events.handlers",
-    "ToolMessage": "runtime_core.integrations.aworld.events.message",
-    "ToolResult": "runtime_core.runs.hooks.declared",
-    "TopicType": "runtime_core.integrations.aworld.events.message",
-    "TrajectoryItem": "runtime_core.trajectory.items",
-    "TrajectoryStrategy": "runtime_core.trajectory.items",
-    "TransitionRefused": "runtime_core.integrations.aworld.nodes.store",
-    "UnknownReceiver": "runtime_core.integrations.aworld.events.message",
-    "WorkflowSwarm": "runtime_core.integrations.aworld.orchestration",
-    "run_events": "runtime_core.integrations.aworld.events.manager",
-}
-
-__getattr__ = loader(__name__, _PLACES)
