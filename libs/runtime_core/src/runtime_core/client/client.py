@@ -557,9 +557,9 @@ def _durability() -> str:
     """Return WEFT_DURABILITY. Raises ConfigurationError for an unknown value."""
     if not os.environ.get("WEFT_DURABILITY"):
         return "fast"
-    from runtime_core.settings import DURABILITIES, SettingValues  # here: most clients do not set it
+    from runtime_core.settings import read_setting  # here: most clients do not set it
 
-    return SettingValues(os.environ).choice("WEFT_DURABILITY", DURABILITIES, "fast")
+    return cast(str, read_setting("durability", os.environ))
 
 
 async def _stored_partitions(transport: Transport, namespace: str) -> int:
