@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime_core.gateway.openapi_schemas import (
+    ANY,
+    CURSOR,
     MOMENT,
     NAME,
     TASK_ID,
-    WITH_BODY,
+    TEXT,
     Json,
     body_of,
     delta_schema,
@@ -18,9 +20,11 @@ from runtime_core.gateway.openapi_schemas import (
     item_schema,
     json_of,
     like,
+    list_of,
     object_of,
+    operation,
+    page_of,
     problem_schema,
-    problems,
     query,
     question_schema,
     ref,
@@ -30,6 +34,7 @@ from runtime_core.gateway.openapi_schemas import (
     task_id,
     task_schema,
     traceparent,
+    whole_of,
 )
 from runtime_core.gateway.requests import (
     BATCH_MAX_BYTES,
@@ -109,12 +114,10 @@ def _document(resources: Json, schemas: Json) -> Json:
                 "Submit": submit_schema(),
                 "BatchItem": item_schema(),
                 "Event": event_schema(),
-                "Started": object_of({"task_id": TASK_ID}, "task_id"),
+                "Started": whole_of({"task_id": TASK_ID}),
                 "Task": task_schema(),
                 "OutputDelta": delta_schema(),
-                "RecordedSteps": object_of(
-                    {"task_id": TASK_ID, "steps": {"type": "array", "items": ref("Step")}}, "task_id", "steps"
-                ),
+                "RecordedSteps": whole_of({"task_id": TASK_ID, "steps": list_of(ref("Step"))}),
                 "Step": step_schema(),
                 "TaskEnd": end_schema(),
                 "Question": question_schema(),
@@ -128,26 +131,23 @@ def _document(resources: Json, schemas: Json) -> Json:
 # -- operations --------------------------------------------------------------------------------------------------
 
 
+_ACCEPTED = "The task will be handled, and is as durable as WEFT_DURABILITY says."
+_TWO_INPUTS = ({"topic": "Redis Streams"}, {"topic": "Valkey"})
+
+
 def _submit() -> Json:
-    return {
-        "operationId": "submit",
-        "summary": "Start a task",
-        "description": "A repeat with the same Idempotency-Key and content returns the first one's task and starts "
-        "nothing. With different content it is refused (409).",
-        "parameters": [idempotency_key(), traceparent()],
-        "requestBody": body_of(
-            ref("Submit"), {"agent": "writer", "input": {"topic": "Redis Streams"}, "conf": {"max_steps": 50}}
-        ),
-        "responses": {
-            "202": started("The task will be handled, and is as durable as WEFT_DURABILITY says."),
-            **problems(*WITH_BODY, PARAMETER, CONFLICT),
-        },
-    }
+    example = {"agent": "writer", "input": _TWO_INPUTS[0], "conf": {"max_steps": 50}}
+    return operation(
+        "submit", "Start a task", [idempotency_key(), traceparent()], {"202": started(_ACCEPTED)}, PARAMETER, CONFLICT,
+        about="A repeat with the same Idempotency-Key and content returns the first one's task and starts nothing. "
+        "With different content it is refused (409).",
+        body=body_of(ref("Submit"), example),
+    )  # fmt: skip
 
 
 def _results() -> tuple[Json, Json]:
     """Return the schema of the results of a batch, and an example."""
-    result = {"oneOf": [object_of({"task_id": TASK_ID}, "task_id"), object_of({"problem": ref("Problem")}, "problem")]}
+    result = {"oneOf": [whole_of({"task_id": TASK_ID}), whole_of({"problem": ref("Problem")})]}
     problem = {
         "type": f"urn:weft:problem:{FIELD.name}",
         "title": FIELD.title,
@@ -156,14 +156,14 @@ def _results() -> tuple[Json, Json]:
         "field": "task_id",
     }
     example = {"results": [{"task_id": "c87e2d1168d4a1a2e44105c45477bf49"}, {"problem": problem}]}
-    return object_of({"results": {"type": "array", "items": result}}, "results"), example
+    return whole_of({"results": list_of(result)}), example
 
 
 def _receive() -> Json:
-    event = {
-        "specversion": "1.0", "type": SUBMIT, "source": "shop", "id": "order-7",
-        "data": {"agent": "writer", "input": {"topic": "Redis Streams"}},
-    }  # fmt: skip
+    first, second = (
+        {"specversion": "1.0", "type": SUBMIT, "source": "shop", "id": id, "data": {"agent": "writer", "input": input}}
+        for id, input in zip(("order-7", "order-8"), _TWO_INPUTS, strict=True)
+    )
     required = "In binary mode (application/json) required. "
     attributes = {
         "specversion": ({"const": "1.0"}, required + "The version of CloudEvents.", "1.0"),
@@ -173,92 +173,62 @@ def _receive() -> Json:
         "deadline": (MOMENT, "The work is not wanted after this moment.", "2030-01-01T00:00:00Z"),
         "tenant": (NAME, "Only for keys without a tenant: the tenant of the task.", None),
     }
-    other = {**event, "id": "order-8", "data": {"agent": "writer", "input": {"topic": "Valkey"}}}
+    headers = [
+        {"name": f"ce-{name}", "in": "header", "description": text, "schema": schema}
+        | ({} if example is None else {"example": example})
+        for name, (schema, text, example) in attributes.items()
+    ]
+    batch = {"type": "array", "maxItems": BATCH_MAX, "items": ref("Event")}
+    contents = {
+        STRUCTURED: {"schema": ref("Event"), "example": first},
+        BATCHED: {"schema": batch, "example": [first, second]},
+        "application/json": {"schema": ref("Submit"), "example": first["data"]},  # with the headers above
+    }
     schema, example = _results()
-    return {
-        "operationId": "receiveEvents",
-        "summary": "Start tasks by CloudEvents",
-        "description": "Takes a `weft.task.submit` in binary or structured mode, or a batch of them. A repeat with the "
-        "same source, id and data starts nothing. Each event of a batch is accepted or refused individually.",
-        "parameters": [
-            *({"name": f"ce-{name}", "in": "header", "description": text, "schema": schema}
-              | ({} if example is None else {"example": example})
-              for name, (schema, text, example) in attributes.items()),
-            traceparent(),
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                STRUCTURED: {"schema": ref("Event"), "example": event},
-                BATCHED: {
-                    "schema": {"type": "array", "maxItems": BATCH_MAX, "items": ref("Event")},
-                    "example": [event, other],
-                },
-                "application/json": {"schema": ref("Submit"), "example": event["data"]},  # with the headers above
-            },
-        },
-        "responses": {
-            "202": started("The task will be handled, and is as durable as WEFT_DURABILITY says."),
-            "200": json_of("The result of each event of the batch.", schema, example),
-            **problems(*WITH_BODY, PARAMETER, CONFLICT),
-        },
-    }  # fmt: skip
+    return operation(
+        "receiveEvents", "Start tasks by CloudEvents", [*headers, traceparent()],
+        {"202": started(_ACCEPTED), "200": json_of("The result of each event of the batch.", schema, example)},
+        PARAMETER, CONFLICT,
+        about="Takes a `weft.task.submit` in binary or structured mode, or a batch of them. A repeat with the same "
+        "source, id and data starts nothing. Each event of a batch is accepted or refused individually.",
+        body={"required": True, "content": contents},
+    )  # fmt: skip
 
 
 def _batch() -> Json:
     schema, example = _results()
-    return {
-        "operationId": "submitBatch",
-        "summary": "Start many tasks",
-        "description": "Each task is accepted or refused individually; the results are in the order of the tasks. "
-        "With an Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
-        "parameters": [idempotency_key(), traceparent()],
-        "requestBody": body_of(
-            object_of(
-                {"tasks": {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": ref("BatchItem")}}, "tasks"
-            ),
-            {"tasks": [{"agent": "writer", "input": {"topic": topic}} for topic in ("Redis Streams", "Valkey")]},
+    tasks = {"type": "array", "minItems": 1, "maxItems": BATCH_MAX, "items": ref("BatchItem")}
+    return operation(
+        "submitBatch", "Start many tasks", [idempotency_key(), traceparent()],
+        {"200": json_of("The result of each task.", schema, example)}, PARAMETER,
+        about="Each task is accepted or refused individually; the results are in the order of the tasks. With an "
+        "Idempotency-Key, the task at place n has the key `<key>/<n>`, unless it has its own.",
+        body=body_of(
+            whole_of({"tasks": tasks}), {"tasks": [{"agent": "writer", "input": input} for input in _TWO_INPUTS]}
         ),
-        "responses": {
-            "200": json_of("The result of each task.", schema, example),
-            **problems(*WITH_BODY, PARAMETER),
-        },
-    }
+    )  # fmt: skip
 
 
 def _list() -> Json:
     filters: dict[str, tuple[Json, str]] = {
         "status": ({"enum": list(STATUSES)}, "Only tasks with this status."),
-        "agent": ({"type": "string", "maxLength": 512}, "Only tasks of this agent."),
-        "key": ({"type": "string", "maxLength": 512}, "Only tasks of this instance of an agent."),
-        "session_id": ({"type": "string", "maxLength": 512}, "Only tasks of this session."),
-        "tenant": ({"type": "string", "maxLength": 512}, "Only tasks of this tenant."),
+        "agent": (TEXT, "Only tasks of this agent."),
+        "key": (TEXT, "Only tasks of this instance of an agent."),
+        "session_id": (TEXT, "Only tasks of this session."),
+        "tenant": (TEXT, "Only tasks of this tenant."),
         "since": (MOMENT, "Only tasks created at this time or later."),
         "until": (MOMENT, "Only tasks created before this time."),
-        "text": ({"type": "string", "maxLength": 512}, "Only tasks with this text in their input or error."),
+        "text": (TEXT, "Only tasks with this text in their input or error."),
         "limit": ({"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most tasks."),
-        "cursor": ({"type": "string", "maxLength": 400}, "`next_cursor` of the page before."),
     }
-    page = object_of(
-        {
-            "tasks": {"type": "array", "items": ref("Task")},
-            "next_cursor": {"type": ["string", "null"], "description": "null at the end of the list."},
-        },
-        "tasks",
-        "next_cursor",
-    )
     row = {"task_id": "order-7", "status": "running", "agent": "writer", "created": 1763690000000, "steps": 0}
-    return {
-        "operationId": "listTasks",
-        "summary": "List tasks, the newest first",
-        "description": "The tasks on the broker: open ones, and ended ones until their retention time is over. A page "
-        "may have fewer tasks than `limit`; the list ends where `next_cursor` is null.",
-        "parameters": [query(name, schema, text) for name, (schema, text) in filters.items()],
-        "responses": {
-            "200": json_of("A page of the list.", page, {"tasks": [row], "next_cursor": None}),
-            **problems(PARAMETER),
-        },
-    }
+    return operation(
+        "listTasks", "List tasks, the newest first",
+        [*(query(name, schema, text) for name, (schema, text) in filters.items()), CURSOR],
+        {"200": page_of("tasks", "Task", row)}, PARAMETER,
+        about="The tasks on the broker: open ones, and ended ones until their retention time is over. A page may have "
+        "fewer tasks than `limit`; the list ends where `next_cursor` is null.",
+    )  # fmt: skip
 
 
 def _show() -> Json:
@@ -266,103 +236,61 @@ def _show() -> Json:
         "task_id": "order-7", "status": "completed", "agent": "writer", "created": 1763690000000, "steps": 7,
         "ended": 1763690004200, "input": {"topic": "Redis Streams"}, "output": "Redis Streams are …", "usage": {},
     }  # fmt: skip
-    return {
-        "operationId": "showTask",
-        "summary": "Show a task",
-        "parameters": [task_id()],
-        "responses": {
-            "200": json_of("The task, with its output or error, or what it waits for.", ref("Task"), example),
-            **problems(PARAMETER, NO_TASK),
-        },
-    }
+    found = json_of("The task, with its output or error, or what it waits for.", ref("Task"), example)
+    return operation("showTask", "Show a task", [task_id()], {"200": found}, PARAMETER, NO_TASK)
 
 
 def _cancel() -> Json:
-    return {
-        "operationId": "cancelTask",
-        "summary": "Cancel a task",
-        "description": "The task ends now. Cancelling an ended task changes nothing.",
-        "parameters": [task_id()],
-        "requestBody": body_of(
-            object_of({"reason": {"type": ["string", "null"], "minLength": 1, "maxLength": 1000}}),
-            {"reason": "no longer needed"},
-            required=False,
-        ),
-        "responses": {
-            "200": json_of(
-                "The status that the task has ended with.",
-                object_of({"task_id": TASK_ID, "status": {"type": "string"}}, "task_id", "status"),
-                {"task_id": "order-7", "status": "cancelled"},
-            ),
-            **problems(*WITH_BODY, NO_TASK),
-        },
-    }
+    reason = {"type": ["string", "null"], "minLength": 1, "maxLength": 1000}
+    ended = json_of(
+        "The status that the task has ended with.",
+        whole_of({"task_id": TASK_ID, "status": {"type": "string"}}),
+        {"task_id": "order-7", "status": "cancelled"},
+    )
+    return operation(
+        "cancelTask", "Cancel a task", [task_id()], {"200": ended}, NO_TASK,
+        about="The task ends now. Cancelling an ended task changes nothing.",
+        body=body_of(object_of({"reason": reason}), {"reason": "no longer needed"}, required=False),
+    )  # fmt: skip
 
 
 def _answer() -> Json:
     answered = {"task_id": "order-7", "request_id": "r:4-9b1deb4d3b7d4bad"}
-    return {
-        "operationId": "answerQuestion",
-        "summary": "Answer a question of a task",
-        "description": "Of two answers, one counts; the other is refused (409).",
-        "parameters": [task_id()],
-        "requestBody": body_of(
-            object_of({"request_id": NAME, "value": {"description": "Any JSON."}}, "request_id", "value"),
-            {"request_id": "r:4-9b1deb4d3b7d4bad", "value": True},
+    return operation(
+        "answerQuestion", "Answer a question of a task", [task_id()],
+        {"200": json_of("The answer counts.", whole_of({"task_id": TASK_ID, "request_id": NAME}), answered)},
+        NO_TASK, CONFLICT,
+        about="Of two answers, one counts; the other is refused (409).",
+        body=body_of(
+            whole_of({"request_id": NAME, "value": ANY}), {"request_id": answered["request_id"], "value": True}
         ),
-        "responses": {
-            "200": json_of(
-                "The answer counts.",
-                object_of({"task_id": TASK_ID, "request_id": NAME}, "task_id", "request_id"),
-                answered,
-            ),
-            **problems(*WITH_BODY, NO_TASK, CONFLICT),
-        },
-    }
+    )  # fmt: skip
 
 
 def _send() -> Json:
-    return {
-        "operationId": "sendMessage",
-        "summary": "Send a message to a running task",
-        "description": "The task receives it with `ctx.receive(name)`, now or later. A repeat with the same "
-        "Idempotency-Key and value sends nothing; with a different value it is refused (409), as is a message to a "
-        "task that has ended or keeps too many messages.",
-        "parameters": [task_id(), idempotency_key()],
-        "requestBody": body_of(
-            object_of({"name": NAME, "value": {"description": "Any JSON."}}, "name", "value"),
-            {"name": "price-changed", "value": {"price": 12.5}},
-        ),
-        "responses": {
-            "200": json_of(
-                "The task has the message.",
-                object_of({"task_id": TASK_ID, "name": NAME}, "task_id", "name"),
-                {"task_id": "order-7", "name": "price-changed"},
-            ),
-            **problems(*WITH_BODY, PARAMETER, NO_TASK, CONFLICT),
-        },
-    }
+    sent = {"task_id": "order-7", "name": "price-changed"}
+    return operation(
+        "sendMessage", "Send a message to a running task", [task_id(), idempotency_key()],
+        {"200": json_of("The task has the message.", whole_of({"task_id": TASK_ID, "name": NAME}), sent)},
+        PARAMETER, NO_TASK, CONFLICT,
+        about="The task receives it with `ctx.receive(name)`, now or later. A repeat with the same Idempotency-Key and "
+        "value sends nothing; with a different value it is refused (409), as is a message to a task that has ended or "
+        "keeps too many messages.",
+        body=body_of(whole_of({"name": NAME, "value": ANY}), {"name": sent["name"], "value": {"price": 12.5}}),
+    )  # fmt: skip
 
 
 def _agents() -> Json:
     schema = {"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}
     agent = {"name": "writer", "app": "desk", "description": "Writes about a topic.", "input": schema}
     maybe = {"type": ["object", "null"], "description": "The JSON schema of the input; null: any JSON."}
-    return {
-        "operationId": "listAgents",
-        "summary": "List the agents to which you may submit, by name",
-        "description": "As their handlers have declared them; the handlers need not run now. Internal agents and "
-        "those of the runtime are left out. A key with a tenant gets the agents that it lists, else none: it may "
-        "submit to others, but their names are not shown to tenants.",
-        "responses": {
-            "200": json_of(
-                "The agents.",
-                object_of({"agents": {"type": "array", "items": like(agent, input=maybe)}}, "agents"),
-                {"agents": [agent]},
-            ),
-            **problems(PARAMETER),
-        },
-    }
+    found = json_of("The agents.", whole_of({"agents": list_of(like(agent, input=maybe))}), {"agents": [agent]})
+    return operation(
+        "listAgents", "List the agents to which you may submit, by name", [], {"200": found}, PARAMETER,
+        about="As their handlers have declared them; the handlers need not run now. Internal agents and those of the "
+        "runtime are left out. A key with a tenant gets the agents that it lists, else none: it may submit to others, "
+        "but their names are not shown to tenants.",
+    )  # fmt: skip
 
 
 def _questions() -> Json:
@@ -370,31 +298,14 @@ def _questions() -> Json:
         "task_id": "order-7", "request_id": "r:4-9b1deb4d3b7d4bad", "prompt": "Publish it?", "data": {"words": 640},
         "agent": "writer", "created": 1763690000000,
     }  # fmt: skip
-    return {
-        "operationId": "listQuestions",
-        "summary": "List open questions, those of the oldest tasks first",
-        "parameters": [
-            query(
-                "limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most questions."
-            ),
-            query("cursor", {"type": "string", "maxLength": 512}, "`next_cursor` of the page before."),
-        ],
-        "responses": {
-            "200": json_of(
-                "The questions, each with the agent of its task and when the task was created.",
-                object_of(
-                    {
-                        "questions": {"type": "array", "items": ref("Question")},
-                        "next_cursor": {"type": ["string", "null"], "description": "null at the end of the list."},
-                    },
-                    "questions",
-                    "next_cursor",
-                ),
-                {"questions": [question], "next_cursor": None},
-            ),
-            **problems(PARAMETER),
-        },
-    }
+    limit = {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}
+    about = "The questions, each with the agent of its task and when the task was created."
+    cursor = query("cursor", TEXT, "`next_cursor` of the page before.")
+    return operation(
+        "listQuestions", "List open questions, those of the oldest tasks first",
+        [query("limit", limit, "The most questions."), cursor],
+        {"200": page_of("questions", "Question", question, about)}, PARAMETER,
+    )  # fmt: skip
 
 
 EVENT_DATA = {
@@ -440,32 +351,24 @@ def _events() -> Json:
         "example": {"id": "1763690000000-0", "event": OUTPUT_DELTA, "data": data},
         "x-event-data": {event: ref(schema) for event, schema in EVENT_DATA.items()},
     }
-    return {
-        "operationId": "taskEvents",
-        "summary": "Follow the events of a task",
-        "description": _FOLLOW,
-        "parameters": [
-            task_id(),
-            query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes."),
-            {
-                "name": "Last-Event-ID",
-                "in": "header",
-                "description": "The id of the last event that you have.",
-                "schema": {"type": "string", "pattern": r"^[0-9]{1,19}-[0-9]{1,19}(-end)?$"},
-            },
-        ],
-        "responses": {
-            "200": {"description": "The events, until the task has ended.", "content": {STREAM_TYPE: content}},
-            "204": {"description": "The task has ended, and you have its final event."},
-            **problems(PARAMETER, NO_TASK, STREAMS),
-        },
+    last = {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": "The id of the last event that you have.",
+        "schema": {"type": "string", "pattern": r"^[0-9]{1,19}-[0-9]{1,19}(-end)?$"},
     }
+    mode = query("mode", {"enum": list(MODES)}, "Selects events. Default: all that the task writes.")
+    responses = {
+        "200": {"description": "The events, until the task has ended.", "content": {STREAM_TYPE: content}},
+        "204": {"description": "The task has ended, and you have its final event."},
+    }
+    return operation(
+        "taskEvents", "Follow the events of a task", [task_id(), mode, last], responses, PARAMETER, NO_TASK, STREAMS,
+        about=_FOLLOW,
+    )  # fmt: skip
 
 
 def _describe() -> Json:
-    return {
-        "operationId": "describe",
-        "summary": "This document",
-        "security": [],
-        "responses": {"200": json_of("OpenAPI 3.1.", {"type": "object"}), **problems()},
+    return operation("describe", "This document", [], {"200": json_of("OpenAPI 3.1.", {"type": "object"})}) | {
+        "security": []
     }

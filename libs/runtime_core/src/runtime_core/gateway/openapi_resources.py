@@ -6,22 +6,26 @@ import msgspec
 
 from runtime_core.gateway.openapi_schemas import (
     ANY,
+    CURSOR,
     MOMENT,
     NAME,
     TASK_ID,
-    WITH_BODY,
+    TEXT,
     Json,
     body_of,
     error_schema,
     idempotency_key,
     json_of,
     like,
+    list_of,
     object_of,
-    problems,
+    operation,
+    page_of,
     query,
     ref,
     started,
     task_id,
+    whole_of,
 )
 from runtime_core.gateway.requests import (
     CONFLICT,
@@ -35,7 +39,6 @@ from runtime_core.gateway.requests import (
     PARAMETER,
     REPLAY,
     STREAMS,
-    ProblemKind,
 )
 from runtime_core.gateway.resources import GROUPS, PAGE, PAGE_MAX, USAGE_BY, USAGE_DAYS
 from runtime_core.state_manager.dead_letters import REASONS
@@ -44,9 +47,7 @@ from runtime_core.trajectory.reading import ExportedStep
 from runtime_core.trajectory.tree import TreeDict
 from runtime_core.wire.step import ENDED
 
-_NEXT: Json = {"type": ["string", "null"], "description": "null at the end of the list."}
 _LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE}, "The most rows.")
-_CURSOR = query("cursor", {"type": "string", "maxLength": 400}, "`next_cursor` of the page before.")
 _LETTER = "1731240000000-0"
 _LETTER_ROW: Json = {
     "letter_id": _LETTER, "time": 1731240000000, "reason": "attempts_used_up", "stream": "tool", "name": "search",
@@ -111,11 +112,11 @@ def paths() -> Json:
         "/v1/dead-letters": {"get": _list_letters()},
         "/v1/dead-letter-groups": {"get": _groups()},
         "/v1/dead-letters/{letter_id}": {
-            "get": _operation(
+            "get": operation(
                 "showDeadLetter", "Show a dead letter with its event and all errors", [letter],
                 {"200": json_of("The dead letter.", ref("DeadLetter"), _LETTER_ROW)}, PARAMETER, NO_LETTER,
             ),
-            "delete": _operation(
+            "delete": operation(
                 "dropDeadLetter", "Delete a dead letter permanently", [letter],
                 {"204": {"description": "It is deleted."}}, PARAMETER, NO_LETTER,
             ),
@@ -123,27 +124,24 @@ def paths() -> Json:
         "/v1/dead-letters/{letter_id}/redrive": {"post": _redrive(letter)},
         "/v1/schedules": {"get": _list_schedules()},
         "/v1/schedules/{schedule_id}": {
-            "get": _operation(
+            "get": operation(
                 "showSchedule", "Show a schedule", [schedule],
                 {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, PARAMETER, NO_SCHEDULE,
             ),
             "put": _set_schedule(schedule),
-            "delete": _operation(
+            "delete": operation(
                 "deleteSchedule", "Remove a schedule; its running tasks continue", [schedule],
                 {"204": {"description": "It is removed."}}, PARAMETER, NO_SCHEDULE,
             ),
         },
         "/v1/schedules/{schedule_id}/run": {
-            "post": {
-                **_operation(
-                    "runSchedule", "Start a task of a schedule now", [schedule],
-                    {"202": started("The task.", "digest-1763690000000")},
-                    *WITH_BODY, NO_SCHEDULE,
-                ),
-                "description": "The times of the schedule stay. The task counts neither in its `started` nor as "
-                "its `last_task_id`.",
-                "requestBody": body_of(object_of({}), {}, required=False),
-            }
+            "post": operation(
+                "runSchedule", "Start a task of a schedule now", [schedule],
+                {"202": started("The task.", "digest-1763690000000")}, NO_SCHEDULE,
+                about="The times of the schedule stay. The task counts neither in its `started` nor as its "
+                "`last_task_id`.",
+                body=body_of(object_of({}), {}, required=False),
+            )
         },
     }  # fmt: skip
 
@@ -159,16 +157,14 @@ def _fork() -> Json:
         "task_id": {**TASK_ID, "type": ["string", "null"], "description": "Your own id of the new task."},
         "session_id": {"type": ["string", "null"], "minLength": 1, "maxLength": 256},
     }
-    return {
-        **_operation(
-            "forkTask", "Run a task again, from a step or from its beginning", [task_id(), idempotency_key()],
-            {"202": started("The new task.", "fork-5f0c2b9a7d3e1f60")},
-            *WITH_BODY, PARAMETER, NO_TASK, CONFLICT,
-        ),
-        "description": "A new task starts with the results that the task had before step `at`, and runs the later "
+    return operation(
+        "forkTask", "Run a task again, from a step or from its beginning", [task_id(), idempotency_key()],
+        {"202": started("The new task.", "fork-5f0c2b9a7d3e1f60")},
+        PARAMETER, NO_TASK, CONFLICT,
+        about="A new task starts with the results that the task had before step `at`, and runs the later "
         "steps. Without `at` it runs all steps.",
-        "requestBody": body_of(object_of(members), {"at": "2", "input": {"hits": 3}}, required=False),
-    }  # fmt: skip
+        body=body_of(object_of(members), {"at": "2", "input": {"hits": 3}}, required=False),
+    )  # fmt: skip
 
 
 def _replay() -> Json:
@@ -189,7 +185,7 @@ def _replay() -> Json:
             "description": "The first difference: what the task did and what the code does now, in words. An empty "
             "`step` is the run as a whole; an empty `line` is not known.",
         },
-        "further": {"type": "array", "items": difference},
+        "further": list_of(difference),
         "skipped": {
             "type": "object",
             "additionalProperties": {"type": "integer"},
@@ -198,21 +194,19 @@ def _replay() -> Json:
         },
     }
     example = {"task_id": "order-7", "follows": False, "runs": 1, "difference": found, "further": [], "skipped": {}}
-    return {
-        **_operation(
-            "replayTask", "Run the code of the app on an ended task", [task_id()],
-            {"200": json_of("Whether it follows the record.", object_of(schema, *schema), example)},
-            *WITH_BODY, PARAMETER, NO_TASK, NO_TRAJECTORY, CONFLICT, NO_STORE, NO_APP, REPLAY,
-        ),
-        "description": "The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
+    return operation(
+        "replayTask", "Run the code of the app on an ended task", [task_id()],
+        {"200": json_of("Whether it follows the record.", whole_of(schema), example)},
+        PARAMETER, NO_TASK, NO_TRAJECTORY, CONFLICT, NO_STORE, NO_APP, REPLAY,
+        about="The code gets the recorded results and calls no tool, agent or model. Nothing changes. It runs "
         "in a separate process, for at most 30 seconds; a replica runs two at once, and one for a tenant. `runs` "
         "were compared, `skipped` were not. `further` are steps that the code adds after the end of a run.",
-        "requestBody": body_of(object_of({}), {}, required=False),
-    }  # fmt: skip
+        body=body_of(object_of({}), {}, required=False),
+    )  # fmt: skip
 
 
 def _show_trajectory() -> Json:
-    return _operation(
+    return operation(
         "showTrajectory", "Show the recorded steps of a task as a tree", [task_id()],
         {"200": json_of("The runs, each with its steps.", ref("TreeDict"), _TREE)},
         PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
@@ -225,9 +219,9 @@ def _difference() -> Json:
     either = {"anyOf": [like(_STEP, input=ANY, output=ANY, error=failed), {"type": "null"}]}
     members = {"type": "array", "items": {"enum": list(COMPARED)}}
     found = {"anyOf": [like(example, members=members, one=either, other=either), {"type": "null"}]}
-    schema = object_of({"difference": found}, "difference")
+    schema = whole_of({"difference": found})
     other = {**query("with", {**NAME, "maxLength": 200}, "The id of the other task."), "required": True}
-    return _operation(
+    return operation(
         "compareTasks", "Find the first difference between two tasks", [task_id(), other],
         {"200": json_of("Where they differ first; null: nowhere.", schema, {"difference": example})},
         PARAMETER, NO_TASK, NO_TRAJECTORY, NO_STORE,
@@ -238,14 +232,14 @@ def _export() -> Json:
     parameters = [
         query("task_id", {"type": "string", "maxLength": 200}, "Only this task."),
         query("status", {"enum": list(ENDED)}, "Only tasks with this end."),
-        query("agent", {"type": "string", "maxLength": 512}, "Only tasks of this agent."),
-        query("session_id", {"type": "string", "maxLength": 512}, "Only tasks of this session."),
+        query("agent", TEXT, "Only tasks of this agent."),
+        query("session_id", TEXT, "Only tasks of this session."),
         query("since", MOMENT, "Only tasks that ended at this time or later."),
     ]
     one = "One line for each step, by task: a JSON object of the schema `x-line`."
     example = '{"task":"order-7","run":"r","step":"2","kind":"tool"}\n'
     lines = {"schema": {"type": "string"}, "x-line": ref("ExportedStep"), "example": example}
-    return _operation(
+    return operation(
         "exportSteps", "Export recorded steps as JSON lines", parameters,
         {"200": {"description": one, "content": {LINES: lines}}},
         PARAMETER, STREAMS, NO_STORE,
@@ -264,14 +258,8 @@ def _usage() -> Json:
     amounts = like({"tasks": 3, "usage": {}}, **{name: {"type": "string"} for name in USAGE_BY})
     row = {"agent": "writer", "tasks": 3, "usage": {"tokens": 4210, "cost": 0.12}}
     example = {"since": "2030-01-01T00:00:00Z", "until": "2030-01-08T00:00:00Z", "rows": [row], "complete": True}
-    schema = object_of(
-        {
-            "since": MOMENT, "until": MOMENT, "rows": {"type": "array", "items": amounts},
-            "complete": {"type": "boolean"},
-        },
-        "since", "until", "rows", "complete",
-    )  # fmt: skip
-    return _operation(
+    schema = whole_of({"since": MOMENT, "until": MOMENT, "rows": list_of(amounts), "complete": {"type": "boolean"}})
+    return operation(
         "summariseUsage", "Sum up the usage of ended tasks", parameters,
         {"200": json_of("The sums. `complete` is false if more is to be added up.", schema, example)},
         PARAMETER, NO_STORE,
@@ -279,34 +267,26 @@ def _usage() -> Json:
 
 
 def _list_letters() -> Json:
-    schema = object_of(
-        {"dead_letters": {"type": "array", "items": ref("DeadLetter")}, "next_cursor": _NEXT},
-        "dead_letters",
-        "next_cursor",
-    )
-    return _operation(
-        "listDeadLetters", "List dead letters, the newest first", [*_letter_filters(), _LIMIT, _CURSOR],
-        {"200": json_of("A page of the list.", schema, {"dead_letters": [_LETTER_ROW], "next_cursor": None})},
-        PARAMETER,
+    return operation(
+        "listDeadLetters", "List dead letters, the newest first", [*_letter_filters(), _LIMIT, CURSOR],
+        {"200": page_of("dead_letters", "DeadLetter", _LETTER_ROW)}, PARAMETER,
     )  # fmt: skip
 
 
 def _groups() -> Json:
     row = {"error": "TimeoutError: no answer within … s", "count": 12, "bytes": 9744, "newest": _LETTER}
     groups = like({name: row[name] for name in row if name != "error"}, **{key: {"type": "string"} for key in GROUPS})
-    schema = object_of({"groups": {"type": "array", "items": groups}}, "groups")
+    schema = whole_of({"groups": list_of(groups)})
     by = query("by", {"enum": list(GROUPS), "default": "error"}, "What the letters of a group share.")
-    return {
-        **_operation(
-            "groupDeadLetters", "Count dead letters by error, name, reason or stream",
-            [*_letter_filters(), by, _LIMIT],
-            {"200": json_of("The groups, the largest first, of equal ones the newest.", schema, {"groups": [row]})},
-            PARAMETER,
-        ),
-        "description": "A group by error is the type of the error and the first line of its message, in which `…` "
+    return operation(
+        "groupDeadLetters", "Count dead letters by error, name, reason or stream",
+        [*_letter_filters(), by, _LIMIT],
+        {"200": json_of("The groups, the largest first, of equal ones the newest.", schema, {"groups": [row]})},
+        PARAMETER,
+        about="A group by error is the type of the error and the first line of its message, in which `…` "
         "stands for each quoted text, number and id. The parameter `error` of `listDeadLetters` takes it back. "
         "`newest` is the id of the newest letter.",
-    }  # fmt: skip
+    )  # fmt: skip
 
 
 def _letter_filters() -> list[Json]:
@@ -317,7 +297,7 @@ def _letter_filters() -> list[Json]:
     }
     return [
         query("reason", {"enum": list(REASONS)}, "Only letters with this reason."),
-        *(query(name, {"type": "string", "maxLength": 512}, text) for name, text in texts.items()),
+        *(query(name, TEXT, text) for name, text in texts.items()),
     ]
 
 
@@ -326,24 +306,19 @@ def _redrive(letter: Json) -> Json:
         "reopen": {"type": ["boolean", "null"], "description": "Let a task that has ended continue."},
         "data": {"description": "Replaces the input or the arguments of the delivery."},
     }
-    schema = object_of({"letter_id": NAME, "task_id": {"type": ["string", "null"]}}, "letter_id", "task_id")
-    return {
-        **_operation(
-            "redriveDeadLetter", "Send a dead letter to its consumer again", [letter],
-            {"200": json_of("It is sent.", schema, {"letter_id": _LETTER, "task_id": "order-7"})},
-            *WITH_BODY, NO_LETTER, CONFLICT,
-        ),
-        "requestBody": body_of(
-            object_of(members), {"reopen": True, "data": {"query": "streams"}}, required=False
-        ),
-    }  # fmt: skip
+    schema = whole_of({"letter_id": NAME, "task_id": {"type": ["string", "null"]}})
+    return operation(
+        "redriveDeadLetter", "Send a dead letter to its consumer again", [letter],
+        {"200": json_of("It is sent.", schema, {"letter_id": _LETTER, "task_id": "order-7"})},
+        NO_LETTER, CONFLICT,
+        body=body_of(object_of(members), {"reopen": True, "data": {"query": "streams"}}, required=False),
+    )  # fmt: skip
 
 
 def _list_schedules() -> Json:
-    schema = _page("schedules", "Schedule")
-    return _operation(
-        "listSchedules", "List schedules by id", [_LIMIT, _CURSOR],
-        {"200": json_of("A page of the list.", schema, {"schedules": [_SCHEDULE], "next_cursor": None})}, PARAMETER,
+    return operation(
+        "listSchedules", "List schedules by id", [_LIMIT, CURSOR],
+        {"200": page_of("schedules", "Schedule", _SCHEDULE)}, PARAMETER,
     )  # fmt: skip
 
 
@@ -360,29 +335,16 @@ def _set_schedule(schedule: Json) -> Json:
         "catch_up": {"type": ["boolean", "null"]},
     }
     example = {"agent": "writer", "input": {"topic": "news"}, "cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin"}
-    return {
-        **_operation(
-            "setSchedule", "Create or replace a schedule", [schedule],
-            {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, *WITH_BODY, NO_SCHEDULE,
-        ),
-        "description": "Give exactly one of `every_seconds`, `cron`, `at` and `delay_seconds`.",
-        "requestBody": body_of(object_of(members, "agent", "input"), example),
-    }  # fmt: skip
-
-
-def _page(name: str, item: str) -> Json:
-    return object_of({name: {"type": "array", "items": ref(item)}, "next_cursor": _NEXT}, name, "next_cursor")
+    return operation(
+        "setSchedule", "Create or replace a schedule", [schedule],
+        {"200": json_of("The schedule.", ref("Schedule"), _SCHEDULE)}, NO_SCHEDULE,
+        about="Give exactly one of `every_seconds`, `cron`, `at` and `delay_seconds`.",
+        body=body_of(object_of(members, "agent", "input"), example),
+    )  # fmt: skip
 
 
 def _in_path(name: str, example: str, pattern: str) -> Json:
     return {
         "name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern},
         "example": example,
-    }  # fmt: skip
-
-
-def _operation(name: str, summary: str, parameters: list[Json], responses: Json, *kinds: ProblemKind) -> Json:
-    return {
-        "operationId": name, "summary": summary, "parameters": parameters,
-        "responses": {**responses, **problems(*kinds)},
     }  # fmt: skip

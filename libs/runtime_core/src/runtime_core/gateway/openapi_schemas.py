@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from runtime_core.gateway.requests import (
@@ -28,11 +29,12 @@ Json = dict[str, Any]
 """A part of the document. (Any: JSON.)"""
 
 _EVERY = (METHOD, UNAUTHORIZED, FORBIDDEN, NO_HOST, RATE, OVERLOADED)
-WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
+_WITH_BODY = (BODY, SLOW, TOO_LARGE, MEDIA, FIELD)
 NAME = {"type": "string", "minLength": 1, "maxLength": 256}
 TASK_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@+=-]{0,199}$"}
 ANY: Json = {"description": "Any JSON."}
 MOMENT = {"type": "string", "format": "date-time"}
+TEXT = {"type": "string", "maxLength": 512}
 _RETRY_AFTER: Json = {
     "Retry-After": {"description": "Seconds, if a later request may succeed.", "schema": {"type": "integer"}}
 }
@@ -262,6 +264,22 @@ def object_of(properties: Json, *required: str) -> Json:
     return {**found, "required": list(required)} if required else found
 
 
+def whole_of(properties: Json) -> Json:
+    """Return the schema of objects with exactly these members."""
+    return object_of(properties, *properties)
+
+
+def list_of(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def page_of(name: str, item: str, example: object, description: str = "A page of the list.") -> Json:
+    """Return the response with a page of a list, whose items have the schema `item`."""
+    next_cursor = {"type": ["string", "null"], "description": "null at the end of the list."}
+    schema = whole_of({name: list_of(ref(item)), "next_cursor": next_cursor})
+    return json_of(description, schema, {name: [example], "next_cursor": None})
+
+
 def like(example: Json, **more: Json) -> Json:
     """Return the schema of objects with the members of an example; null there is any type. `more` may be absent."""
     types = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -311,8 +329,31 @@ def _example(kind: ProblemKind) -> Json:
     }
 
 
+def operation(
+    name: str,
+    summary: str,
+    parameters: Sequence[Json],
+    responses: Json,
+    *kinds: ProblemKind,
+    about: str = "",
+    body: Json | None = None,
+) -> Json:
+    """Return an operation. `kinds` are its problems, besides those of its body and of every operation."""
+    found: Json = {"operationId": name, "summary": summary}
+    if about:
+        found["description"] = about
+    if parameters:
+        found["parameters"] = list(parameters)
+    if body is not None:
+        found["requestBody"], kinds = body, (*_WITH_BODY, *kinds)
+    return {**found, "responses": {**responses, **problems(*kinds)}}
+
+
 def query(name: str, schema: Json, description: str) -> Json:
     return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+CURSOR = query("cursor", {"type": "string", "maxLength": 400}, "`next_cursor` of the page before.")
 
 
 def task_id() -> Json:
