@@ -1,32 +1,4 @@
-"""The errors of Weft, as a tree.
-
-WeftError                     base of all errors that Weft raises on purpose; the message says what to do
-├── ConfigurationError        a setting, an app or a namespace that cannot work; raised at start
-├── InvalidInput              input that breaks a rule of the wire or of an agent; names the field
-│   ├── ResultTooLarge        the result of an engine function is larger than a value, or a blob, may be
-│   └── Rejected              Weft rejected a submit with `weft.task.rejected`
-│       └── NotDurable        … or has accepted it, but the broker may still lose it
-├── BusError                  the broker is unreachable, or replied with an error
-│   ├── BusUnavailable        no connection; the call may or may not have happened
-│   │   └── BusLost           … and there will be none: the server behind memory:// has ended
-│   └── ServerError           the server replied with an error
-├── StoreUnavailable          the trajectory store is unreachable; the same call may be repeated
-├── Fenced                    this owner was declared dead: it must drop its deliveries and take a new name
-├── TurnTaken                 another live process works on the same turn: leave the turn to it
-├── JournalMoved              another process has journaled steps of this run: replay it from the broker
-├── JournalLost               the broker has lost a step of this turn: journal it again, then commit
-├── LimitExceeded             a task, run or journal would exceed a limit, which the message names
-├── NotReady                  an attempt needs something that is not available yet: retried without counting
-├── JobCancelled              the code awaited a job of `ctx.background` that had been cancelled
-├── HookFailed a hook or a callback that is not a guard failed: its run ends ├── Divergence a replay requested a
-different step than the journal holds ├── StepError a step that the run waited for failed (type and message are
-recorded) │ ├── ToolError … a tool call │ ├── AgentError … a call of another agent │ │ └── Deadlock … whose instance
-waits, directly or through others, for the calling run │ ├── EngineError … a compute step │ ├── HumanTimeout … a
-question that nobody answered in time │ ├── ReceiveTimeout … a message that nobody sent in time │ ├── LocalStepError … a
-`ctx.step` │ └── Denied … a step that a hook, or the human whom it asked, refused └── Outcome raised by user code to
-choose how an attempt ends ├── Retry try again, after a delay └── Reject do not try again: the run fails with this
-reason
-"""
+"""The errors of Weft. Each class says when it is raised; all of them are WeftErrors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error that Weft raises on purpose; `runtime_core.errors` draws them as a tree."""
+"""Every error that Weft raises on purpose."""
 
 from __future__ import annotations
 

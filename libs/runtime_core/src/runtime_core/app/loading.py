@@ -47,8 +47,6 @@ def load_app(reference: str) -> App:
 
 @dataclass
 class RequestedCall:
-    """The call that `call_tool` makes."""
-
     tool: str
     arguments: dict[str, Any]  # Any: JSON
 

@@ -342,7 +342,6 @@ def text(item: Reply) -> str:
 
 
 def texts(reply: Reply) -> list[str]:
-    """Return each item of a list as text."""
     return [text(item) for item in cast(list[Reply], reply)]
 
 

@@ -271,7 +271,6 @@ class TaskVerbs(Partition):
         return cast(int, open_work), text(mark)
 
     async def mailbox_events(self) -> int:
-        """Return the number of events in mailboxes."""
         reply = cast(list[bytes], await self.transport.call("ZRANGE", self.keys.mailboxes, 0, -1, "WITHSCORES"))
         return sum(int(float(depth)) for depth in reply[1::2])
 

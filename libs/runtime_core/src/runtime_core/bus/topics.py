@@ -159,7 +159,6 @@ class Topics:
         return any([await bus.unsubscribe(unwanted) for bus in self._buses])
 
     async def subscriptions(self) -> list[TopicSubscription]:
-        """Return all subscriptions, sorted by topic."""
         return await self._buses[0].subscriptions()
 
     async def publish(

@@ -106,7 +106,6 @@ class EngineGateway:
         await self.driver.start()
 
     async def stop(self) -> None:
-        """Stop the driver."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait((self._following,))

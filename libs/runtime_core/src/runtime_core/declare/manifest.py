@@ -106,8 +106,6 @@ Schema = dict[str, object]
 
 
 class AgentEntry(msgspec.Struct, omit_defaults=True):
-    """One agent."""
-
     input: Schema | None = None
     """JSON schema of the input; None: any input."""
     output: Schema | None = None
@@ -123,8 +121,6 @@ class AgentEntry(msgspec.Struct, omit_defaults=True):
 
 
 class ToolEntry(msgspec.Struct, omit_defaults=True):
-    """One tool."""
-
     arguments: Schema | None = None
     """JSON schema of the arguments, an object; None: any object."""
     result: Schema | None = None
@@ -136,8 +132,6 @@ class ToolEntry(msgspec.Struct, omit_defaults=True):
 
 
 class EngineFunctionEntry(msgspec.Struct, omit_defaults=True):
-    """One engine function."""
-
     arguments: Schema | None = None
     result: Schema | None = None
     pool: str = ""
@@ -153,8 +147,6 @@ class EngineFunctionEntry(msgspec.Struct, omit_defaults=True):
 
 
 class HookEntry(msgspec.Struct, omit_defaults=True):
-    """One hook."""
-
     order: int = 0
     guard: bool = False
     always: bool = False

@@ -224,7 +224,6 @@ class EngineCompute:
         return data if len(data) <= results.limit else await asyncio.to_thread(results.kept, data, step.task)
 
     async def close(self) -> None:
-        """Close the engine."""
         await self.engine.close()
 
 

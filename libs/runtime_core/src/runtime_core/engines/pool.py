@@ -65,13 +65,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process.is_alive()
 
     def ready(self) -> None:
@@ -95,7 +93,6 @@ class Worker:
             return answer
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
 
     def close(self) -> None:

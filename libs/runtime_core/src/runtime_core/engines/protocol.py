@@ -64,7 +64,6 @@ class Frames(Generic[Sent, Message]):
             return None
 
     def close(self) -> None:
-        """Close the connection."""
         self._writer.close()
 
 

@@ -160,7 +160,6 @@ class ApiKeys:
         return sorted(filter(None, map(_read, stored)), key=lambda key: (key.created_ms, key.id))
 
     async def find(self, text: str) -> ApiKey | None:
-        """Return the key with this text, or None."""
         found = KEY.fullmatch(text)
         if found is None:
             return None

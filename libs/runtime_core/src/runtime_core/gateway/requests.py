@@ -88,7 +88,6 @@ class Problem(Exception):
     headers: Mapping[str, str] | None = None
 
     def document(self) -> dict[str, object]:
-        """Return the members of the problem."""
         found: dict[str, object] = {
             "type": f"urn:weft:problem:{self.kind.name}",
             "title": self.kind.title,
@@ -354,7 +353,6 @@ def list_of_objects(name: str, value: object, most: int) -> list[dict[str, objec
 
 
 def json_reply(document: object, status: int = 200, **headers: str) -> Response:
-    """Return a response with a JSON document."""
     return Response(msgspec.json.encode(document), status, headers, codec.JSON)
 
 

@@ -163,8 +163,6 @@ def _step(step: Step | None) -> dict[str, Any] | None:  # Any: JSON
 
 
 class LetterRoutes:
-    """The routes of dead letters."""
-
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access = access
         self._limits = limits
@@ -213,8 +211,6 @@ def _flag(body: Mapping[str, object], name: str) -> bool:
 
 
 class ScheduleRoutes:
-    """The routes of schedules."""
-
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access = access
         self._limits = limits

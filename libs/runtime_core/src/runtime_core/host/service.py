@@ -52,15 +52,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The response of a path."""
-
     status: HTTPStatus
     body: bytes
     content_type: str = TEXT
 
 
 def plain(status: HTTPStatus, line: str) -> Response:
-    """Return a response with one line of text."""
     return Response(status, line.encode() + b"\n")
 
 

@@ -268,8 +268,6 @@ def shown_url(url: str | None) -> str:
 
 @dataclass(slots=True)
 class CallState:
-    """The state of a call in progress."""
-
     named: str | None
     """The model that a hook chose; None: the agent's model."""
     pieces: TextBatcher | None

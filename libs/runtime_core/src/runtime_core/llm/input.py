@@ -25,8 +25,6 @@ FILE_KINDS = ("image-url", "audio-url", "video-url", "document-url", "binary")
 
 
 class AgentInput(msgspec.Struct):
-    """A decoded input."""
-
     prompt: str | list[Any] | None = None  # Any: JSON
     """Text or content parts; None: the history ends with the request."""
     history: list[Message] | None = None

@@ -206,7 +206,6 @@ class ConversationStore(Protocol):
 
 
 def is_store(memory: object) -> TypeGuard[ConversationStore]:
-    """Return whether this is a ConversationStore."""
     return callable(getattr(memory, "load", None)) and callable(getattr(memory, "save", None))
 
 

@@ -181,7 +181,6 @@ class Compound(Generic[T]):
 
 
 def as_coroutine(part: Awaitable[Any]) -> Coroutine[Any, Any, Any]:  # Any: see Gather
-    """Return the awaitable as a coroutine."""
     if inspect.iscoroutine(part):
         return part
 

@@ -286,7 +286,6 @@ class Outgoing(DurableStep[T]):
         return None  # type: ignore[return-value]  # T is None but for steps that say otherwise
 
     def perform(self, branch: Branch) -> None:
-        """Perform it in this branch."""
         if self.run.find(self) is None:
             self.run.flow.check_going()
             self.go()

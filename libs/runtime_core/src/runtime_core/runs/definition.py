@@ -448,8 +448,6 @@ def _is_context(argument: Argument) -> bool:
 
 
 class AppHooks(Protocol):
-    """The hooks of an app."""
-
     @property
     def everywhere(self) -> bool:
         """Whether a hook or callback runs without being named by the task."""

@@ -100,7 +100,6 @@ class GuestLoop(asyncio.AbstractEventLoop):
         self.create_task(generator.aclose())
 
     def next_timer(self) -> asyncio.TimerHandle | None:
-        """Return the earliest timer."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
         return self._timers[0][2] if self._timers else None

@@ -66,8 +66,6 @@ OUTPUT = "e"
 
 
 class PieceStep(StepOfRun, Protocol):
-    """A piece of output."""
-
     after: int
     """How many steps its branch took before it."""
     branch_name: str

@@ -264,9 +264,7 @@ class RunHooks(Protocol):
         self, branch: Branch, prompt: str, data: bytes, timeout_ms: int | None, default: bool | None, /
     ) -> Awaitable[Approval] | None: ...
 
-    def listens(self, point: HookPoint, /) -> bool:
-        """Return whether a hook of the run listens at this point."""
-        ...
+    def listens(self, point: HookPoint, /) -> bool: ...
 
     def at(self, branch: Branch, point: HookPoint, name: str, payload: bytes, /) -> Awaitable[Any]:
         """Run the hooks of a point that the agent's code names."""

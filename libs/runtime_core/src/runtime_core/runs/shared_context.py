@@ -320,8 +320,6 @@ def _conflict_in(written: list[Any]) -> Conflict:
 
 
 class StateSnapshot(msgspec.Struct):
-    """A ContextState in a snapshot."""
-
     own: dict[str, Any]
     base: dict[str, Any]
     above: dict[str, Any]

@@ -220,8 +220,6 @@ class SchemaCheck:
 
 
 class InputCheck(SchemaCheck):
-    """Checks the inputs of one agent."""
-
     __slots__ = ()
 
     def __init__(self, name: str, agent: AgentEntry) -> None:

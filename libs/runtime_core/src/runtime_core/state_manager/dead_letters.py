@@ -47,8 +47,6 @@ _Place = tuple[tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter."""
-
     letter_id: str
     """The entry id; with several partitions, `partition/entry id`."""
     partition: int
@@ -286,7 +284,6 @@ class DeadLetters:
         self._buses = buses
 
     async def count(self) -> int:
-        """The number of dead letters."""
         return sum([cast(int, await bus.transport.call("XLEN", bus.keys.dead)) for bus in self._buses])
 
     async def sizes(self) -> LetterSizes:

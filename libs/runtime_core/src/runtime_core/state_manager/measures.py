@@ -62,8 +62,6 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A consumer group."""
-
     read: str
     """The id of the last delivered entry, or the reader's position."""
     pending: int

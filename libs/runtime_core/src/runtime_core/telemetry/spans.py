@@ -133,7 +133,6 @@ class Span:
 
     @property
     def recording(self) -> bool:
-        """Whether the span is recorded."""
         return self._span is not None and bool(self._span.is_recording())
 
     @property

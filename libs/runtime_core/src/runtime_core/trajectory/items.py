@@ -143,7 +143,6 @@ class Decision:
 
     @property
     def row(self) -> Step:
-        """The recorded row of the decision."""
         return self.call if self.call is not None else self.run
 
     @property

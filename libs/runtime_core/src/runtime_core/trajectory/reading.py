@@ -43,8 +43,6 @@ class TaskTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """A step with its task."""
-
     task: str
     end: TaskEnd | None
     step: Step
@@ -87,7 +85,6 @@ class ExportedStep(msgspec.Struct):
 
 
 def exported(namespace: str, stored: StoredStep) -> ExportedStep:
-    """Return a step in the form of exports."""
     end, step = stored.end, stored.step
     return ExportedStep(
         namespace=namespace,

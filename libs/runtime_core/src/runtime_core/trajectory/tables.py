@@ -225,8 +225,6 @@ def check_format(stored: int) -> None:
 
 @dataclass(slots=True)
 class RecordEntry:
-    """One entry of a record stream."""
-
     entry_id: str
     """The stream's entry id, as in `1731240000000-3`."""
     task: str

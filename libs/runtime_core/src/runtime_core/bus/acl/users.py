@@ -144,8 +144,6 @@ class Grant:
 
 @dataclass(frozen=True)
 class User:
-    """One user in the table."""
-
     name: str
     can: str
     """Its purpose, in one sentence."""

@@ -50,12 +50,10 @@ class RayBackend:
         return info
 
     async def lost(self) -> str:
-        """Implement Backend."""
         assert self._cluster is not None
         return await self._cluster.lost()
 
     async def run(self, work: Work, report: Report) -> Outcome:
-        """Implement Backend."""
         outcome = await self._run(work, report)
         # If the head dies, its workers die first, which is not a failure of the work that they ran.
         if isinstance(outcome, Error) and outcome.cause == "worker" and self._cluster is not None:
@@ -80,12 +78,10 @@ class RayBackend:
         return await self._kept(work, report)
 
     async def forget(self, key: str) -> None:
-        """Implement Backend."""
         if self._holder is not None:
             await self._holder.forget.remote(key)
 
     async def close(self) -> None:
-        """Implement Backend."""
         if self._cluster is not None:
             await self._cluster.close()
 

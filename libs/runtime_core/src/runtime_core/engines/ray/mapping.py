@@ -50,7 +50,6 @@ class _RunningMap:
         self._reported_at = -math.inf
 
     async def run(self) -> Outcome:
-        """Run the map."""
         try:
             while self._begin_more():
                 left = REPORT_SECONDS if self._reported != (self._done, self._failed) else None

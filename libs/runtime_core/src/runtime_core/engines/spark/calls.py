@@ -326,7 +326,6 @@ class _SparkMap:
         return msgspec.json.encode([_end(end) for end in self._ends])
 
     def report(self, last: bool = False) -> None:
-        """Report the progress."""
         counts = {"done": self._done, "failed": self._failed, "total": len(self._items)}
         self._report(msgspec.json.encode(counts), last)
 

@@ -123,7 +123,6 @@ def digest(text: str) -> str:
 
 
 def tokens_and_cost(usage: Mapping[str, Json]) -> tuple[float, float]:
-    """Return the tokens and the cost of a usage."""
     numbers = {name: value for name, value in usage.items() if isinstance(value, int | float)}
     tokens = numbers.get("input_tokens", 0) + numbers.get("output_tokens", 0)
     return tokens or numbers.get("tokens", 0), numbers.get("cost", 0)
@@ -258,7 +257,6 @@ class Timeline:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of its bars."""
         return frozenset(bar.kind for row in self.rows for bar in row.bars)
 
     @property

@@ -173,8 +173,6 @@ AgentT = TypeVar("AgentT")
 
 @dataclass(frozen=True, slots=True)
 class AgentMetadata:
-    """The metadata of an agent."""
-
     type: str
     key: str
     description: str

@@ -172,7 +172,6 @@ def agent_of_runner(runner: object) -> str:
 
 
 def agents_of(found: Description) -> list[str]:
-    """Return the names of all agents in a description."""
     if found.swarm is None:
         return [found.agent] if found.agent else []
     return [label(agent) for agent in _read_swarm(found.swarm, "swarm").ordered_agents]

@@ -167,7 +167,6 @@ class PydanticAgent(AgentDefinition):
 
     @property
     def operations(self) -> Mapping[ToolsetCallToolId, DurableOperation[Any, Any, Any]]:
-        """The operations that call tools, by toolset."""
         return self._backend.tools
 
     @functools.cached_property

@@ -82,8 +82,6 @@ class _Ended(Exception):
 
 
 class _Hosts:
-    """The hosts of one app."""
-
     def __init__(self, calls: SessionCalls, spec: bytes, report: Report, places: int) -> None:
         self._calls = calls
         self._encoded = spec

@@ -287,7 +287,6 @@ class EventLoop:
         self.handled = 0
 
     async def run(self, first_messages: Iterable[Message]) -> EventOutcome:
-        """See `run_events`."""
         manager = self.manager
         for message in first_messages:
             await manager.emit_message(message)

@@ -394,6 +394,5 @@ def in_order(rows: list[tuple[str, Step]]) -> list[Message]:
 
 
 def message_of(task: str, step: Step) -> Message:
-    """Return the message in a row."""
     message = Message.from_dict(_decode(bytes(step.input)))
     return message.replace(id=message.id or message_id(task, step.run, step.step), task_id=task)

@@ -126,7 +126,6 @@ class TaskRuns:
         self._buses = buses
 
     async def bus_of(self, task: str) -> EventBus:
-        """Return the partition of a task."""
         return await find_place(self._buses, task)
 
     async def nodes(self, task: str) -> list[RunNode]:
