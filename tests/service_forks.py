@@ -1,7 +1,8 @@
 """Start services by forking a process that has imported them, since an import takes longer than most tests wait.
 
 A fork has what `python -m services.<name>` has: its environment, a session and a log of its own, and the module as its
-`__main__`. The app is imported in the fork. All forks end with the process that starts them, as other children do.
+`__main__`. The app is imported in the fork, except the one that most tests use. All forks end with the process that
+starts them, as other children do.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ IMPORTED = (
     "runtime_core.host.app_services",
     "runtime_core.host.service",
     "runtime_core.host.state_manager",
+    "runtime_core.runs.hooks.around",
     "runtime_core.runs.hooks.pipeline",
     "runtime_core.trajectory.recorder",
     "aiosqlite",
     "pydantic.dataclasses",
     "redis.asyncio.cluster",
     "sqlalchemy.dialects.sqlite.aiosqlite",
+    "tests.apps.fleet_app",
     "uvloop",
 )
 COMMAND = "runtime_core.cli.main"
@@ -55,10 +58,21 @@ IMPORTED_FOR = {
         "uvicorn.protocols.http.httptools_impl",
     ),
     COMMAND: tuple(f"runtime_core.cli.{name}" for name in ("admin", "dead", "lag", "schedule", "submit", "task")),
-    STDIO_SERVERS: ("mcp.server",),
-    MCP_SERVER: ("mcp.server", "uvicorn.protocols.http.httptools_impl"),
-    "OPENAI_BASE_URL": ("pydantic_ai.models.openai",),
-    VARIABLE: ("runtime_core.calls.mcp.transport",),
+    STDIO_SERVERS: ("anyio._backends._asyncio", "mcp.server", "rich.console"),
+    MCP_SERVER: ("anyio._backends._asyncio", "mcp.server", "rich.console", "uvicorn.protocols.http.httptools_impl"),
+    "OPENAI_BASE_URL": (
+        "genai_prices.data",
+        "openai.resources.chat",
+        "pydantic_ai.models.openai",
+        "runtime_core.llm.pydantic_ai.definition",
+    ),
+    "OTEL_EXPORTER_OTLP_ENDPOINT": ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "requests"),
+    "tests.integration.integrations.actors.worker": (
+        "runtime_core.integrations.actors.runtime",
+        "tests.integration.integrations.actors.agents",
+    ),
+    "tests.openai_server": ("tests.openai_server.control", "tests.openai_server.serving"),
+    VARIABLE: ("anyio._backends._asyncio", "runtime_core.calls.mcp.transport"),
 }
 """Imported for the first process that runs this module, or that has this variable: each takes longer than its test."""
 FORKED = (

@@ -51,7 +51,7 @@ PLACES = {
     "pytest": ("testing.plugin",),
     "pyspark": ("integrations.aworld.engines.spark_hosts", "engines.spark"),
     "ray": ("integrations.aworld.engines.ray_hosts", "engines.ray"),
-    "redis": ("bus.connection", "bus.connector", "bus.embedded", "bus.private_server"),
+    "redis": ("bus.connection", "bus.connector", "bus.embedded"),
     "re2": (
         "telemetry.json_redaction",
         "telemetry.redaction",

@@ -27,6 +27,12 @@ _CALL = b'] "FCALL" '
 _FROM_FUNCTION = b' lua] "'
 
 
+Use = tuple[str, bytes, bytes, bytes]
+"""A function, a command, and the key's first part and the colon after it: all that its rights depend on."""
+_CHECKED: set[Use | None] = set()
+"""Within the rights. The lines of tests are many, and of few kinds."""
+
+
 class Watch:
     """Reads what a server runs (MONITOR): each function, and the commands that it calls."""
 
@@ -63,8 +69,11 @@ class Watch:
                 function = _NAMES.get(full, "")
             elif _FROM_FUNCTION not in head:
                 function = ""
-            elif function:
-                found.update(_beyond(function, base, _words(line)))
+            elif function and (use := _use(function, base, line)) not in _CHECKED:
+                beyond = _beyond(function, base, _words(line))
+                found.update(beyond)
+                if use is not None and not beyond:
+                    _CHECKED.add(use)
         return found
 
     def _lines(self) -> Iterator[bytes]:
@@ -98,6 +107,14 @@ def _text(quoted: bytes) -> bytes:
     value = ast.literal_eval("b" + quoted.decode("ascii"))
     assert isinstance(value, bytes)
     return value
+
+
+def _use(function: str, base: bytes, line: bytes) -> Use | None:
+    """Return what a line is a use of; None if that is not obvious."""
+    _, command, _, key, *_ = (*line.split(b'"', 4), b"", b"")
+    kind, colon, _ = key[len(base) :].partition(b":")
+    unclear = command in _MANY_KEYS or command.decode() in _NESTED or kind == b"leader" or b"\\" in key
+    return None if unclear or not key.startswith(base) else (function, command, kind, colon)
 
 
 def _beyond(function: str, base: bytes, words: list[bytes]) -> list[str]:

@@ -6,6 +6,7 @@ import atexit
 import gc
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Mapping
 
 _OURS = ("runtime_core", "weft")
@@ -19,6 +20,34 @@ def collect_seldom() -> None:
     """
     gc.set_threshold(20_000, 20, 50)
     atexit.register(gc.freeze)
+
+
+class _Hidden:
+    """Hides a module from imports of this thread."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._thread = threading.get_ident()
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == self._module and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{fullname} is not loaded here", name=fullname)
+
+
+def load_redis() -> None:
+    """Import redis-py without the metrics of OpenTelemetry's SDK.
+
+    Where the SDK is installed, redis-py imports them for a type hint alone: almost half of the time of its import.
+    If a program asks it for metrics, it imports them then.
+    """
+    if "redis" in sys.modules:
+        return
+    finder = _Hidden("opentelemetry.sdk.metrics")
+    sys.meta_path.insert(0, finder)
+    try:
+        importlib.import_module("redis")
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def loader(package: str, places: Mapping[str, str], extras: Mapping[str, str] | None = None) -> Callable[[str], object]:

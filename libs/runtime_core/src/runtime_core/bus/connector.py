@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult, urlsplit
 
+from runtime_core.base.lazy import load_redis
 from runtime_core.errors import ConfigurationError, ServerError
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def _split(url: str) -> SplitResult:
 
 def _read(parts: SplitResult) -> dict[str, Any]:  # Any: as Options
     """Return the options that redis-py parses from the URL of one server."""
+    load_redis()
     from redis.asyncio.connection import parse_url
 
     try:

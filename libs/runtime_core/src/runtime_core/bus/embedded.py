@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, Self, cast
 
+from runtime_core.base.lazy import load_redis
 from runtime_core.base.lifeline import tied
 from runtime_core.errors import ConfigurationError, WeftError
 
@@ -322,6 +323,7 @@ def _is_serving(port: int, folder: Path) -> bool:
 
 def _is_ours(port: int, folder: Path, *question: bytes) -> bool:
     """Return whether the server on this port uses this folder, even while it loads, and replies to a command."""
+    load_redis()
     from redis import Redis  # here: it takes 0.1 s, and programs with their own broker never need it
     from redis.backoff import NoBackoff
     from redis.exceptions import RedisError

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+from runtime_core.base.lazy import load_redis
 from runtime_core.base.lifeline import tied
 from runtime_core.bus.connection import Transport
 from runtime_core.bus.connector import MEMORY
@@ -165,7 +166,7 @@ async def private_server(url: str = MEMORY) -> str:
         raise ConfigurationError(
             f"memory://: no folder for its server's socket ({error}); set TMPDIR to one"
         ) from error
-    import redis.asyncio  # noqa: F401  # here: the client loads while the server starts
+    load_redis()  # here: the client loads while the server starts
 
     address = await asyncio.wrap_future(server.ready)
     if server.why_lost:
