@@ -57,7 +57,7 @@ IMPORTED_FOR = {
         "uvicorn.lifespan.off",
         "uvicorn.protocols.http.httptools_impl",
     ),
-    COMMAND: tuple(f"runtime_core.cli.{name}" for name in ("admin", "dead", "lag", "schedule", "submit", "task")),
+    COMMAND: tuple(f"runtime_core.cli.{name}" for name in ("admin", "dead", "monitor", "schedule", "submit", "task")),
     STDIO_SERVERS: ("anyio._backends._asyncio", "mcp.server", "rich.console"),
     MCP_SERVER: ("anyio._backends._asyncio", "mcp.server", "rich.console", "uvicorn.protocols.http.httptools_impl"),
     "OPENAI_BASE_URL": (

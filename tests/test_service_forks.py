@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from tests.fleet import Fleet, until
 from tests.servers.process import Server
-from tests.service_forks import SOURCES, can_fork, forks
+from tests.service_forks import IMPORTED, IMPORTED_FOR, SOURCES, can_fork, forks
 
 SERVICE = ("services.agent_handler",)
 
@@ -47,6 +49,11 @@ async def test_a_killed_service_is_restarted(valkey: Server, namespace: str, tmp
         fleet.kill("tool-handler-1")
         assert process.wait() == -signal.SIGKILL
         await until(is_another, 60, "another process is ready in its place")
+
+
+def test_every_module_that_forks_import_first_exists() -> None:
+    for name in (*IMPORTED, *chain.from_iterable(IMPORTED_FOR.values())):
+        assert find_spec(name) is not None, name
 
 
 def test_a_service_that_cannot_fork_starts_as_a_process() -> None:
