@@ -27,6 +27,7 @@ from typing import Any
 
 from runtime_core.base.lifeline import tie, tied
 from runtime_core.bus.library import library
+from runtime_core.telemetry.secret_search import candidate_pattern
 from tests.mcp_servers.ledger import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -222,6 +223,7 @@ def serve(end: socket.socket) -> list[str]:
     """Fork for each request until the other end is closed. Return the command in each fork."""
     import_all(IMPORTED)
     library()
+    candidate_pattern(())  # re2 remembers it: without secrets in its environment, a fork has the same one
     me = os.getpid()
     imported: set[str] = set()
     children: dict[int, int] = {}

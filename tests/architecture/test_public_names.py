@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 import runtime_core
-from tests.architecture.tree import CORE, ROOT, imports_of, statements
+from tests.architecture.tree import CORE, ROOT, imports_of, parsed, statements
 
 PINNED = ROOT / "tests" / "architecture" / "public_names.txt"
 FACE = CORE / "weft"
@@ -31,7 +31,7 @@ def modules() -> dict[str, list[str]]:
     found = {}
     for path in sorted(FACE.rglob("*.py")):
         module = ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
-        assignments = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.Assign)]
+        assignments = [node for node in parsed(path).body if isinstance(node, ast.Assign)]
         names = [ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == "__all__"]
         if names or not module.startswith(ALIASES):  # a package of aliases may have no names
             [found[module]] = names
@@ -61,7 +61,7 @@ def test_a_class_name_has_one_meaning() -> None:
     names = [
         node.name
         for path in sorted((CORE / "runtime_core").rglob("*.py"))
-        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements(parsed(path))
         if isinstance(node, ast.ClassDef)
     ]
     twice = {name for name, count in Counter(names).items() if count > 1}

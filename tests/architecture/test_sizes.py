@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.tree import CORE, statements
+from tests.architecture.tree import CORE, parsed, statements
 
 MODULES_MAX = 220
 """Modules of runtime_core, without the `__init__.py` files, which only describe their packages. Five are the console's,
@@ -24,7 +24,7 @@ def modules() -> list[Path]:
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Return each function of a file with the length of its body in lines."""
-    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
             if body:
@@ -53,9 +53,6 @@ def test_a_package_only_describes_itself() -> None:
         path.relative_to(CORE).as_posix()
         for path in modules()
         if path.name == "__init__.py"
-        and any(
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            for node in ast.parse(path.read_text(encoding="utf-8")).body
-        )
+        and any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in parsed(path).body)
     ]
     assert with_code == []

@@ -43,7 +43,13 @@ def sources(folders: Iterable[Path], *texts: str) -> Iterator[tuple[Path, ast.Mo
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if any(text in source for text in texts):
-            yield path, ast.parse(source, filename=str(path))
+            yield path, parsed(path)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a module, which several tests look through and none changes."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 @cache
@@ -63,7 +69,7 @@ def imports_of(path: Path, base: Path) -> Iterator[Import]:
     parts = path.relative_to(base).with_suffix("").parts
     package = parts[:-1]
     importer = ".".join(package if parts[-1] == "__init__" else parts)
-    for node in statements(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(importer, alias.name, path, node.lineno)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -133,11 +134,9 @@ def library() -> Library:
     fields = named_fields(sources.pop(FIELDS))
     sources = {name: _with_values(source, fields) for name, source in sources.items()}
     used = {name: frozenset(re.findall(r"\w+", source)) for name, source in sources.items()}
-    shared = {
-        name: _shared(sources[name], frozenset[str]().union(*(words for other, words in used.items() if other != name)))
-        for name in SHARED
-        if name != FIELDS
-    }
+    files_with = Counter(word for words in used.values() for word in words)
+    several = frozenset(word for word, count in files_with.items() if count > 1)
+    shared = {name: _shared(sources[name], several) for name in SHARED if name != FIELDS}
     calls = {name: _calls(sources[name]) for name in FUNCTIONS}
     called = [name for name in FUNCTIONS if any(name in names for other, names in calls.items() if other != name)]
     scoped = {}
@@ -174,11 +173,8 @@ def _with_values(source: str, fields: dict[str, dict[str, str]]) -> str:
 
 def _calls(source: str) -> set[str]:
     """Return the names that a file calls, without what its comments mention."""
-    return {
-        name
-        for code in re.findall(r"^[^-\n]*", source, re.MULTILINE)
-        for name in re.findall(r"(?<![\w.])(\w+)\(", code)
-    }
+    code = "\n".join(re.findall(r"^[^-\n]*", source, re.MULTILINE))
+    return set(re.findall(r"(?<![\w.])(\w+)\(", code))
 
 
 def _groups(exported: dict[str, list[str]], used: dict[str, frozenset[str]]) -> dict[str, list[str]]:
@@ -197,13 +193,13 @@ def _groups(exported: dict[str, list[str]], used: dict[str, frozenset[str]]) -> 
     return groups
 
 
-def _shared(source: str, others: frozenset[str]) -> tuple[list[str], str]:
-    """Return the names that other files use, and the source in a block, which keeps all other names."""
+def _shared(source: str, several: frozenset[str]) -> tuple[list[str], str]:
+    """Return the names that several files use, and the source in a block, which keeps all other names."""
     outside: list[str] = []
 
     def declared(found: re.Match[str]) -> str:
         names = found[2].split(", ")
-        if others.isdisjoint(names):
+        if several.isdisjoint(names):
             return found[0]
         outside.extend(names)
         return f"{found[1] or ''}{found[2]}{found[3]}"

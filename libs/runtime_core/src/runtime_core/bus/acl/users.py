@@ -99,10 +99,16 @@ def _within_reach(name: str) -> dict[str, str]:
         if reached in found:
             continue
         found[reached] = text = helpers.get(reached) or _source(reached)
-        waiting += [word for word in _WORD.findall(text) if word in helpers]
-        # A function may call another one.
-        waiting += [word for word in _USE.findall(text) if word in FUNCTIONS]
+        waiting += _used_in(text)
     return found
+
+
+@cache
+def _used_in(text: str) -> frozenset[str]:
+    """Return the helpers and functions that a source names. Most helpers are within reach of many functions."""
+    helpers = frozenset(_WORD.findall(text)) & _helpers().keys()
+    # A function may call another one.
+    return helpers | (frozenset(_USE.findall(text)) & FUNCTIONS.keys())
 
 
 @cache
