@@ -11,10 +11,6 @@ from runtime_core.bus.library import FUNCTIONS, SHARED, library, source_of
 FOLDER = files("runtime_core.bus") / "functions"
 
 
-def test_each_file_is_a_function_and_each_function_a_file() -> None:
-    assert lua_files(FOLDER) == {f"{name}.lua" for name in FUNCTIONS}
-
-
 def test_each_shared_file_is_assembled() -> None:
     assert lua_files(FOLDER / "shared") == {f"{name}.lua" for name in SHARED}
 

@@ -13,69 +13,16 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-# Whether a function may run at maxmemory. Those that finish work must (it frees memory); those that start it must not.
+_FOLDER = files("runtime_core.bus") / "functions"
+_REFUSED_WHEN_FULL = frozenset(
+    {"claim", "create_node", "fork", "publish", "put_state", "redrive", "submit", "subscribe"}
+)
+"""Functions that may not run at `maxmemory`: they start work. Those that finish it must run, since it frees memory."""
 FUNCTIONS = {
-    "adopt": True,
-    "announce_engine": True,
-    "answer_request": True,
-    "ask": True,
-    "beat": True,
-    "begin_call": True,
-    "begin_turn": True,
-    "cancel": True,
-    "claim": False,
-    "commit_call": True,
-    "commit_turn": True,
-    "create_node": False,
-    "dead_letter": True,
-    "drop_agent": True,
-    "drop_letter": True,
-    "due_requests": True,
-    "emit": True,
-    "erase": True,
-    "expire_call": True,  # calls commit_call
-    "free_instance": True,
-    "gateways": True,
-    "idle": True,
-    "keep_letter": True,  # it replaces a larger entry, and letters are bounded
-    "lead": True,
-    "leave": True,
-    "load": True,
-    "mark_started": True,
-    "measure_backlog": True,
-    "node": True,
-    "progress": True,
-    "promote": True,
-    "publish": False,
-    "put_state": False,
-    "read_ingress": True,
-    "record": True,
-    "recount_letters": True,
-    "redrive": False,
-    "refill": True,  # waiting tasks were accepted before
-    "refuse": True,
-    "repair": True,
-    "repeat_request": True,
-    "restart_output": True,
-    "retry": True,
-    "schedule": True,
-    "settle_call": True,
-    "send_message": True,  # it may let an open task end, and inboxes are bounded
-    "signal": True,  # an answer lets an open task end
-    "stream": True,
-    "submit": False,
-    "fork": False,  # calls submit, so it comes after it
-    "subscribe": False,
-    "take_slots": True,
-    "trim": True,
-    "trim_letters": True,
-    "unclaim": True,
-    "unsubscribe": True,
-    "watch": True,
-    "withdraw_request": True,
-    "write_marker": True,
+    name: name not in _REFUSED_WHEN_FULL
+    for name in sorted(file.name.removesuffix(".lua") for file in _FOLDER.iterdir() if file.name.endswith(".lua"))
 }
-
+"""The functions, one in each file, and whether they may run at `maxmemory`."""
 
 FIELDS = "fields"
 """The file that names fields. The library contains their values instead, so a name costs nothing at run time."""
@@ -156,8 +103,7 @@ def library() -> Library:
 
 def source_of(name: str) -> str:
     """Return the text of a Lua file, of a function or shared."""
-    folder = files("runtime_core.bus") / "functions"
-    return ((folder / "shared" if name in SHARED else folder) / f"{name}.lua").read_text("utf-8")
+    return ((_FOLDER / "shared" if name in SHARED else _FOLDER) / f"{name}.lua").read_text("utf-8")
 
 
 def named_fields(source: str) -> dict[str, dict[str, str]]:
