@@ -66,6 +66,11 @@ class Description(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     streaming_mode: str = ""
 
 
+_AS_IN_TASK = (
+    "name", "user_id", "input", "event_driven", "endless_threshold", "hooks", "context", "is_sub_task", "group_id",
+    "parent_task", "max_retry_count", "timeout", "observation", "tools_conf", "context_config",
+)  # fmt: skip
+"""Fields with the same value in a Task."""
 _DECODER = msgspec.json.Decoder(Description)
 
 
@@ -88,28 +93,14 @@ def describe(task: Task, name_of: NameOf) -> Description:
     elif swarm is not None:
         agent = name_of("swarm", swarm)
     found = Description(
+        **{name: getattr(task, name) for name in _AS_IN_TASK},
         id=task.id,
-        name=task.name,
-        user_id=task.user_id,
         session_id=task.session_id,
-        input=task.input,
         conf=task.config.changed(),
         tool_names=[*task.tool_names, *(name_of("tool", tool) for tool in task.tools)],
         swarm=described,
         agent=agent,
-        event_driven=task.event_driven,
-        endless_threshold=task.endless_threshold,
         runner=runner_text(task.runner_cls),
-        hooks=task.hooks,
-        context=task.context,
-        is_sub_task=task.is_sub_task,
-        group_id=task.group_id,
-        parent_task=task.parent_task,
-        max_retry_count=task.max_retry_count,
-        timeout=task.timeout,
-        observation=task.observation,
-        tools_conf=task.tools_conf,
-        context_config=task.context_config,
         streaming_mode="" if task.streaming_mode is None else str(getattr(task.streaming_mode, "value", "")),
     )
     for name in ("input", "context", "observation", "conf", "tools_conf"):
@@ -120,28 +111,14 @@ def describe(task: Task, name_of: NameOf) -> Description:
 def task_of(found: Description, task_id: str, session_id: str) -> Task:
     """Return the described task, with agents and tools by name. Raises InvalidInput."""
     return Task(
+        **{name: getattr(found, name) for name in _AS_IN_TASK},
         id=found.id or task_id,
-        name=found.name,
-        user_id=found.user_id,
         session_id=found.session_id or session_id,
-        input=found.input,
         conf=TaskConfig.of(found.conf),
         tool_names=found.tool_names,
         swarm=None if found.swarm is None else _read_swarm(found.swarm, "input.swarm"),
         agent=found.agent or None,
-        event_driven=found.event_driven,
-        endless_threshold=found.endless_threshold,
         runner_cls=found.runner or None,
-        hooks=found.hooks,
-        context=found.context,
-        is_sub_task=found.is_sub_task,
-        group_id=found.group_id,
-        parent_task=found.parent_task,
-        max_retry_count=found.max_retry_count,
-        timeout=found.timeout,
-        observation=found.observation,
-        tools_conf=found.tools_conf,
-        context_config=found.context_config,
         streaming_mode=found.streaming_mode or None,
     )
 
