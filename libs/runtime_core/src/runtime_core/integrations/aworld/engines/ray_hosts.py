@@ -25,12 +25,6 @@ _SPECS = msgspec.msgpack.Decoder(HostsSpec)
 logger = logging.getLogger(__name__)
 
 
-def dumps(value: object) -> bytes:
-    """Pickle objects for `start`; objects that are in no module are sent with their code."""
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
-
-
 class TaskHost:
     """One host. It takes tasks from the broker like a handler service, so other hosts reclaim them if it dies."""
 

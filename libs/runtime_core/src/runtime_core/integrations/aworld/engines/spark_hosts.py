@@ -34,12 +34,6 @@ LEAST_IN_FLIGHT = 16
 logger = logging.getLogger(__name__)
 
 
-def dumps(value: object) -> bytes:
-    """Pickle objects for `host_tasks`; objects that are in no module are sent with their code."""
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
-
-
 def check_app(spec: bytes) -> str:
     """Rebuild the app of an encoded HostsSpec in this process. Return an empty string, or a one-line error."""
     try:
@@ -152,7 +146,7 @@ class _Hosts:
         self, name: str, function: object, *arguments: object, on_start: Callable[[], None] | None = None
     ) -> str:
         """Run a function on an executor and return why it died. Raises _Ended if it refuses, or Spark is lost."""
-        payload = dumps((function, arguments, {}))
+        payload = cloudpickle.dumps((function, arguments, {}))
         answer = await self._calls.run(Pickled(payload), StepInfo(), f"task {name}", "", 0.0, on_start)
         [outcome] = answer.ends
         if not isinstance(outcome, Error):

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +36,7 @@ from runtime_core.bus.embedded import EmbeddedServer
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import connect, open_namespace
 from runtime_core.client.client import Client
-from runtime_core.engines.driver.driver import Driver
+from runtime_core.engines.driver.driver import Driver, DriverEngine, RayEngine, SparkEngine
 from runtime_core.engines.protocol import Error, Outcome, Pickled, Report, Work
 from runtime_core.engines.ray.backend import RayBackend
 from runtime_core.errors import BusError, ConfigurationError, EngineError, WeftError
@@ -53,39 +53,11 @@ from runtime_core.telemetry.metrics import Metrics
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.recorder import LocalTrajectories
 
-
-@dataclass(frozen=True, slots=True)
-class ClusterKind:
-    """A kind of cluster that runs whole tasks."""
-
-    name: str
-    """The engine's name, which is also the name of the extra."""
-    package: str
-    """The package that must be installed."""
-    address: str
-    """The environment variable with its address."""
-    backend: str
-    """The backend of its driver, as `package.module:Class`."""
-    pickling: str
-    """The module with `dumps` for its workers."""
-
-
-CLUSTERS = {
-    "ray": ClusterKind(
-        "ray",
-        "ray",
-        "WEFT_RAY_ADDRESS",
-        "runtime_core.integrations.aworld.engines.target:HostsBackend",
-        "runtime_core.integrations.aworld.engines.ray_hosts",
-    ),
-    "spark": ClusterKind(
-        "spark",
-        "pyspark",
-        "WEFT_SPARK_REMOTE",
-        "runtime_core.integrations.aworld.engines.spark_hosts:SparkHostsBackend",
-        "runtime_core.integrations.aworld.engines.spark_hosts",
-    ),
+CLUSTERS: dict[str, tuple[type[DriverEngine], str]] = {
+    "ray": (RayEngine, "runtime_core.integrations.aworld.engines.target:HostsBackend"),
+    "spark": (SparkEngine, "runtime_core.integrations.aworld.engines.spark_hosts:SparkHostsBackend"),
 }
+"""The clusters that run whole tasks: the engine, and the backend of the driver that keeps the hosts."""
 NO_HOST_SECONDS = 300.0
 """The longest time without a host. A cluster takes half a minute to start, and several on a busy machine."""
 AGAIN_SECONDS = 1.0
@@ -116,7 +88,7 @@ async def cluster_target(
     tasks run concurrently. Raises ConfigurationError if the cluster or the broker cannot be used, and InvalidInput for
     objects that cannot be sent.
     """
-    cluster = CLUSTERS[engine]
+    cluster, backend = CLUSTERS[engine]
     settings = Settings.from_environment(os.environ)
     reference = (settings.app or "") if app is None else ""
     base = load_app(reference) if reference else app
@@ -143,7 +115,7 @@ async def cluster_target(
             settings, redis_url=client.url, namespace=client.namespace, partitions=len(client.buses), metrics_port=None
         )
         wanted = HostsSpec(sent, hosted.to_environment(), workers, at_once, _answers_here_only(client.url))
-        hosting = await stack.enter_async_context(_Hosting(cluster, wanted))
+        hosting = await stack.enter_async_context(_Hosting(cluster, backend, wanted))
         read = None if broker is None else broker.read
         target = RunTarget(client, made.whole, made.names, hosting.failed, gateways=broker is None, read=read)
         try:
@@ -159,11 +131,11 @@ async def cluster_target(
 class _Hosting:
     """The hosts, from the start of their driver process to its end."""
 
-    def __init__(self, cluster: ClusterKind, wanted: HostsSpec) -> None:
+    def __init__(self, cluster: type[DriverEngine], backend: str, wanted: HostsSpec) -> None:
         self._cluster = cluster
         # HostsBackend takes no other work.
         self._work = Work(Pickled(msgspec.msgpack.encode(wanted)), "task hosts")
-        self._driver = Driver(cluster.backend, os.environ)
+        self._driver = Driver(backend, os.environ)
         self._hosts = 0
         self._seen = time.monotonic()
         """The last time when there was a host."""
@@ -196,7 +168,7 @@ class _Hosting:
     async def _keep(self) -> None:
         await self._driver.start()
         state = await self._driver.reached()
-        engine = self._cluster.name
+        engine = self._cluster.engine
         if not state.connected and os.environ.get(self._cluster.address):
             # Fail fast if the given cluster is not there. Our own cluster may start late on a busy machine.
             self._fail(ConfigurationError(f"engine {engine!r}: {state.reason}"))
@@ -226,13 +198,13 @@ class _Hosting:
                 self._fail(
                     EngineError(
                         "EngineUnavailable",
-                        f"no host on {self._cluster.name.capitalize()} for {NO_HOST_SECONDS:g} s: {self._why()}",
+                        f"no host on {self._cluster.engine.capitalize()} for {NO_HOST_SECONDS:g} s: {self._why()}",
                     )
                 )
             elif now - warned > SILENT_SECONDS:
                 warned = now
                 logger.warning(
-                    "no host on %s for %d s: %s", self._cluster.name.capitalize(), now - self._seen, self._why()
+                    "no host on %s for %d s: %s", self._cluster.engine.capitalize(), now - self._seen, self._why()
                 )
 
     def _why(self) -> str:
@@ -337,20 +309,20 @@ class _CallBroker:
         return EventBus(transport, keys[0])
 
 
-def _packed(cluster: ClusterKind, made: TasksApp, reference: str) -> PackedApp:
+def _packed(cluster: type[DriverEngine], made: TasksApp, reference: str) -> PackedApp:
     if find_spec(cluster.package) is None:
         raise ConfigurationError(
-            f"engine {cluster.name!r}: {cluster.package} is not installed: pip install 'weft[{cluster.name}]'"
+            f"engine {cluster.engine!r}: {cluster.package} is not installed: pip install 'weft[{cluster.engine}]'"
         )
 
     def dumps(value: object) -> bytes:
-        # Here: it loads the library of the cluster.
-        return cast(bytes, importlib.import_module(cluster.pickling).dumps(value))
+        # Here: it loads the library of the cluster. It sends objects that are in no module with their code.
+        return cast(bytes, importlib.import_module(cluster.cloudpickle).dumps(value))
 
     return pack(made, reference, dumps)
 
 
-def _check_here(cluster: ClusterKind) -> None:
+def _check_here(cluster: type[DriverEngine]) -> None:
     """Refuse a remote cluster: its workers could not reach a broker on this machine."""
     address = os.environ.get(cluster.address, "")
     host = address.rpartition("://")[2].rpartition(":")[0].strip("[]")
