@@ -4,5 +4,5 @@
 2. `local` and `pool` run calls on this machine; `runtime_engine` is the API of an engine object.
 3. `driver` starts the separate process that is connected to a cluster; `ray` and `spark` are its backends. A gateway
    (`calls.engine_gateway`) has one, and so do RayEngine and SparkEngine, for programs without a gateway.
-4. `remote` runs a function in a worker process of a cluster.
+4. `mapping` runs a function with many items on a cluster, and `remote` runs a function in one of its worker processes.
 """

@@ -14,10 +14,10 @@ import msgspec
 import ray
 import ray.exceptions as errors
 
+from runtime_core.engines.mapping import Answer, Items, run_map
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Report, Resources, Value, Work
 from runtime_core.engines.ray.cluster import DASHBOARD_VARIABLE, JOBS_URL_VARIABLE
-from runtime_core.engines.ray.mapping import run_map
-from runtime_core.engines.ray.worker import Answer, CallProcess, Items, LongLived, WorkerJob, run_job
+from runtime_core.engines.ray.worker import CallProcess, LongLived, WorkerJob, run_job
 from runtime_core.engines.results import Results
 from runtime_core.telemetry.redaction import kept
 

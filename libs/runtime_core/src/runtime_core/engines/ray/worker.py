@@ -18,12 +18,11 @@ from typing import Any
 
 import msgspec
 
+from runtime_core.engines.mapping import CHUNK_SECONDS, Answer, Items
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Value, Work
 from runtime_core.engines.remote import declared, error_of, run_items, run_registered
 from runtime_core.engines.results import Results
 
-CHUNK_SECONDS = 1.0
-"""The time after which a worker with several items returns those that it has not started, in seconds."""
 INTERRUPT_SECONDS = 0.4
 """How long a call may continue after KeyboardInterrupt, in seconds."""
 FIRST_MARK = 128
@@ -49,17 +48,6 @@ class CallProcess(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-
-class Items(msgspec.Struct, frozen=True):
-    """The outcomes of a chunk's first items: all of them, or as many as ran in CHUNK_SECONDS."""
-
-    outcomes: list[Outcome]
-    seconds: float
-    """The time that the items took."""
-
-
-Answer = Value | Error | Items
 
 
 def run_job(job: bytes) -> Iterator[CallProcess | Answer]:

@@ -1,4 +1,4 @@
-"""Functions on Spark's executors: each call is a job of one task; a map sends several items to a call."""
+"""Functions on Spark's executors: each call is a job of one task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import re
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from runtime_core.base.text import LONGEST_MESSAGE
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, StepInfo, Value, Work
+from runtime_core.engines import mapping
+from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Report, StepInfo, Work
 from runtime_core.engines.results import Results
 from runtime_core.engines.spark import worker
-from runtime_core.engines.spark.connect import OnProgress, Paced, Sessions, Watched, condition_of, is_lost
+from runtime_core.engines.spark.connect import OnProgress, Sessions, Watched, condition_of, is_lost
 from runtime_core.engines.spark.worker import Assignment, CallOutcomes, MapCalls
 from runtime_core.telemetry.redaction import kept
 
@@ -37,16 +37,6 @@ _DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Pytho
 _NO_WEFT = re.compile(r"ModuleNotFoundError: No module named '(runtime_core|weft|msgspec|pyarrow)")
 CALL_SECONDS = 1.0
 """The target duration of all functions of one call, in seconds. Longer functions get a call per item."""
-MAX_GROWTH = 10
-"""The highest growth factor of items from one call to the next: a few fast items say little about the rest."""
-PAUSE_SECONDS = 0.05
-"""The pause between two checks for work while running items may still be queued to run alone, in seconds."""
-MAX_CALL_ITEMS = 1_000
-MAX_CALL_BYTES = 8 * 1024 * 1024
-"""The limits of one call: items, and their JSON in bytes."""
-SHARED_CAUSES = frozenset({"worker", "limit"})
-"""Error causes that end all items of a call together: run each alone to find the one at fault."""
-
 Result = TypeVar("Result")
 
 
@@ -133,7 +123,7 @@ class SessionCalls:
 
     async def run(
         self,
-        call: Registered | worker.MapCalls | Pickled,
+        call: Registered | MapCalls | Pickled,
         step: StepInfo,
         name: str,
         key: str,
@@ -263,114 +253,28 @@ def tag_of(key: str) -> str:
 
 
 async def run_map(calls: SessionCalls, work: Work, report: Report, in_flight: int) -> Outcome:
-    """Run a map. Return a Value with one outcome per item, in order, or an Error if Spark was lost."""
+    """Run a map. Return a Value with one entry per item, in order, or an Error if Spark was lost."""
+
+    async def run_some(part: Work, limit: float) -> mapping.Answer:
+        assert isinstance(part.call, Mapped)
+        items = MapCalls(part.call.function, part.call.over, part.call.items)
+        answer = await calls.run(items, part.step, part.name, part.key, limit)
+        first = answer.ends[0]
+        if isinstance(first, Error) and first.cause == "lost":
+            raise _Lost(first)
+        whole = answer.seconds or len(answer.ends) > 1  # otherwise the error of the call itself
+        return mapping.Items(answer.ends, answer.seconds) if whole else first
+
     assert isinstance(work.call, Mapped)
-    items = msgspec.json.decode(work.call.items, type=list[msgspec.Raw])
-    running = _SparkMap(calls, work, work.call, items, Paced(report))
-    places = min(work.call.in_flight or in_flight, max(1, len(items)))
-    tasks = [asyncio.ensure_future(running.work_off(places)) for _ in range(places)]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, _Lost):
-                return error.error
-            raise error
-    running.report(last=True)
-    return Value(running.value())
+        return await mapping.run_map(
+            work, work.call, work.call.in_flight or in_flight, run_some, report, task_seconds=CALL_SECONDS
+        )
+    except _Lost as lost:
+        return lost.error
 
 
 class _Lost(Exception):
     def __init__(self, error: Error) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-class _SparkMap:
-    """A running map: its waiting items, and the outcomes of the others."""
-
-    def __init__(
-        self, calls: SessionCalls, work: Work, call: Mapped, items: Sequence[msgspec.Raw], report: Paced
-    ) -> None:
-        self._calls = calls
-        self._work = work
-        self._call = call
-        self._items = items
-        self._ends: list[Outcome | None] = [None] * len(items)
-        self._waiting = deque(range(len(items)))
-        self._alone: deque[int] = deque()
-        self._under_way = 0
-        self._at_once = 1
-        self._failed = self._done = 0
-        self._report = report
-
-    async def work_off(self, places: int) -> None:
-        """Run items until none waits and no running item can still be queued to run alone."""
-        while self._waiting or self._alone or self._under_way:
-            taken = self._take(places)
-            if not taken:
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            self._under_way += 1
-            try:
-                await self._run(taken)
-            finally:
-                self._under_way -= 1
-
-    def value(self) -> bytes:
-        """Return the outcomes as JSON."""
-        return msgspec.json.encode([_end(end) for end in self._ends])
-
-    def report(self, last: bool = False) -> None:
-        counts = {"done": self._done, "failed": self._failed, "total": len(self._items)}
-        self._report(msgspec.json.encode(counts), last)
-
-    def _take(self, places: int) -> list[int]:
-        if self._alone:
-            return [self._alone.popleft()]
-        # Keeps all slots busy until the end.
-        most = min(self._at_once, MAX_CALL_ITEMS, 1 + len(self._waiting) // places)
-        taken: list[int] = []
-        size = 0
-        while self._waiting and len(taken) < most and (not taken or size < MAX_CALL_BYTES):
-            taken.append(self._waiting.popleft())
-            size += len(bytes(self._items[taken[-1]]))
-        return taken
-
-    async def _run(self, taken: list[int]) -> None:
-        call = MapCalls(self._call.function, self._call.over, msgspec.json.encode([self._items[one] for one in taken]))
-        work = self._work
-        answer = await self._calls.run(call, work.step, work.name, work.key, work.timeout_seconds)
-        ends = answer.ends
-        if len(ends) != len(taken) or len(taken) == 1:
-            first = ends[0]
-            if isinstance(first, Error) and first.cause == "lost":
-                raise _Lost(first)
-            if isinstance(first, Error) and len(taken) > 1:
-                if first.cause in SHARED_CAUSES:
-                    self._alone.extend(taken)
-                    self._at_once = 1
-                    return
-                ends = [first] * len(taken)
-        if len(ends) == len(taken):
-            self._measure(answer.seconds, len(taken))
-        for one, end in zip(taken, ends, strict=True):
-            self._ends[one] = end
-            self._done += 1
-            self._failed += isinstance(end, Error)
-        self.report()
-
-    def _measure(self, seconds: float, count: int) -> None:
-        fitting = int(CALL_SECONDS * count / max(seconds, 1e-6))
-        self._at_once = max(1, min(fitting, MAX_GROWTH * count))
-
-
-def _end(end: Outcome | None) -> dict[str, object]:
-    assert end is not None
-    if isinstance(end, Error):
-        return {"error": {"type": end.type, "message": end.message}}
-    return {"value": msgspec.Raw(end.data)}

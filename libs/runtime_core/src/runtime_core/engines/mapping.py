@@ -1,4 +1,4 @@
-"""Maps: runs a function on many items in parallel, with several fast items per task."""
+"""Maps on a cluster: runs a function on many items in parallel, with several fast items per task."""
 
 from __future__ import annotations
 
@@ -10,30 +10,51 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Report, Value, Work
-from runtime_core.engines.ray.worker import CHUNK_SECONDS, Answer, Items
 
+CHUNK_SECONDS = 1.0
+"""The time after which a worker with several items may return those that it has not started, in seconds."""
 TASK_SECONDS = 0.25
 """The target duration of one task's items together, if one alone takes less, in seconds."""
 MAX_CHUNK_ITEMS = 1000
+MAX_CHUNK_BYTES = 8 * 1024**2
+"""The limits of one task: items, and their JSON in bytes."""
+MAX_GROWTH = 10
+"""The highest growth factor of items from one task to the next: a few fast items say little about the rest."""
 REPORT_SECONDS = 0.5
 """The shortest interval between two progress events, in seconds."""
 MAX_RESULT_BYTES = 128 * 1024**2
 """The limit of all results together, in bytes: the process that runs the map holds them in memory."""
 
+
+class Items(msgspec.Struct, frozen=True):
+    """The outcomes of a task's first items: all of them, or as many as it has run."""
+
+    outcomes: list[Outcome]
+    seconds: float
+    """The time that the items took."""
+
+
+Answer = Value | Error | Items
 RunItems = Callable[[Work, float], Awaitable[Answer]]
-"""Runs some items of a map under a limit in seconds; 0 means no limit."""
+"""Runs some items of a map under a limit in seconds; 0 means no limit. An exception ends the map."""
 
 
-async def run_map(work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report) -> Outcome:
+async def run_map(
+    work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report, task_seconds: float = TASK_SECONDS
+) -> Outcome:
     """Run all items. Return a Value with one entry per item, a result or an error, or the Error that ends them all.
 
     If cancelled, stop the running tasks. Items that shared a task with a dead worker run again, each alone.
     """
-    return await _RunningMap(work, call, in_flight, run, report).run()
+    return await _RunningMap(work, call, in_flight, run, report, task_seconds).run()
 
 
 class _RunningMap:
-    def __init__(self, work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report) -> None:
+    def __init__(
+        self, work: Work, call: Mapped, in_flight: int, run: RunItems, report: Report, task_seconds: float
+    ) -> None:
+        self._task_seconds = task_seconds
+        self._largest = 1
         self._work = work
         self._call = call
         self._in_flight = in_flight
@@ -86,9 +107,15 @@ class _RunningMap:
         """Take the next items: one at a time until measurements show that they are fast."""
         size = 1
         if self._timed:
-            small = TASK_SECONDS * self._timed / max(self._seconds, 1e-6)
-            size = max(1, min(int(small), MAX_CHUNK_ITEMS, math.ceil(len(self._fresh) / self._in_flight)))
-        return [self._fresh.popleft() for _ in range(min(size, len(self._fresh)))]
+            small = int(self._task_seconds * self._timed / max(self._seconds, 1e-6))
+            fair = math.ceil(len(self._fresh) / self._in_flight)
+            self._largest = size = max(1, min(small, MAX_CHUNK_ITEMS, MAX_GROWTH * self._largest, fair))
+        chunk: list[int] = []
+        left = MAX_CHUNK_BYTES
+        while self._fresh and len(chunk) < size and (not chunk or left > 0):
+            chunk.append(self._fresh.popleft())
+            left -= len(bytes(self._items[chunk[-1]]))
+        return chunk
 
     def _end(self, chunk: list[int], answer: Answer) -> None:
         if isinstance(answer, Items):

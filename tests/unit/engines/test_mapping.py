@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from runtime_core.engines import mapping
+from runtime_core.engines.mapping import Answer, Items, run_map
 from runtime_core.engines.protocol import Error, Mapped, Outcome, Registered, Value, Work
-from runtime_core.engines.ray import mapping
-from runtime_core.engines.ray.mapping import run_map
-from runtime_core.engines.ray.worker import Answer, Items
 
 Play = Callable[[list[int], float], Awaitable[Answer]]
 
@@ -157,3 +156,44 @@ async def test_results_that_are_too_large_together_end_the_map(monkeypatch: pyte
     assert isinstance(outcome, Error)
     assert (outcome.cause, outcome.type) == ("invalid", "ResultTooLarge")
     assert calls < 10
+
+
+async def test_a_few_fast_items_do_not_put_all_others_into_one_task() -> None:
+    chunks: list[int] = []
+
+    async def play(items: list[int], seconds: float) -> Answer:
+        chunks.append(len(items))
+        return doubled(items, 0.0001 * len(items))
+
+    await run(5000, 1, play)
+    assert chunks[:3] == [1, 10, 100]
+
+
+async def test_large_items_share_a_task_only_up_to_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "MAX_CHUNK_BYTES", 5)
+    chunks: list[list[int]] = []
+
+    async def play(items: list[int], seconds: float) -> Answer:
+        chunks.append(items)
+        return doubled(items, 0.0001)
+
+    await run(20, 1, play)
+    assert max(map(len, chunks)) == 5
+
+
+async def test_an_exception_ends_the_map_and_its_running_tasks() -> None:
+    stopped: list[int] = []
+
+    async def play(items: list[int], seconds: float) -> Answer:
+        if items == [1]:
+            raise ConnectionError("lost")
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            stopped.extend(items)
+            raise
+        raise AssertionError("it is cancelled")
+
+    with pytest.raises(ConnectionError):
+        await run(4, 3, play)
+    assert stopped == [0, 2]
