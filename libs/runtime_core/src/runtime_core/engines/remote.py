@@ -6,15 +6,18 @@ engines that do the rest themselves.
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
+import pickle
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK
-from runtime_core.engines.protocol import Error, Outcome, Registered, StepInfo, Value
+from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, StepInfo, Value
 from runtime_core.engines.results import Results
 from runtime_core.errors import ConfigurationError, InvalidInput, InvalidResult, Reject, Retry
 from runtime_core.telemetry.redaction import kept
@@ -42,6 +45,39 @@ def run_registered(call: Registered, step: StepInfo, results: Results, session: 
     except NotRunnable as refused:
         return refused.error
     return run_function(function, call.arguments, step, results, session)
+
+
+def run_pickled(call: Pickled, cloudpickle: Any) -> Outcome:  # Any: the engine's own copy of the module
+    """Run a pickled (function, args, kwargs) and return its pickled outcome. Never raises, as `run_registered`."""
+    try:
+        function, args, kwargs = pickle.loads(call.payload)  # noqa: S301  # from the program that uses this engine
+    except ImportError as error:
+        return Error("invalid", type(error).__name__, f"a worker cannot import a module of the call: {error}")
+    except BaseException as error:
+        return _pickled_error(cloudpickle, error)
+    try:
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except BaseException as error:  # SystemExit too: it ends the call, not the worker
+        return _pickled_error(cloudpickle, error)
+    try:
+        return Value(cloudpickle.dumps(result, pickle.HIGHEST_PROTOCOL))
+    except Exception as error:  # the result's own methods may raise anything
+        message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
+        return Error("invalid", "PicklingError", message, retryable=False)
+
+
+def _pickled_error(cloudpickle: Any, error: BaseException) -> Error:  # Any: a module
+    ended = error_of(error)
+    try:
+        # Tried here: an error whose `args` do not fit its constructor cannot be unpickled.
+        itself: bytes = cloudpickle.dumps(error)
+        pickle.loads(itself)  # noqa: S301  # our own
+    except Exception:  # an error may contain anything
+        itself = b""
+    trace = ended.traceback or "".join(traceback.format_exception(error))
+    return msgspec.structs.replace(ended, cause="function", traceback=trace, pickled=itself)
 
 
 def run_items(call: Registered, over: str, items: bytes, step: StepInfo, results: Results) -> Iterator[Outcome]:

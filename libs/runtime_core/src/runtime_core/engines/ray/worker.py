@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
 import os
-import pickle
 import signal
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import msgspec
 
 from runtime_core.engines.mapping import CHUNK_SECONDS, Answer, Items
-from runtime_core.engines.protocol import Error, Mapped, Outcome, Pickled, Registered, Value, Work
-from runtime_core.engines.remote import declared, error_of, run_items, run_registered
+from runtime_core.engines.protocol import Mapped, Outcome, Pickled, Registered, Work
+from runtime_core.engines.remote import declared, run_items, run_pickled, run_registered
 from runtime_core.engines.results import Results
 
 INTERRUPT_SECONDS = 0.4
@@ -150,8 +145,10 @@ def answer(job: WorkerJob) -> Answer:
     """Run the call and return its outcome. Never raises."""
     work = job.work
     match work.call:
-        case Pickled(payload=payload):
-            return _run_pickled(payload)
+        case Pickled():
+            from ray import cloudpickle  # Ray's own copy; here, since only pickled calls need it
+
+            return run_pickled(work.call, cloudpickle)
         case Mapped(function=function, over=over, items=items):
             began = time.monotonic()
             outcomes: list[Outcome] = []
@@ -162,37 +159,3 @@ def answer(job: WorkerJob) -> Answer:
             return Items(outcomes, time.monotonic() - began)
         case function:
             return run_registered(function, work.step, job.results)
-
-
-def _run_pickled(payload: bytes) -> Outcome:
-    from ray import cloudpickle  # Ray's own copy; here, since only pickled calls need it
-
-    try:
-        function, args, kwargs = pickle.loads(payload)  # noqa: S301  # from the program that uses this engine
-    except ImportError as error:
-        return Error("invalid", type(error).__name__, f"a worker cannot import a module of the call: {error}")
-    except BaseException as error:
-        return _failed(cloudpickle, error)
-    try:
-        result = function(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
-    except BaseException as error:  # SystemExit too: it ends the call, not the worker
-        return _failed(cloudpickle, error)
-    try:
-        return Value(cloudpickle.dumps(result, pickle.HIGHEST_PROTOCOL))
-    except Exception as error:  # the result's own methods may raise anything
-        message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
-        return Error("invalid", "PicklingError", message)
-
-
-def _failed(cloudpickle: Any, error: BaseException) -> Error:  # Any: a module
-    ended = error_of(error)
-    try:
-        # Tried here: an error whose `args` do not fit its constructor cannot be unpickled.
-        itself: bytes = cloudpickle.dumps(error)
-        pickle.loads(itself)  # noqa: S301  # our own
-    except Exception:  # an error may contain anything
-        itself = b""
-    trace = ended.traceback or "".join(traceback.format_exception(error))
-    return msgspec.structs.replace(ended, cause="function", traceback=trace, pickled=itself)

@@ -8,9 +8,7 @@ once what every worker imports, which takes two seconds of CPU time.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import inspect
 import os
 import time
 import uuid
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, StepInfo, Value
+from runtime_core.engines.protocol import Error, Outcome, Pickled, Registered, StepInfo
 from runtime_core.engines.results import Results
 
 if TYPE_CHECKING:
@@ -92,10 +90,13 @@ def _died() -> CallOutcomes:
 
 def _answer(assignment: Assignment) -> CallOutcomes:
     call = assignment.call
+    # Imported here: it loads much, and the server's side of this module needs none of it.
+    from runtime_core.engines.remote import NotRunnable, declared, run_items, run_pickled, run_registered
+
     if isinstance(call, Pickled):
-        return CallOutcomes([_pickled(call)])
-    # Imported here: it loads everything that apps need, and a pickled call has no app.
-    from runtime_core.engines.remote import NotRunnable, declared, run_items, run_registered
+        from pyspark import cloudpickle
+
+        return CallOutcomes([run_pickled(call, cloudpickle)])
 
     if isinstance(call, Registered):
         return CallOutcomes([run_registered(call, assignment.step, assignment.results)])
@@ -105,35 +106,6 @@ def _answer(assignment: Assignment) -> CallOutcomes:
     begun = time.monotonic()
     ends = list(run_items(call.function, call.over, call.items, assignment.step, assignment.results))
     return CallOutcomes(ends, time.monotonic() - begun)
-
-
-def _pickled(call: Pickled) -> Outcome:
-    from pyspark import cloudpickle
-
-    from runtime_core.engines.remote import error_of
-
-    try:
-        function, args, kwargs = cloudpickle.loads(call.payload)
-        result = function(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
-    except BaseException as error:  # SystemExit too: it ends the call, not the worker
-        return msgspec.structs.replace(error_of(error), pickled=_sendable(error))
-    try:
-        return Value(cloudpickle.dumps(result))
-    except Exception as error:  # the result's own methods may raise anything
-        message = f"the result, a {type(result).__qualname__}, cannot be sent back: {error}"
-        return Error("invalid", "PicklingError", message, retryable=False)
-
-
-def _sendable(error: BaseException) -> bytes:
-    from pyspark import cloudpickle
-
-    try:
-        data: bytes = cloudpickle.dumps(error)
-    except Exception:  # an error may contain anything
-        return b""
-    return data
 
 
 def _pieces(answer: bytes, files: str) -> Iterator[tuple[int, bytes]]:
