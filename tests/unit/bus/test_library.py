@@ -6,7 +6,9 @@ import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from runtime_core.bus.library import FUNCTIONS, SHARED, library, source_of
+from runtime_core.bus.commits import TurnMode
+from runtime_core.bus.library import FIELDS, FUNCTIONS, SHARED, library, named_fields, source_of
+from runtime_core.wire.ids import EntryField, RunField
 
 FOLDER = files("runtime_core.bus") / "functions"
 
@@ -55,3 +57,19 @@ def test_a_shared_file_keeps_the_names_that_no_other_file_uses() -> None:
     outside = {name for names in lists for name in names.split(", ")}
     assert {"forget_waits", "QUEUE"} <= outside
     assert outside.isdisjoint({"OF_ONE_LIFE", "keep_undelivered"})
+
+
+def names_of(cls: type) -> dict[str, str]:
+    """Return the constants of a class, with the stored names as text."""
+    values = {name.lower(): value for name, value in vars(cls).items() if name.isupper()}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+
+def test_python_and_lua_name_the_same_fields() -> None:
+    tables = named_fields(source_of(FIELDS))
+    assert names_of(RunField).items() <= {**tables["RUN"], **tables["TASK"]}.items()
+    assert names_of(EntryField).items() <= tables["ENTRY"].items()
+
+
+def test_python_and_lua_name_the_same_ends_of_turns() -> None:
+    assert names_of(TurnMode) == named_fields(source_of("commit_turn"))["MODE"]

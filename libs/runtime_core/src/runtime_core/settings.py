@@ -329,7 +329,7 @@ class Settings:
         Raises ConfigurationError: one line with the variable, its value and what is allowed; also for an unknown
         variable that begins with `WEFT_`.
         """
-        refuse_unknown(environ, [field.name for field in dataclasses.fields(cls)])
+        refuse_unknown_variables(environ, [field.name for field in dataclasses.fields(cls)])
         given = {field.name: read_setting(field.name, environ) for field in dataclasses.fields(cls)}
         given = {name: value for name, value in given.items() if value is not None}
         data_dir = given["data_dir"] = _path("WEFT_DATA_DIR", given.get("data_dir", ".weft"))
@@ -396,7 +396,7 @@ def wrong(variable: str, value: str, allowed: str) -> ConfigurationError:
     return ConfigurationError(f"{variable}={shown!r}: must be {allowed}")
 
 
-def refuse_unknown(environ: Mapping[str, str], fields: Collection[str]) -> None:
+def refuse_unknown_variables(environ: Mapping[str, str], fields: Collection[str]) -> None:
     """Raise ConfigurationError for an unknown non-empty variable that begins with `WEFT_`.
 
     `fields` are the names of the settings, as `lease_seconds` for `WEFT_LEASE_SECONDS`.

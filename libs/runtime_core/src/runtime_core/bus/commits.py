@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 
@@ -65,6 +65,18 @@ class TrimmedLetters:
     """Letters whose bytes are counted. It differs from `stored` if another program changed the stream."""
 
 
+class TurnMode:
+    """How a turn ends, as `commit_turn.lua` has it."""
+
+    WAITS: Final = "w"
+    COMPLETED: Final = "c"
+    FAILED: Final = "f"
+    CANCELLED: Final = "k"
+    """Its run fails, and a task that ends with it is cancelled."""
+    OVER_LIMIT: Final = "x"
+    """The whole task fails."""
+
+
 class CommitVerbs(Partition):
     """Commits, and steps in mid-turn. A write counts only while this owner holds the delivery."""
 
@@ -82,9 +94,8 @@ class CommitVerbs(Partition):
     ) -> bool:
         """Commit a turn: effects, state and acknowledgement in one step.
 
-        `mode` is `w` (waits), `c` (completed), `f` (failed), `k` (failed, and a task that ends with it is cancelled) or
-        `x` (the whole task fails). `commit_turn.lua` describes `parts`. Redacts secrets in the rows, and in the error
-        of a failed run. Returns False if the event was handled before, or its task has ended. Raises `LimitExceeded` if
+        `mode` is a TurnMode, and `commit_turn.lua` describes `parts`. Redacts secrets in the rows, and in the error of
+        a failed run. Returns False if the event was handled before, or its task has ended. Raises `LimitExceeded` if
         the task would exceed a limit, and `JournalLost` if the journal lacks a step of the turn: in both cases nothing
         was written. Commits of more than `WIDE_PARTS` parts wait for one another, so that the broker serves others
         between them.
@@ -94,7 +105,7 @@ class CommitVerbs(Partition):
             record, new_lists = await self._shortened(record)
         elif record:
             record = await redactor().rows(record)
-        if mode not in ("w", "c"):
+        if mode not in (TurnMode.WAITS, TurnMode.COMPLETED):
             body = redactor().data(body)
         instance = delivery.instance if delivery.key else ""
         args = (

@@ -34,6 +34,7 @@ from runtime_core.wire.events import StreamingMode
 from runtime_core.wire.ids import (
     ANY_DIGEST,
     ROOT_RUN,
+    RunField,
     RunHeader,
     any_digest,
     attempt_in_digest,
@@ -246,9 +247,9 @@ async def recorded(
         known = _joined(await store.task(namespace, task) if store is not None else None, rows)
     runs = runs_of(known) if known is not None else {}
     run = _run(runs, ROOT_RUN)
-    header = RunHeader.parse(fields.get(b"h"))
+    header = RunHeader.of(fields)
     run.agent, run.key = run.agent or header.agent, run.key or header.key
-    run.input = run.input or fields.get(b"d", b"")
+    run.input = run.input or fields.get(RunField.INPUT, b"")
     if not run.agent and known is not None and known.end is not None:
         run.agent = known.end.agent
     if not run.agent:
@@ -260,9 +261,9 @@ async def recorded(
     _add_journal(run, fields)
     for name, journal in journals.items():
         child = _run(runs, name)
-        child.agent = child.agent or RunHeader.parse(journal.get(b"h")).agent
+        child.agent = child.agent or RunHeader.of(journal).agent
         _add_journal(child, journal)
-    context: dict[str, object] = msgspec.json.decode(fields[b"x"]) if fields.get(b"x") else {}
+    context: dict[str, object] = msgspec.json.decode(fields[RunField.CONTEXT]) if fields.get(RunField.CONTEXT) else {}
     if header.session:
         context.setdefault("session_id", header.session)
     elif known is not None and known.end is not None and known.end.session:
@@ -274,7 +275,7 @@ async def _journals(bus: EventBus, task: str) -> dict[str, dict[bytes, bytes]]:
     """Return the fields of the hash of each open run, by run id; those of the first run even if it has none."""
     found = {ROOT_RUN: await _fields(bus, bus.keys.task(task))}
     for name, value in found[ROOT_RUN].items():
-        if name.startswith(b"k:") and not value.startswith(b"@"):
+        if name.startswith(RunField.CHILD) and not value.startswith(b"@"):
             run = name[2:].decode()
             found[run] = await _fields(bus, bus.keys.run(task, run))
     return found

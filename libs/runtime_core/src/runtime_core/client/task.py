@@ -22,7 +22,7 @@ from runtime_core.client.task_view import MAX_SCANNED, Row, read_task
 from runtime_core.errors import BusError, BusLost, InvalidInput
 from runtime_core.state_manager.admission import answer_question
 from runtime_core.wire import codec
-from runtime_core.wire.codec import quoted
+from runtime_core.wire.codec import wrong_cursor
 from runtime_core.wire.events import (
     Answerer,
     StreamEvent,
@@ -312,9 +312,7 @@ def _place_in(cursor: str) -> _QuestionPlace:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode("ascii")), type=_QuestionPlace)
     except (msgspec.MsgspecError, ValueError):
-        raise InvalidInput(
-            "cursor", f"{quoted(cursor)} is not a cursor: send one from `next_cursor`, or none"
-        ) from None
+        raise wrong_cursor(cursor) from None
 
 
 class Readers(Protocol):

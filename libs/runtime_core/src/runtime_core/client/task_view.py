@@ -18,12 +18,12 @@ import msgspec
 from runtime_core.base.text import about
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
-from runtime_core.errors import InvalidInput, ServerError
+from runtime_core.errors import ServerError
 from runtime_core.state_manager.measures import Fields, unpacked
 from runtime_core.state_manager.stuck import hash_at, lacking
-from runtime_core.wire.codec import quoted, readable
+from runtime_core.wire.codec import readable, wrong_cursor
 from runtime_core.wire.events import STEP_KINDS, describe_task
-from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunHeader, is_task_id
+from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, EntryField, RunField, RunHeader, is_task_id
 from runtime_core.wire.step import ENDED
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
         return {name: value for name, value in view.items() if name not in ("waits_for", "questions")}
     if (limit := await _due(bus, f"d|{task}")) is not None:
         view["time_limit_at"] = limit
-    children = [name[2:].decode() for name in fields if name.startswith(b"k:")]
+    children = [name[2:].decode() for name in fields if name.startswith(RunField.CHILD)]
     runs = {ROOT_RUN: fields, **{run: await hash_at(bus, keys.run(task, run)) for run in children}}
     retries = await _retries(bus, fields)
     waits: list[Row] = []
@@ -80,7 +80,7 @@ async def read_task(bus: EventBus, task: str, *, letters: bool = True, calls: bo
         if waits and waits[-1].get("place") == "mail" and (holder := await _holder(bus, waits[-1]["name"], fields)):
             waits[-1]["holder"] = holder
         for name, value in sorted(of_run.items()):
-            if name.startswith(b"m:"):
+            if name.startswith(RunField.MISSING):
                 step = name[2:].decode()
                 due = await _due(bus, f"s|{task}|{run}|{step}")
                 waits.append(_step_wait(run, step, chr(value[8]), due, runs, retries))
@@ -155,7 +155,7 @@ def _limit_of(limit: str) -> str:
 
 def _run_waits(run: str, fields: Fields, retries: Mapping[str, Row], slots: Mapping[str, Row]) -> list[Row]:
     """Return what the run itself waits for: its next attempt, its instance, or a slot of a limit."""
-    cur = fields.get(b"cur", b"").decode()
+    cur = fields.get(RunField.CURRENT, b"").decode()
     if cur in _PLACES:
         header = _header(fields)
         name = f"{header.agent}/{header.key}" if header.key else header.agent
@@ -174,7 +174,7 @@ def _step_wait(
     wait: Row = {"run": run, "step": step, "kind": STEP_KINDS.get(kind, "?")}
     child = f"{run}/{step}"
     if kind == "a":
-        elsewhere = runs[ROOT_RUN].get(b"k:" + child.encode(), b"").decode()
+        elsewhere = runs[ROOT_RUN].get(RunField.CHILD + child.encode(), b"").decode()
         if elsewhere.startswith("@"):  # `@partition:task`: the instance lives in another partition
             wait["task_id"] = elsewhere.partition(":")[2]
         return {**wait, "name": _header(runs.get(child, {})).agent}
@@ -214,7 +214,7 @@ async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
         for found, owner in entries:
             for entry, flat in cast(list[tuple[bytes, list[bytes]]], found):
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
-                header = DeliveryHeader.parse(fields.get(b"h"))
+                header = DeliveryHeader.of(fields)
                 wait = open_calls.get(header.run) if header.task == task else None
                 if wait is not None:
                     wait.update(name=header.name, handler=owner, since=int(entry.partition(b"-")[0]))
@@ -238,7 +238,7 @@ async def _retry(bus: EventBus, name: bytes) -> tuple[str, Row] | None:
     due = await _due(bus, name.decode())
     if due is None or not fields:
         return None
-    header = DeliveryHeader.parse(fields.get(b"h"))
+    header = DeliveryHeader.of(fields)
     if b"|~" in name:
         return header.run, {"name": header.name, "place": "queue"}
     attempt = int(header.attempt or 0)
@@ -247,12 +247,12 @@ async def _retry(bus: EventBus, name: bytes) -> tuple[str, Row] | None:
 
 def _errors(fields: Fields) -> list[Row]:
     """Return the errors of a delivery's earlier attempts."""
-    return cast(list[Row], msgspec.json.decode(fields[b"e"])) if b"e" in fields else []
+    return cast(list[Row], msgspec.json.decode(fields[EntryField.ERRORS])) if EntryField.ERRORS in fields else []
 
 
 async def _slot_waits(bus: EventBus, task: str, task_fields: Fields) -> dict[str, Row]:
     """Return the task's runs and calls that wait for a slot of a limit: the limit, and since when."""
-    if b"p" not in task_fields.get(b"fl", b""):
+    if b"p" not in task_fields.get(RunField.FLAGS, b""):
         return {}
     found: dict[str, Row] = {}
     for path, held in (await hash_at(bus, bus.keys.slots_of_task(task))).items():
@@ -265,7 +265,7 @@ async def _slot_waits(bus: EventBus, task: str, task_fields: Fields) -> dict[str
 
 
 def _header(fields: Fields) -> RunHeader:
-    return RunHeader.parse(fields.get(b"h"))
+    return RunHeader.of(fields)
 
 
 async def _due(bus: EventBus, member: str) -> int | None:
@@ -488,7 +488,7 @@ class _TaskSearch:
             row = describe_task(place[1], fields)
             if tenant:
                 row["tenant"] = tenant
-            if fields.get(b"cur") == b"park":
+            if fields.get(RunField.CURRENT) == b"park":
                 row["parked"] = True
             if self.wanted.matches(row):
                 matching.append((place, row))
@@ -562,5 +562,5 @@ def _place_in(cursor: str) -> Place:
         text = ""
     parts = _CURSOR.fullmatch(text) if len(cursor) <= 400 else None
     if parts is None or not is_task_id(parts[2]):
-        raise InvalidInput("cursor", f"{quoted(cursor)} is not a cursor: send one from `next_cursor`, or none")
+        raise wrong_cursor(cursor)
     return int(parts[1]), parts[2]

@@ -27,7 +27,7 @@ from runtime_core.bus.tasks import NotYet
 from runtime_core.errors import BusError, InvalidInput, NotDurable, Rejected, StoreUnavailable
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.commands import as_object
+from runtime_core.wire.commands import as_object, refuse_unknown
 from runtime_core.wire.ids import MAX_NAME_CHARACTERS, has_control
 
 MEDIA_TYPE = "application/problem+json"
@@ -334,15 +334,6 @@ async def read_form(request: Request, limits: Limits, most: int) -> dict[str, li
 
 def _too_large(most: int) -> Problem:
     return Problem(TOO_LARGE, f"the body is over the limit of {most} bytes: store the data and send a reference")
-
-
-def refuse_unknown(path: str, body: dict[str, object], known: Collection[str]) -> None:
-    """Raise InvalidInput for a member that is not in `known`."""
-    for name in body:
-        if name not in known:
-            raise InvalidInput(
-                f"{path}{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known) or 'none: leave it out'}"
-            )
 
 
 def list_of_objects(name: str, value: object, most: int) -> list[dict[str, object]]:

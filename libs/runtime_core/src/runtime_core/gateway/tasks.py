@@ -45,10 +45,9 @@ from runtime_core.gateway.requests import (
     problem_of,
     read_body,
     read_object,
-    refuse_unknown,
 )
 from runtime_core.wire.codec import JSON, MAX_DATA_BYTES, MAX_DEPTH, MSGPACK, decode_object, encode, quoted
-from runtime_core.wire.commands import SUBMIT_FIELDS, Submission, checked_text, parse_submit
+from runtime_core.wire.commands import SUBMIT_FIELDS, Submission, checked_text, parse_submit, refuse_unknown
 from runtime_core.wire.envelope import ATTRIBUTES, MAX_STRUCTURED_BYTES, parse
 from runtime_core.wire.events import StreamEvent, StreamingMode
 from runtime_core.wire.ids import has_control

@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from runtime_core.bus.commits import TurnMode
 from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
@@ -70,7 +71,7 @@ from runtime_core.telemetry.spans import (
 )
 from runtime_core.telemetry.trace_context import Ids
 from runtime_core.wire.codec import quoted
-from runtime_core.wire.step import ENCODER, StepFailure, total_usage
+from runtime_core.wire.step import ENCODER, Status, StepFailure, total_usage
 
 logger = logging.getLogger(__name__)
 
@@ -421,7 +422,7 @@ class TurnHandler:
     async def _hand_on(self, delivery: Delivery) -> None:
         """Hand an event for an unknown agent back without counting an attempt, unless no app has that agent."""
         now = time.time() * 1000
-        known, row = await self._bus.knows_agent(delivery.name), row_of_run(delivery, "failed", now, now, "")
+        known, row = await self._bus.knows_agent(delivery.name), row_of_run(delivery, Status.FAILED, now, now, "")
         await hand_on(self._bus, self._metrics, delivery, known, f"no agent is named {delivery.name}", row)
 
     # -- ends of a turn ----------------------------------------------------------------------------------------
@@ -432,10 +433,10 @@ class TurnHandler:
         """Commit the turn, and keep a run that waits. Return its outcome."""
         now, steps = time.time_ns() // 1_000_000, result.steps
         if isinstance(result, Suspended):
-            mode, body, state = "w", result.working_state or b"", b""
+            mode, body, state = TurnMode.WAITS, result.working_state or b"", b""
         else:
-            mode, body, state = "c", result.answer or result.output, result.state or b""
-            row = row_of_run(delivery, "completed", warm.started_ms, now, self._bus.owner, warm.run.attempts_read)
+            mode, body, state = TurnMode.COMPLETED, result.answer or result.output, result.state or b""
+            row = row_of_run(delivery, Status.COMPLETED, warm.started_ms, now, self._bus.owner, warm.run.attempts_read)
             row.input, row.output = msgspec.Raw(warm.input), msgspec.Raw(result.output)
             steps = [row, *steps]
         record = ENCODER.encode(steps) if steps else b""
@@ -465,7 +466,7 @@ class TurnHandler:
             delivery.span.set({DUPLICATE: True})
             warm.run.drop()
             return "repeated"
-        if mode == "c":
+        if mode == TurnMode.COMPLETED:
             if state and not delivery.key:
                 self._warn_of_lost_state(delivery, warm.run)
             return "completed"
@@ -506,7 +507,7 @@ class TurnHandler:
         decision = await schedule_retry(self._bus, self._metrics, delivery, definition.retry, failed, error)
         if decision is None:
             return "retried"
-        row = row_of_run(delivery, "failed", warm.started_ms, now, self._bus.owner, warm.run.attempts_read)
+        row = row_of_run(delivery, Status.FAILED, warm.started_ms, now, self._bus.owner, warm.run.attempts_read)
         row.input = msgspec.Raw(warm.input)
         row.error = error
         if failed.rejected:
@@ -515,7 +516,9 @@ class TurnHandler:
             if failed.output:
                 said["output"] = row.output = msgspec.Raw(failed.output)
             payload = ENCODER.encode(said)
-            mode = "x" if failed.ends_task else "k" if failed.cancelled else "f"
+            mode = (
+                TurnMode.OVER_LIMIT if failed.ends_task else TurnMode.CANCELLED if failed.cancelled else TurnMode.FAILED
+            )
             answer = answer_parts(delivery)
             used, count = parts(failed.spends, delivery, self._app), len(failed.spends) + bool(answer)
             await self._bus.commit_turn(

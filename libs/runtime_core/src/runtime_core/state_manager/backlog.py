@@ -32,7 +32,7 @@ from runtime_core.state_manager.measures import (
 )
 from runtime_core.state_manager.publishers import Publishers, waiting_tasks
 from runtime_core.state_manager.stuck import mailboxes, open_runs
-from runtime_core.wire.ids import ROOT_RUN, RunHeader
+from runtime_core.wire.ids import ROOT_RUN, RunField, RunHeader
 
 Row = dict[str, Any]
 """A stream, or a sum, as JSON. (Any: JSON.)"""
@@ -198,12 +198,12 @@ async def _drop(bus: EventBus, name: str, stream: str) -> int:
 
 def _created_ms(run: dict[bytes, bytes]) -> int:
     """Return when a run was requested, in epoch milliseconds."""
-    return RunHeader.parse(run.get(b"h")).created_ms
+    return RunHeader.of(run).created_ms
 
 
 def _agent_of(run: dict[bytes, bytes]) -> str:
     """Return the instance of a run, `agent/key`."""
-    header = RunHeader.parse(run.get(b"h"))
+    header = RunHeader.of(run)
     return f"{header.agent}/{header.key}"
 
 
@@ -218,7 +218,7 @@ async def _described(bus: EventBus, place: str) -> str:
     """Describe the message of a run, `task|run`: its type, its sender and its task."""
     task, _, run = place.partition("|")
     key = bus.keys.task(task) if run in ("", ROOT_RUN) else f"{bus.keys.base}run:{task}/{run}"
-    data = cast(bytes | None, await bus.transport.call("HGET", key, "d"))
+    data = cast(bytes | None, await bus.transport.call("HGET", key, RunField.INPUT))
     try:
         message: Any = msgspec.json.decode(data or b"null")  # Any: JSON
     except msgspec.DecodeError:

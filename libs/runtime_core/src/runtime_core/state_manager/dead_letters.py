@@ -18,7 +18,7 @@ from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.admission import check_data
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.telemetry.redaction import redactor
-from runtime_core.wire.codec import encode, quoted, readable
+from runtime_core.wire.codec import encode, readable, wrong_cursor
 from runtime_core.wire.ids import DeliveryHeader
 
 LETTERS_PAGE = 200
@@ -505,7 +505,7 @@ class DeadLetters:
     def _place_in(self, cursor: str) -> _Place:
         found = _CURSOR.fullmatch(cursor)
         if found is None or int(found[1]) >= 2**63 or int(found[2]) >= 2**63:
-            raise InvalidInput("cursor", f"{quoted(cursor)} is not a cursor: send one from `next_cursor`, or none")
+            raise wrong_cursor(cursor)
         return (int(found[1]), int(found[2])), int(found[3])
 
     def _place(self, letter_id: str) -> tuple[EventBus, str]:

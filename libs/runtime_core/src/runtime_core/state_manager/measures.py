@@ -340,7 +340,7 @@ async def _on_streams(bus: EventBus, streams: set[str]) -> list[tuple[str, Deliv
         for _, flat in pairs(
             await bus.transport.call("XRANGE", bus.keys.stream(stream), "-", "+", "COUNT", COUNT_PAGE)
         ):
-            found.append((stream, DeliveryHeader.parse(dict(zip(flat[::2], flat[1::2], strict=True)).get(b"h"))))
+            found.append((stream, DeliveryHeader.of(dict(zip(flat[::2], flat[1::2], strict=True)))))
     return found
 
 
@@ -355,7 +355,7 @@ async def _next_retries(bus: EventBus) -> list[tuple[str, DeliveryHeader]]:
         return []
     kept = cast(list[bytes | None], await call("HMGET", keys.base + "delayed", *retries))
     streams = [each.decode().split("|")[1] for each in retries]
-    headers = [DeliveryHeader.parse(unpacked(data).get(b"h")) for data in kept]
+    headers = [DeliveryHeader.of(unpacked(data)) for data in kept]
     return list(zip(streams, headers, strict=True))
 
 

@@ -19,7 +19,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.measures import Fields, cure_of, lack_of, served_by_handlers, unpacked, work_streams
-from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunHeader
+from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunField, RunHeader
 from runtime_core.wire.step import ENCODER, ENDED, Status, Step, StepFailure
 
 SCAN_PAGE = 1000
@@ -100,7 +100,7 @@ async def _scan(bus: EventBus) -> list[Stuck]:
     found: list[Stuck] = []
     partition = bus.keys.partition
     for (task, run), fields in runs.items():
-        if fields.get(b"cur") == b"queue" and task not in queued:
+        if fields.get(RunField.CURRENT) == b"queue" and task not in queued:
             found.append(Stuck(partition, "run", task, run, "queue"))
         found += _stuck_run(partition, task, run, fields, runs, entries, at_work | waiting, timers)
     for instance, task, run in held:
@@ -125,9 +125,11 @@ def _stuck_run(
     driven: set[tuple[str, str]],
     timers: set[str],
 ) -> list[Stuck]:
-    cur = fields.get(b"cur", b"").decode()
-    stream = fields.get(b"h", b"").decode().partition("\n")[0]
-    missing = [(name[2:].decode(), chr(value[8])) for name, value in fields.items() if name.startswith(b"m:")]
+    cur = fields.get(RunField.CURRENT, b"").decode()
+    stream = RunHeader.of(fields).stream
+    missing = [
+        (name[2:].decode(), chr(value[8])) for name, value in fields.items() if name.startswith(RunField.MISSING)
+    ]
     lost_entry = "-" in cur and (stream, cur) not in entries
     lost_retry = cur in ("retry", "slot") and (task, run) not in driven
     if lost_entry or lost_retry or (cur == "held" and not missing):
@@ -136,7 +138,7 @@ def _stuck_run(
     for step, kind in missing:
         child = f"{run}/{step}"
         if kind == "a":
-            elsewhere = runs[task, ROOT_RUN].get(b"k:" + child.encode(), b"").startswith(b"@")
+            elsewhere = runs[task, ROOT_RUN].get(RunField.CHILD + child.encode(), b"").startswith(b"@")
             lost = (task, child) not in runs and not elsewhere
         elif kind == "i":
             lost = f"s|{task}|{run}|{step}" not in timers
@@ -164,7 +166,7 @@ async def open_runs(bus: EventBus) -> dict[tuple[str, str], Fields]:
             if fields.get(b"status", b"").decode() in (*ENDED, ""):
                 continue
             found[task, ROOT_RUN] = fields
-            for run in [name[2:].decode() for name in fields if name.startswith(b"k:")]:
+            for run in [name[2:].decode() for name in fields if name.startswith(RunField.CHILD)]:
                 child = await hash_at(bus, f"{keys.base}run:{task}/{run}")
                 if child:
                     found[task, run] = child
@@ -277,7 +279,7 @@ async def _delayed(bus: EventBus) -> set[tuple[str, str]]:
 
 
 def _run_of(fields: Fields) -> set[tuple[str, str]]:
-    header = DeliveryHeader.parse(fields.get(b"h"))
+    header = DeliveryHeader.of(fields)
     return {(header.task, header.run)} if header.run else set()
 
 
@@ -296,8 +298,8 @@ async def _scan_for_circles(buses: Sequence[EventBus]) -> list[str]:
     waits: dict[Place, list[Place]] = {}
     for place, fields in runs.items():
         waits[place] = _children(place, fields, runs)
-        if fields.get(b"cur", b"") == b"mail" or fields.get(b"ks", b"").startswith(b"w"):
-            header = RunHeader.parse(fields[b"h"])
+        if fields.get(RunField.CURRENT, b"") == b"mail" or fields.get(RunField.RELEASED, b"").startswith(b"w"):
+            header = RunHeader.of(fields)
             lines[place] = f"{header.agent}/{header.key}"
             waits[place] += await _holders(buses[place[0]], lines[place])
     found = []
@@ -313,10 +315,10 @@ def _children(place: Place, fields: Fields, runs: dict[Place, Fields]) -> list[P
     partition, task, run = place
     found = []
     for name, value in fields.items():
-        if not name.startswith(b"m:") or value[8:9] != b"a":
+        if not name.startswith(RunField.MISSING) or value[8:9] != b"a":
             continue
         child = f"{run}/{name[2:].decode()}"
-        elsewhere = runs.get((partition, task, ROOT_RUN), {}).get(b"k:" + child.encode(), b"").decode()
+        elsewhere = runs.get((partition, task, ROOT_RUN), {}).get(RunField.CHILD + child.encode(), b"").decode()
         if elsewhere.startswith("@"):
             there, _, other = elsewhere[1:].partition(":")
             found.append((int(there), other, ROOT_RUN))

@@ -181,6 +181,11 @@ def readable(data: bytes) -> object:
     return value
 
 
+def wrong_cursor(cursor: str) -> InvalidInput:
+    """Return the error for a text that no page of a list gave as the place of the next one."""
+    return InvalidInput("cursor", f"{quoted(cursor)} is not a cursor: send one from `next_cursor`, or none")
+
+
 def quoted(value: object, width: int = 60) -> str:
     """Return `value` as one short line for an error message."""
     try:

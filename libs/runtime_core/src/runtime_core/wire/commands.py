@@ -65,11 +65,12 @@ def data_of(envelope: Envelope) -> dict[str, object]:
 
 
 def refuse_unknown(path: str, data: Mapping[str, object], known: Collection[str]) -> None:
-    """Raise InvalidInput for a member that is not in `known`; the field is its path."""
+    """Raise InvalidInput for a member of the object at `path` that is not in `known`; the field is its path."""
     for name in data:
         if name not in known:
             # Control characters in the name must not reach logs.
-            raise InvalidInput(f"{path}.{quoted(name)[1:-1]}", f"unknown; known are {', '.join(known)}")
+            field = f"{path}.{quoted(name)[1:-1]}" if path else quoted(name)[1:-1]
+            raise InvalidInput(field, f"unknown; known are {', '.join(known) or 'none: leave it out'}")
 
 
 def as_object(path: str, value: object) -> dict[str, object]:

@@ -12,7 +12,7 @@ import msgspec
 from runtime_core.errors import InvalidInput, Rejected, WeftError
 from runtime_core.wire.codec import quoted
 from runtime_core.wire.envelope import Envelope, rfc3339
-from runtime_core.wire.ids import RunHeader, event_id, fingerprint
+from runtime_core.wire.ids import RunField, RunHeader, event_id, fingerprint
 from runtime_core.wire.step import ENDED, USAGE_BY_MODEL, Status
 
 ACCEPTED = "weft.task.accepted"
@@ -413,7 +413,7 @@ def stream_event(entry: bytes, fields: Sequence[bytes], answerer: Answerer | Non
 
 def describe_task(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any: JSON
     """Return a task's hash on the broker as JSON for people."""
-    header = RunHeader.parse(raw.get(b"h"))
+    header = RunHeader.of(raw)
     view: dict[str, Any] = {
         "task_id": task,
         "status": raw[b"status"].decode(),
@@ -425,32 +425,32 @@ def describe_task(task: str, raw: dict[bytes, bytes]) -> dict[str, Any]:  # Any:
         view["key"] = header.key
     if header.session:
         view["session_id"] = header.session
-    if b"av" in raw:
-        view["version"] = raw[b"av"].decode()
-    if b"us" in raw:
-        view["usage"] = msgspec.json.decode(raw[b"us"])
-    if b"lim" in raw:
-        view["limits"] = {f"max_{name}": limit for name, limit in msgspec.json.decode(raw[b"lim"]).items()}
+    if RunField.VERSION in raw:
+        view["version"] = raw[RunField.VERSION].decode()
+    if RunField.USAGE in raw:
+        view["usage"] = msgspec.json.decode(raw[RunField.USAGE])
+    if RunField.LIMITS in raw:
+        view["limits"] = {f"max_{name}": limit for name, limit in msgspec.json.decode(raw[RunField.LIMITS]).items()}
     if b"ended" in raw:
         view["ended"] = int(raw[b"ended"])
-    if b"d" in raw:
-        view["input"] = msgspec.json.decode(raw[b"d"])
-    if b"out" in raw:
-        final = msgspec.json.decode(raw[b"out"])
+    if RunField.INPUT in raw:
+        view["input"] = msgspec.json.decode(raw[RunField.INPUT])
+    if RunField.FINAL in raw:
+        final = msgspec.json.decode(raw[RunField.FINAL])
         view.update({name: final[name] for name in ("output", "error", "usage", "steps") if name in final})
     if b"from" in raw:
         view["forked_from"] = msgspec.json.decode(raw[b"from"])
     waits = [
         {"step": name[2:].decode(), "kind": STEP_KINDS.get(chr(value[8]), "?")}
         for name, value in raw.items()
-        if name.startswith(b"m:")
+        if name.startswith(RunField.MISSING)
     ]
     if waits:
         view["waits_for"] = sorted(waits, key=lambda wait: wait["step"])
     questions = [
         msgspec.json.decode(value[13:])
         for name, value in raw.items()
-        if name.startswith(b"q:") and b"m:" + name[2:] in raw
+        if name.startswith(b"q:") and RunField.MISSING + name[2:] in raw
     ]
     if questions:
         view["questions"] = questions

@@ -8,7 +8,8 @@ import re
 import time
 import uuid
 import zlib
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Self
 
 from runtime_core.errors import InvalidInput
 
@@ -183,6 +184,33 @@ def uuid_of_place(place: str) -> uuid.UUID:
     return uuid.uuid5(_UUIDS, place)
 
 
+class RunField:
+    """Names of fields in the hashes of runs and tasks, as `shared/fields.lua` has them."""
+
+    CURRENT: Final = b"cur"
+    HEADER: Final = b"h"
+    INPUT: Final = b"d"
+    CONTEXT: Final = b"x"
+    MISSING: Final = b"m:"
+    RELEASED: Final = b"ks"
+    FLAGS: Final = b"fl"
+    CHILD: Final = b"k:"
+    USAGE: Final = b"us"
+    LIMITS: Final = b"lim"
+    FINAL: Final = b"out"
+    VERSION: Final = b"av"
+
+
+class EntryField:
+    """Names of fields in the entries of work streams, as `shared/fields.lua` has them."""
+
+    HEADER: Final = b"h"
+    DATA: Final = b"d"
+    CONTEXT: Final = b"x"
+    STEP: Final = b"s"
+    ERRORS: Final = b"e"
+
+
 class RunHeader(NamedTuple):
     """The header of a run (field `h` of its hash): one value a line, as `header_of` in Lua reads them.
 
@@ -208,6 +236,11 @@ class RunHeader(NamedTuple):
         """Return the header; lines that it lacks are empty."""
         return cls(*(header or b"").decode().split("\n")[: len(cls._fields)])
 
+    @classmethod
+    def of(cls, fields: Mapping[bytes, bytes]) -> Self:
+        """Return the header in the hash of a run or a task."""
+        return cls.parse(fields.get(RunField.HEADER))
+
     @property
     def created_ms(self) -> int:
         """When the run was requested, in epoch milliseconds; 0 if it is unknown."""
@@ -231,3 +264,8 @@ class DeliveryHeader(NamedTuple):
     def parse(cls, header: bytes | None) -> Self:
         """Return the header; lines that it lacks are empty. Other programs may have written it."""
         return cls(*(header or b"").decode("utf-8", "replace").split("\n")[: len(cls._fields)])
+
+    @classmethod
+    def of(cls, fields: Mapping[bytes, bytes]) -> Self:
+        """Return the header in the fields of an entry."""
+        return cls.parse(fields.get(EntryField.HEADER))

@@ -17,7 +17,7 @@ from runtime_core.errors import ServerError
 from runtime_core.integrations.aworld.nodes.store import HandleResult, RunNode, RunNodeBusiType, RunNodeStatus
 from runtime_core.runs.shared_context import unwrapped
 from runtime_core.trajectory.reading import TaskTrajectory
-from runtime_core.wire.ids import ROOT_RUN, RunHeader, child_run, idempotency_key
+from runtime_core.wire.ids import ROOT_RUN, RunField, RunHeader, child_run, idempotency_key
 from runtime_core.wire.step import ENDED, RESULT_OK, Status, Step, TaskEnd
 
 _KINDS = {
@@ -163,7 +163,7 @@ class TaskRuns:
         call, keys = bus.transport.call, bus.keys
         fields = hash_fields(await call("HGETALL", keys.run(task, run)))
         if "h" in fields or "status" in fields:
-            head = fields.get("h") if run == ROOT_RUN else await call("HGET", keys.task(task), "h")
+            head = fields.get("h") if run == ROOT_RUN else await call("HGET", keys.task(task), RunField.HEADER)
             return await self._run(bus, task, run, fields, _header(head).session)
         if run == ROOT_RUN:
             return None
@@ -171,7 +171,7 @@ class TaskRuns:
         place, journaled, head = await _together(
             call("HGET", keys.task(task), f"k:{run}"),
             call("HGET", keys.run(task, above), f"j:{step}"),
-            call("HGET", keys.task(task), "h"),
+            call("HGET", keys.task(task), RunField.HEADER),
         )
         if isinstance(place, bytes) and place.startswith(b"@"):
             return await self.node(place.decode().partition(":")[2], ROOT_RUN)
@@ -194,7 +194,7 @@ class TaskRuns:
         for bus in self._buses:
             call, keys = bus.transport.call, bus.keys
             ids = [item.decode() for item in cast(list[bytes], await call("ZRANGE", keys.index, -limit, -1))]
-            reads = [call("HGET", keys.task(task), "h") for task in ids]
+            reads = [call("HGET", keys.task(task), RunField.HEADER) for task in ids]
             for task, read in zip(ids, reads, strict=True):
                 head = await read
                 if head is not None:
