@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -178,10 +179,10 @@ async def test_the_result_of_a_step_is_stored_though_its_process_is_stopping(
     sending, go_on, stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
     record = other.record
 
-    async def slow(delivery: Delivery, step: str, value: bytes, kind: str = "step", name: str = "") -> bytes | None:
+    async def slow(delivery: Delivery, *args: Any, **named: Any) -> bytes | None:
         sending.set()
         await go_on.wait()
-        reply = await record(delivery, step, value, kind, name)
+        reply = await record(delivery, *args, **named)
         stored.set()
         return reply
 
