@@ -18,7 +18,6 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, ingress
 from runtime_core.bus.partition import make_group
 from runtime_core.bus.tasks import Submitted
-from runtime_core.bus.topics import Topics
 from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.host.state_manager import build
@@ -86,9 +85,8 @@ def make_admitter(
 ) -> Admitter:
     metrics, watch = Metrics(CollectorRegistry(), "test"), ProgressWatch(limit_seconds=60.0)
     return Admitter(
-        transport, Admission([bus]), bus, Topics([bus]), bus.keys.namespace, metrics, watch, blob_url=blob_url,
-        schedule_bounds=schedule_bounds,
-    )  # fmt: skip
+        transport, Admission([bus]), [bus], metrics, watch, blob_url=blob_url, schedule_bounds=schedule_bounds
+    )
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from runtime_core.bus.connection import Transport
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER
 from runtime_core.bus.namespace import connect, is_cluster, server_info
-from runtime_core.bus.topics import Topics
 from runtime_core.consumer.heartbeat import Owner
 from runtime_core.consumer.leader import Leader, Leaders
 from runtime_core.errors import Fenced
@@ -89,9 +88,7 @@ class StateManagerReplica(Leaders):
                 admitter = Admitter(
                     self._ingress,
                     admission,
-                    bus,
-                    Topics(self._buses),
-                    self._settings.namespace,
+                    self._buses,
                     self._metrics,
                     self._watch,
                     self._connect,

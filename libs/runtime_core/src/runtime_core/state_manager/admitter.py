@@ -72,9 +72,7 @@ class Admitter:
         self,
         transport: Transport,
         admission: Admission,
-        home: EventBus,
-        topics: Topics,
-        namespace: str,
+        buses: Sequence[EventBus],
         metrics: Metrics,
         watch: ProgressWatch,
         connect: Callable[[], Awaitable[Transport]] | None = None,
@@ -83,10 +81,12 @@ class Admitter:
         bounds: AnswerBounds = AnswerBounds(),  # noqa: B008 - it is frozen
         schedule_bounds: schedules.ScheduleBounds = schedules.ScheduleBounds(),  # noqa: B008 - it is frozen
     ) -> None:
-        """For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers.
+        """Submit to the partitions `buses`; the first one has the ingress.
 
-        `blob_url`: the blob store.
+        For a Cluster, `connect` opens a connection per publisher's stream, and `edge` writes the answers. `blob_url`:
+        the blob store.
         """
+        home, namespace = buses[0], buses[0].keys.namespace
         self._transport = transport
         self._admission = admission
         self._home = home
@@ -100,7 +100,7 @@ class Admitter:
         self._answers = Answers(edge or transport, home, metrics, home, bounds)
         self._schedules = Schedules(home, admission)
         self._tenant_schedules = schedules.TenantSchedules(self._schedules, schedule_bounds)
-        self._topics = topics
+        self._topics = Topics(buses)
         self._connect = connect
         self._blobs = f"{blob_url}/{folder_of_namespace(namespace)}" if blob_url else ""
         self._batch = min(READ_BATCH_FIRST, READ_BATCH_MAX)
