@@ -107,14 +107,14 @@ def test_the_names_of_weft_load_no_engine_no_store_and_no_model_client() -> None
     assert [name for name in HEAVY if name in loaded] == []
 
 
-def test_a_handler_loads_its_app_without_an_engine_a_store_and_a_model_client() -> None:
+def test_an_app_and_the_command_load_no_engine_no_store_no_model_client_and_no_metrics() -> None:
     code = (
         "import sys; from runtime_core.app.loading import load_app;"
-        " load_app('examples.research_desk.app:app'); print(*sys.modules)"
+        " load_app('examples.research_desk.app:app'); import runtime_core.cli.task; print(*sys.modules)"
     )
     loaded = printed_by(code)
     assert "runtime_core.integrations.aworld.runner" in loaded
-    assert [name for name in HEAVY if name in loaded] == []
+    assert [name for name in (*HEAVY, "prometheus_client") if name in loaded] == []
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from runtime_core.errors import ServerError
 from runtime_core.state_manager.measures import COUNT_PAGE, COUNT_PAGES_MAX, Measures
 from runtime_core.state_manager.publishers import Publisher, Publishers
 from runtime_core.telemetry import names
-from runtime_core.telemetry.metrics import PartitionMetrics, Sample
-from runtime_core.telemetry.names import MetricName
+from runtime_core.telemetry.metrics import PartitionMetrics
+from runtime_core.telemetry.names import MetricName, Sample
 from tests.contracts.broker import Broker, bury, complete, nap, suspend
 from tests.servers.matrix import VALKEY_9
 

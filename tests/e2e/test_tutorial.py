@@ -45,7 +45,7 @@ def until(said: str, script: str, folder: Path, variables: dict[str, str]) -> st
     give_up_at = time.monotonic() + LIMIT_SECONDS
     while said not in (shown := said_by(script, folder, variables)):
         assert time.monotonic() < give_up_at, shown
-        time.sleep(0.5)  # each look starts a process
+        time.sleep(1.5)  # each look starts a process
     return shown
 
 

@@ -7,7 +7,8 @@ import contextlib
 from prometheus_client import CollectorRegistry
 
 from runtime_core.telemetry import names
-from runtime_core.telemetry.metrics import Children, Metrics, Sample
+from runtime_core.telemetry.metrics import Children, Metrics
+from runtime_core.telemetry.names import Sample
 
 
 def every_metric(service: str) -> Metrics:

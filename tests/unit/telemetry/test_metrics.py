@@ -28,10 +28,9 @@ from runtime_core.telemetry.metrics import (
     MOST_TOOLS,
     Metrics,
     PartitionMetrics,
-    Sample,
     Series,
 )
-from runtime_core.telemetry.names import MetricType
+from runtime_core.telemetry.names import MetricType, Sample
 from runtime_core.telemetry.spans import PROVIDER, REQUEST_MODEL, TIME_TO_FIRST_CHUNK
 from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore

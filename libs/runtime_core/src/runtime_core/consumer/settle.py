@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,11 +43,13 @@ from runtime_core.errors import (
     ToolError,
     WeftError,
 )
-from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.redaction import kept
 from runtime_core.telemetry.spans import DUPLICATE
 from runtime_core.wire import step as steps
 from runtime_core.wire.step import ENCODER, NOTHING_USED, RESULT_ERROR, RESULT_OK, Status, Step, Usage
+
+if TYPE_CHECKING:  # a program that only declares an app needs no client of Prometheus, which takes 40 ms
+    from runtime_core.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 LACKING_SECONDS = 1.0

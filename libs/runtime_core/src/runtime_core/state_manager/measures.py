@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -22,8 +22,11 @@ from runtime_core.state_manager.dead_letters import letter_bytes, trimmed_letter
 from runtime_core.state_manager.publishers import ALL_OTHERS, Publishers, waiting_tasks
 from runtime_core.state_manager.schedules import schedules_by_tenant
 from runtime_core.telemetry import names
-from runtime_core.telemetry.metrics import PartitionMetrics, Sample
+from runtime_core.telemetry.names import Sample
 from runtime_core.wire.ids import DeliveryHeader, RunHeader
+
+if TYPE_CHECKING:  # clients import this module, and need no client of Prometheus, which takes 40 ms
+    from runtime_core.telemetry.metrics import PartitionMetrics
 
 logger = logging.getLogger(__name__)
 

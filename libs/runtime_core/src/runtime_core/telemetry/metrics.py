@@ -7,7 +7,6 @@ import platform
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import (
@@ -23,19 +22,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from runtime_core.telemetry import names
-from runtime_core.telemetry.names import MetricName, MetricType
+from runtime_core.telemetry.names import MetricName, MetricType, Sample
 
 FRESH_SECONDS = 15.0
 """How long a partition's values are exported after a measurement: a few measurements may fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One value of one series. `labels` are in the metric's order, without the first one, the partition."""
-
-    metric: MetricName
-    value: float
-    labels: tuple[str, ...] = ()
 
 
 class PartitionMetrics(Collector):

@@ -54,6 +54,15 @@ class MetricName:
     """`seconds`, `bytes`, …; empty for a plain count."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one series. `labels` are in the metric's order, without the first one, the partition."""
+
+    metric: MetricName
+    value: float
+    labels: tuple[str, ...] = ()
+
+
 def _counter(
     name: str, about: str, labels: tuple[str, ...] = (), by: str = EVERY, attention: str = "", unit: str = ""
 ) -> MetricName:
