@@ -1,5 +1,5 @@
 """Whole tasks on Ray or Spark: the handlers of their app run in workers of a cluster.
 
-`target` starts a driver process, and `packing` takes the app there. `ray_hosts` keeps the actors that run the handlers,
-`spark_hosts` the calls on Spark's executors.
+`target` starts a driver process. `packing` takes the app there and keeps the hosts that run its handlers: the actors
+of `ray_hosts`, or the calls of `spark_hosts` on Spark's executors.
 """

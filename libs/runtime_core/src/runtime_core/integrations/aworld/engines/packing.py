@@ -1,18 +1,22 @@
-"""Takes the app of tasks to the hosts that run them: in another process, on another machine."""
+"""Takes the app of tasks to the hosts that run them, in another process or on another machine, and keeps the hosts."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from msgspec import Struct
 
 from runtime_core.app.app import App
 from runtime_core.app.loading import load_app
 from runtime_core.declare.declaration import one_line
+from runtime_core.engines.protocol import Error, Report
 from runtime_core.errors import ConfigurationError, InvalidInput
 from runtime_core.integrations.aworld.runner import TaskRunner
 from runtime_core.integrations.aworld.target import Part, TasksApp, declare
@@ -21,8 +25,21 @@ from runtime_core.settings import Settings
 if TYPE_CHECKING:
     from runtime_core.host.host import Host
 
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
+"""The wait between the death of a host and its replacement, which doubles after each early death."""
+DEATHS_MAX = 6
+"""How many hosts in a row may die early: then the app that they load kills them. With the pauses this takes longer
+than to notice that all of Ray is gone."""
+LEAST_IN_FLIGHT = 16
+"""The least limit of concurrent turns in a host: turns that wait for other agents must not fill it."""
+
+
+logger = logging.getLogger(__name__)
+
 Dumps = Callable[[object], bytes]
 Loads = Callable[[bytes], object]
+RunHost = Callable[[int, Callable[[], None]], Awaitable[str]]
+"""Run the host of a place until it dies, call the second argument when it has started, and return why it died."""
 _Carried = tuple[App | None, list[tuple[Any, str, object, str]]]  # Any: a Part's kind
 
 
@@ -147,3 +164,75 @@ def _unsendable(made: TasksApp, carried: App | None, dumps: Dumps, error: Except
         except Exception as own:
             return InvalidInput(field, f"{shown} cannot be sent to another process: {one_line(own)}")
     return InvalidInput("app", f"cannot be sent to another process: {one_line(error)}; define it in a module")
+
+
+class HostsEnded(Exception):
+    """No host can run any more."""
+
+    def __init__(self, error: Error | str) -> None:
+        if isinstance(error, str):
+            error = Error("invalid", "ConfigurationError", error, retryable=False)
+        super().__init__(error.message)
+        self.error = error
+
+
+class Hosts:
+    """The hosts of one app. `spec` is an encoded HostsSpec. A host that dies in `early_seconds` has died early.
+
+    The cluster schedules only the hosts. Tasks run wherever a host takes them from the broker, so the death of a host,
+    a worker or a node loses no finished work: the other hosts reclaim its deliveries.
+    """
+
+    def __init__(self, spec: bytes, report: Report, early_seconds: float) -> None:
+        self.encoded = spec
+        self.spec = msgspec.msgpack.decode(spec, type=HostsSpec)
+        self.number = 0
+        self.started: dict[int, float] = {}
+        """When the host of each place started, without those that have died."""
+        self._report = report
+        self._early_seconds = early_seconds
+
+    @property
+    def in_flight(self) -> int:
+        """The limit of one host, so that the first host to start does not take all tasks."""
+        return max(LEAST_IN_FLIGHT, -(-self.spec.at_once // self.number))
+
+    async def keep(self, number: int, run: RunHost) -> None:
+        """Keep `number` hosts until cancelled. Raises HostsEnded, the first, if they cannot work."""
+        self.number = number
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place in range(number):
+                    group.create_task(self._keep(place, run), name=f"keep host {place}")
+        except BaseExceptionGroup as error:
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            if not isinstance(first, HostsEnded):
+                raise
+            raise first from None
+
+    async def _keep(self, place: int, run: RunHost) -> None:
+        loop = asyncio.get_running_loop()
+
+        def start() -> None:
+            self.started[place] = loop.time()
+            self._tell()
+
+        pause, deaths = FIRST_PAUSE_SECONDS, 0
+        while True:
+            why = await run(place, start)
+            started = self.started.pop(place, None)
+            if started is not None:
+                self._tell()
+                if loop.time() - started > self._early_seconds:
+                    pause, deaths = FIRST_PAUSE_SECONDS, 0
+            deaths += 1
+            if deaths == DEATHS_MAX:
+                raise HostsEnded(f"{deaths} hosts in a row died before they were ready; the last one: {why}")
+            logger.warning("lost host %d, starting another one in %g s: %s", place, pause, why)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+
+    def _tell(self) -> None:
+        self._report(msgspec.json.encode({"hosts": len(self.started)}))

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,13 +15,11 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayError
 
-from runtime_core.engines.protocol import Error, Outcome, Report
+from runtime_core.engines.protocol import Outcome, Report
 from runtime_core.errors import WeftError
 from runtime_core.host.host import Host
-from runtime_core.integrations.aworld.engines.packing import HostsSpec, start_host
+from runtime_core.integrations.aworld.engines.packing import Hosts, HostsEnded, HostsSpec, start_host
 from runtime_core.telemetry.redaction import kept
-
-_SPECS = msgspec.msgpack.Decoder(HostsSpec)
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class TaskHost:
 
     async def start(self, spec: bytes, in_flight: int) -> str:
         """Start to take tasks. Return an empty string, or a one-line error. `spec` is an encoded HostsSpec."""
-        decoded = _SPECS.decode(spec)
+        decoded = msgspec.msgpack.decode(spec, type=HostsSpec)
         try:
             self._host = await start_host(decoded, cloudpickle.loads, in_flight)
         except WeftError as error:
@@ -52,121 +51,65 @@ class TaskHost:
             await self._host.stop()
 
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
-"""The wait between the death of a host and its replacement, which doubles after each death."""
-DEATHS_MAX = 6
-"""How many hosts in a row may die before they are ready: then the app that they load kills them. With the pauses this
-takes longer than to notice that all of Ray is gone."""
-LEAST_IN_FLIGHT = 16
-"""The least limit of concurrent turns in a host: turns that wait for other agents must not fill it."""
 STOP_SECONDS = 4.0
 """How long hosts may take to finish their deliveries at the end."""
 
 Actor = Any  # Any: Ray's handles have no types
 
 
-class _Refused(Exception):
-    """A host cannot work with this HostsSpec, and neither could another one."""
-
-
-class Hosts:
-    """The hosts of one app. `spec` is an encoded HostsSpec.
-
-    Ray schedules only the actors. Tasks run wherever a host takes them from the broker, so the death of an actor, a
-    worker or a node loses no task: the other hosts reclaim its deliveries.
-    """
+class RayHosts(Hosts):
+    """The hosts of one app. `spec` is an encoded HostsSpec."""
 
     def __init__(self, spec: bytes, report: Report) -> None:
-        self._encoded = spec
-        self._spec = _SPECS.decode(spec)
-        self._report = report
-        self._in_flight = LEAST_IN_FLIGHT
+        super().__init__(spec, report, 0.0)  # a host starts once it has loaded the app
         self._actors: dict[int, Actor] = {}
-        self._reading: set[int] = set()
 
     async def run(self) -> Outcome:
         """Keep the hosts until cancelled, or until they cannot work."""
         try:
-            number = await asyncio.to_thread(self._number)
-            # A limit per host, so that the first host to start does not take all tasks.
-            self._in_flight = max(LEAST_IN_FLIGHT, -(-self._spec.at_once // number))
-            async with asyncio.TaskGroup() as group:
-                for place in range(number):
-                    group.create_task(self._keep(place), name=f"keep host {place}")
-        except (_Refused, BaseExceptionGroup) as error:
-            return Error("invalid", "ConfigurationError", str(_refusal(error)), retryable=False)
+            await self.keep(await asyncio.to_thread(self._places), self._host)
+        except HostsEnded as ended:
+            return ended.error
         finally:
             # Shielded: this task may be cancelled a second time.
             await asyncio.shield(asyncio.create_task(self._end()))
         raise AssertionError("hosts end only with an error")
 
-    def _number(self) -> int:
+    def _places(self) -> int:
         here = socket.gethostname()
-        if self._spec.here_only:
+        if self.spec.here_only:
             for node in ray.nodes():
                 if node["Alive"] and node["NodeManagerHostname"] != here:
-                    raise _Refused(
+                    raise HostsEnded(
                         f"the broker is reachable only from this machine, and Ray has nodes elsewhere "
                         f"({node['NodeManagerHostname']}): set WEFT_REDIS_URL to a broker that all nodes reach"
                     )
-        return self._spec.number or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return self.spec.number or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    async def _keep(self, place: int) -> None:
-        pause, deaths = FIRST_PAUSE_SECONDS, 0
-        while True:
-            try:
-                await self._host(place)
-                why = "its handlers ended unexpectedly"
-            except RayError as error:
-                why = f"{type(error).__name__}: {kept(' '.join(str(error).split()), 300)}"
-            if place in self._reading:
-                pause, deaths = FIRST_PAUSE_SECONDS, 0
-            deaths += 1
-            if deaths == DEATHS_MAX:
-                raise _Refused(f"{deaths} hosts in a row died before they were ready; the last one: {why}")
-            await self._drop(place)
-            logger.warning("lost host %d, starting another one in %g s: %s", place, pause, why)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
-
-    async def _host(self, place: int) -> None:
-        """Run one host from its start to its end. Raises RayError if it dies."""
-        actor = self._actors[place] = await asyncio.to_thread(_new_actor)
-        refused: str = await actor.start.remote(self._encoded, self._in_flight)
-        if refused:
-            raise _Refused(refused)
-        self._reading.add(place)
-        self._tell()
-        await actor.run.remote()
-
-    async def _drop(self, place: int) -> None:
-        actor = self._actors.pop(place, None)
+    async def _host(self, place: int, start: Callable[[], None]) -> str:
+        actor = None
+        try:
+            actor = self._actors[place] = await asyncio.to_thread(_new_actor)
+            refused: str = await actor.start.remote(self.encoded, self.in_flight)
+            if refused:
+                raise HostsEnded(refused)
+            start()
+            await actor.run.remote()
+            why = "its handlers ended unexpectedly"
+        except RayError as error:
+            why = f"{type(error).__name__}: {kept(' '.join(str(error).split()), 300)}"
         if actor is not None:
             await asyncio.to_thread(_kill, actor)
-        if place in self._reading:
-            self._reading.remove(place)
-            self._tell()
-
-    def _tell(self) -> None:
-        self._report(msgspec.json.encode({"hosts": len(self._reading)}))
+            del self._actors[place]
+        return why
 
     async def _end(self) -> None:
         with contextlib.suppress(TimeoutError, RayError):
             async with asyncio.timeout(STOP_SECONDS):
-                stops = [self._actors[place].stop.remote() for place in self._reading]
+                stops = [self._actors[place].stop.remote() for place in self.started]
                 await asyncio.gather(*(_settled(stop) for stop in stops))
         for actor in self._actors.values():
             await asyncio.to_thread(_kill, actor)
-
-
-def _refusal(error: BaseException) -> _Refused:
-    """Return the first _Refused of a group; raise any other error."""
-    first = error
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    if not isinstance(first, _Refused):
-        raise error
-    return first
 
 
 def _new_actor() -> Actor:

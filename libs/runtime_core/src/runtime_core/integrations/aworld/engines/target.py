@@ -235,11 +235,11 @@ class HostsBackend(RayBackend):
     async def run(self, work: Work, report: Report) -> Outcome:
         """Keep the hosts. Report `{"hosts": n}` whenever the number of ready hosts changes."""
         from runtime_core.integrations.aworld.engines.ray_hosts import (
-            Hosts,  # here: Ray reads its environment when it is imported
+            RayHosts,  # here: Ray reads its environment when it is imported
         )
 
         assert isinstance(work.call, Pickled)
-        return await Hosts(work.call.payload, report).run()
+        return await RayHosts(work.call.payload, report).run()
 
 
 class _CallBroker:
