@@ -29,6 +29,7 @@ from runtime_core.engines.results import Results
 from runtime_core.errors import BusError, ConfigurationError, WeftError
 from runtime_core.host.host import Host, open_partitions, service_host
 from runtime_core.runs.output import Outflow, OutputLimits
+from runtime_core.runs.ports import Workplace
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.settings import Settings
 from runtime_core.telemetry.metrics import Metrics
@@ -147,7 +148,8 @@ def add_agents(
     host.add(stop=app.functions.engines.close)
     if compute is not None:
         host.add(stop=compute.close)
-    outflow = Outflow(output.process)
+    outflow = Outflow(output.process, output.run)
+    workplace = Workplace(app.functions, compute, results)
 
     for agent in app.agents.values():
         check_shares(agent.what, agent.limits, len(buses), agent.place)
@@ -158,11 +160,9 @@ def add_agents(
             app,
             host.metrics,
             partitions=len(buses),
-            compute=compute,
-            results=results,
+            workplace=workplace,
             outflow=outflow,
             recorded=recorded,
-            run_output_bytes=output.run,
         )
 
     host.consume(

@@ -189,7 +189,6 @@ class TurnPort:
         output_attempt: int = 1,
         draining: asyncio.Event | None = None,
         process: Outflow | None = None,
-        run_bytes: int = RUN_BYTES,
     ) -> None:
         """`loaded`: the run came from the broker's journal, including requests in mid-turn.
 
@@ -197,8 +196,7 @@ class TurnPort:
 
         `draining`: set when this process starts no further step.
 
-        `process`: bounds the unanswered writes of all runs of this process; None: no bound. `run_bytes` bounds those
-        of this run.
+        `process`: bounds the unanswered writes of each run and of all runs of this process; None: of each run only.
         """
         self._draining = draining
         self._bus = bus
@@ -208,7 +206,7 @@ class TurnPort:
         self._replies = replies
         self.delivery = delivery
         self._writes: set[asyncio.Task[object]] = set()
-        self._run_bytes = run_bytes
+        self._run_bytes = RUN_BYTES if process is None else process.run_bytes
         self._process = process
         self._over: LimitExceeded | None = None
         self._failed: Exception | None = None

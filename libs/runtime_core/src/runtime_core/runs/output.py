@@ -234,10 +234,12 @@ class OutputBatch:
 class Outflow:
     """Bounds the unanswered bytes of a run or of a process. Belongs to one event loop."""
 
-    __slots__ = ("_limit", "_waiting", "bytes")
+    __slots__ = ("_limit", "_waiting", "bytes", "run_bytes")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, run_bytes: int = RUN_BYTES) -> None:
+        """`run_bytes`: the limit of each run of a process."""
         self._limit = limit
+        self.run_bytes = run_bytes
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.bytes = 0
 

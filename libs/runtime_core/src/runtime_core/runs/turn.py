@@ -29,8 +29,6 @@ from runtime_core.consumer.settle import (
     schedule_retry,
     take_slots,
 )
-from runtime_core.engines.local import EngineCompute
-from runtime_core.engines.results import Results
 from runtime_core.errors import (
     BlockedEventLoop,
     InvalidInput,
@@ -52,7 +50,7 @@ from runtime_core.runs.commit import (
 from runtime_core.runs.definition import AgentDefinition, DeclaredApp
 from runtime_core.runs.execution import NO_META
 from runtime_core.runs.model_step import count_model_calls
-from runtime_core.runs.output import PROCESS_BYTES, RUN_BYTES, Outflow
+from runtime_core.runs.output import PROCESS_BYTES, Outflow
 from runtime_core.runs.ports import Attempt, ManifestCache, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.telemetry import gen_ai, trace_context
@@ -120,23 +118,19 @@ class TurnHandler:
         partitions: int = 1,
         warm_runs: int = WARM_RUNS,
         replies: Replies | None = None,
-        compute: EngineCompute | None = None,
-        results: Results | None = None,
+        workplace: Workplace | None = None,
         outflow: Outflow | None = None,
         recorded: RecordedCalls | None = None,
-        run_output_bytes: int = RUN_BYTES,
     ) -> None:
         """`outflow` bounds the unanswered writes of all handlers of this process; None: of this handler alone.
 
-        `recorded` finds a step of a task as the call that made it, for errors. `run_output_bytes` bounds the unanswered
-        writes of one run.
+        `recorded` finds a step of a task as the call that made it, for errors.
         """
         self._recorded = recorded
         self._bus = bus
-        self._run_output_bytes = run_output_bytes
         self._outflow = outflow or Outflow(PROCESS_BYTES)
         self._replies = replies
-        self._workplace = Workplace(app.functions, compute, results or Results())
+        self._workplace = workplace or Workplace(app.functions)
         self._app = app
         self._agents = app.agents
         self._hooks = app.hooks
@@ -395,7 +389,7 @@ class TurnHandler:
         port = TurnPort(
             self._bus, delivery, self._app, self._partitions, self._replies, self._manifest_cache,
             loaded=loaded, output_attempt=fields.output.attempt if fields.output is not None else 1,
-            draining=self._draining, process=self._outflow, run_bytes=self._run_output_bytes,
+            draining=self._draining, process=self._outflow,
         )  # fmt: skip
         taken_at = self._taken.get((delivery.stream, delivery.entry)) if self._taken else None
         # The other process has probably ended the turn with a commit that the server lost: no turn lasts this long.

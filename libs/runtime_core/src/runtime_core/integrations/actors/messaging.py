@@ -438,27 +438,28 @@ class Messages:
         if token.is_cancelled() and not vocabulary.cancelled_is_handled:
             raise asyncio.CancelledError("the token was cancelled before the message was sent")
         context = self._context(sender, token, message_id)
-        message = await intervene(
-            self._interventions,
+        message = await self._intervened(
             message,
             lambda handler, now: handler.on_send(now, message_context=context, recipient=recipient),
-            vocabulary.drop_message,
+            f"the message to {recipient}",
         )
-        if message is vocabulary.drop_message:
-            raise vocabulary.dropped(f"an intervention handler dropped the message to {recipient}")
         envelope = self._envelope(message, sender, message_id)
         await self._ready()
         output = await self._requests.ask(recipient, envelope, token, timeout)
         response = decode_response(output, self._actors.registry)
-        response = await intervene(
-            self._interventions,
+        return await self._intervened(
             response,
             lambda handler, now: handler.on_response(now, sender=recipient, recipient=sender),
-            vocabulary.drop_message,
+            f"the response of {recipient}",
         )
-        if response is vocabulary.drop_message:
-            raise vocabulary.dropped(f"an intervention handler dropped the response of {recipient}")
-        return response
+
+    async def _intervened(self, message: Any, ask: Callable[[Any, Any], Awaitable[Any]], what: str) -> Any:
+        """Return the message after all intervention handlers. `what` describes it in the error if one drops it."""
+        vocabulary = self._actors.vocabulary
+        changed = await intervene(self._interventions, message, ask, vocabulary.drop_message)
+        if changed is vocabulary.drop_message:
+            raise vocabulary.dropped(f"an intervention handler dropped {what}")
+        return changed
 
     async def publish(
         self,
