@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,14 @@ async def test_in_one_process_no_wait_is_long() -> None:
 
 
 @pytest.mark.parametrize(("conf", "told"), [({"engine_wait_seconds": 0}, 0), ({}, 1)])
-async def test_a_task_of_runners_passes_its_conf_on(conf: dict[str, Any], told: int) -> None:  # Any: of several kinds
+async def test_a_task_of_runners_passes_its_conf_on(
+    conf: dict[str, Any],  # Any: of several kinds
+    told: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path))
+
     async def works(ctx: AgentContext, text: str) -> Any:  # Any: JSON
         try:
             return await ctx.engine("ray").call("rank", top=1)
