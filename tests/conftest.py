@@ -35,6 +35,8 @@ KNOWN_SERVERS = (*MATRIX, *CONTAINERS)
 UNIT = ROOT / "tests" / "unit"
 COMMAND = "tests/integration/cli/"
 """Its files share one `weft up`, which takes seconds to start."""
+TOGETHER = (COMMAND, "tests/architecture/")
+"""Folders whose files run in one process. Those of the architecture share all parsed modules."""
 
 # Their tests are inherited, so pytest does not see by their names that their assertions are to be explained.
 pytest.register_assert_rewrite("tests.contracts.engine.promises")
@@ -93,12 +95,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any: not every environment has xdist
-    """With --dist=loadfile, keep the files that share a process of `weft up` in one process, beside whole files."""
+    """With --dist=loadfile, keep the folders of `TOGETHER` in one process each, and other files, too."""
     if config.getvalue("dist") != "loadfile":
         return None
     scheduler = import_module("xdist.scheduler").LoadFileScheduling(config, log)
     file_of = scheduler._split_scope
-    scheduler._split_scope = lambda test: COMMAND if test.startswith(COMMAND) else file_of(test)
+    scheduler._split_scope = lambda test: next(filter(test.startswith, TOGETHER), "") or file_of(test)
     return scheduler
 
 
