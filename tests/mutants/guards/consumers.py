@@ -736,4 +736,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "a plain function of an engine that keeps the global lock is named",
         "unit/consumer:progress",
     ),
+    python(
+        "consumer/in_flight.py",
+        "marked_handler",
+        "    @handles_delivery\n",
+        "",
+        "the report of a blocked loop names the tool whose delivery it runs",
+        "integration/consumer:progress_loop_watch",
+    ),
+    python(
+        "runs/scheduler.py",
+        "marked_guard",
+        "@guards_users_code\n",
+        "",
+        "an agent's C code that keeps the global lock ends its attempt",
+        "unit/consumer:progress",
+    ),
+    python(
+        "declare/schema.py",
+        "marked_end",
+        "@ends_users_code\n",
+        "",
+        "code that keeps the global lock until it returns is named by its end",
+        "unit/consumer:progress",
+    ),
 )

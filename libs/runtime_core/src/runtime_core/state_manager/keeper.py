@@ -24,10 +24,9 @@ from runtime_core.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.state_manager.dead_letters import trimmed_letters
 from runtime_core.state_manager.stuck import EngineWatch
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.names import STATUSES
 from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.blobs import open_blobs
-from runtime_core.wire.step import ErrorText, Status
+from runtime_core.wire.step import ENDED, ErrorText, Status
 
 logger = logging.getLogger(__name__)
 
@@ -314,7 +313,7 @@ class RecordFollower:
         self._cursor = ""
         self._agents: set[str] = set()
         self._agents_read = float("-inf")
-        for status in STATUSES:
+        for status in ENDED:
             metrics.task_seconds[status]  # exports 0 from the start, so that a first failure is an increase
             metrics.tasks_ended[OTHER, status]
 
@@ -352,7 +351,7 @@ class RecordFollower:
         known = cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.agents))
         for agent in {name.decode() for name in known} - self._agents:
             self._agents.add(agent)
-            for status in STATUSES:
+            for status in ENDED:
                 self._metrics.tasks_ended[agent, status]
 
     def _trace(self, end: _EndedTask) -> None:

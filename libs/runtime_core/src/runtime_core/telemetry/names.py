@@ -444,8 +444,6 @@ REASONS = {
 """Reasons of `weft_dead_letters_total` by service."""
 TRIM_CAUSES = ("bytes", "age")
 """Causes of `weft_dead_letters_trimmed_total`."""
-STATUSES = ("completed", "failed", "cancelled")
-"""How a task may end."""
 REFUSALS = ("unknown_agent", "overloaded", "duplicate_id", "invalid")
 """Reasons of `weft_tasks_refused_total`."""
 SHOWN_OUTCOMES = ("completed", "failed", "retried")
