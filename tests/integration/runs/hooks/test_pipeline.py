@@ -644,12 +644,21 @@ async def test_a_replay_meets_the_recorded_hooks_and_a_fork_keeps_them() -> None
     def alert(event: HookEvent) -> None:
         seen.append("alert")
 
+    async def alerted(times: int) -> None:
+        """A failed task starts these hooks when it ends, and its result does not wait for them."""
+
+        async def enough() -> bool:
+            return seen.count("alert") >= times
+
+        await until(enough, 60, "the alert of each failed task")
+
     hooks = {"before_tool_call": ["careful"], "error": ["alert"]}
     local = LocalApp(app, trajectory=True)
     async with local as client:
         for input, status in (("good", "completed"), ("bad", "failed")):
             task = await client.submit("researcher", input, options=SubmitOptions(hooks=hooks))
             assert (await task.result(timeout=60)).status == status
+            await alerted(1 if status == "failed" else 0)
             recorded = await local.recorded(task.task_id)
             before = list(seen)
             replayed = (await replay(recorded, task.task_id, app)).run
@@ -658,6 +667,7 @@ async def test_a_replay_meets_the_recorded_hooks_and_a_fork_keeps_them() -> None
         for at in (None, "1"):
             fork = await client.fork(task.task_id, at=at, input=..., store=local.trajectories)
             assert (await fork.result(timeout=60)).status == "failed"
+        await alerted(2)
     assert sorted(seen) == sorted(["bad", "alert"] * 2)
 
 

@@ -31,7 +31,7 @@ from runtime_core.wire.contents import LARGE_BYTES, MESSAGES_IN, REFERENCES, Con
 from runtime_core.wire.step import ENCODER, INCOMPLETE, NOTHING, Step, StepFailure, TaskEnd, place
 from runtime_core.wire.step import STEPS as STEPS_DECODER
 
-FORMAT = 1
+FORMAT = 5
 """Version of the tables. Increment it for a change that another release cannot read or write."""
 METADATA = MetaData()
 FORMATS = Table("weft_format", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
