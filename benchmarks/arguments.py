@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     number(one, "seconds", 20, "at each rate")
     one = command("overload", "twice the capacity: how much is refused, how long the rest takes, when all is done")
     number(one, "seconds", 300, "at twice the capacity")
-    number(one, "stream-max", 1_000, "WEFT_STREAM_MAX: open work of a stream before submits are refused")
+    number(one, "stream-max", 100, "WEFT_STREAM_MAX: open work of a stream before submits are refused")
     one = command("growth", "tasks per second and the broker's memory, block by block")
     number(one, "tasks", 200_000, "tasks in all")
     number(one, "block", 10_000, "tasks of one block")
