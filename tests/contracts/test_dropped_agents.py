@@ -41,7 +41,7 @@ async def test_an_agent_is_dropped_with_its_subscriptions_and_its_stream(broker:
 
 async def test_an_agent_that_a_process_runs_stays(broker: Broker, bus: EventBus) -> None:
     await known(broker, bus)
-    await broker.nothing(bus)  # reads the stream
+    await bus.join("agent")
     before = await broker.snapshot()
     assert await drop(bus) == [b"runs", 1]
     assert await broker.snapshot() == before

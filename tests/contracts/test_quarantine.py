@@ -408,7 +408,9 @@ async def test_a_handler_alone_is_distinguished_from_one_of_several(broker: Brok
     (found,) = await find_quarantines(owner)
     assert found.others == 0
     assert str(found).endswith("it is the only handler, so all other work waits")
-    await (await broker.owner()).read(["agent"], 1, 5)
+    another = await broker.owner()
+    await another.join("agent")  # as every consumer does: before Redis 7.2 a read without an entry adds none
+    await another.read(["agent"], 1, 5)
     (found,) = await find_quarantines(owner)
     assert found.others == 1
     assert str(found).endswith("other handlers read on")
