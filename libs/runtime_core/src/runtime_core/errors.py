@@ -108,7 +108,7 @@ class OutputChanged(WeftError):
 
 
 class JournalLost(WeftError):
-    """The broker has lost its last writes, and a step of this turn with them: journal it again before the commit."""
+    """The broker has lost its last writes, and a step of this turn with them: journal it again, then write again."""
 
 
 class LimitExceeded(WeftError):
