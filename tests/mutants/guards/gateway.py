@@ -201,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if name not in found.agents and NAME",
         "if NAME",
         "a process may load its app twice",
-        "integration/integrations/aworld/engines:packing",
+        "integration/integrations/aworld/engines:target",
     ),
     python(
         "gateway/keys.py",

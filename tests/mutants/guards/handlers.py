@@ -22,7 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '            check.check(value, data, "output")\n',
         "            pass\n",
         "an output that does not fit the declared return type fails at the agent",
-        "integration/runs:typed_results",
+        "integration/runs:calls",
     ),
     python(
         "runs/definition.py",
@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if check is not None and type(value) is not check.exact:\n            check.check(value, encode",
         "        if False:\n            check.check(value, encode",
         "an output of a class-based agent that does not fit the declared return type fails at the agent",
-        "integration/runs:typed_results",
+        "integration/runs:calls",
     ),
     python(
         "declare/function.py",
@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if not first or first != before:\n",
         "        if True:\n",
         "a message that waits behind a handler is in the log",
-        "integration/integrations/actors:waits",
+        "integration/state_manager:backlog",
     ),
     python(
         "state_manager/backlog.py",
@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '    if answer[0] == b"runs":\n',
         "    if False:\n",
         "an agent type that a process runs is not dropped",
-        "integration/integrations/actors:waits",
+        "integration/state_manager:backlog",
     ),
     python(
         "state_manager/backlog.py",
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '        await bus.call("free_instance", instance)\n',
         "        pass\n",
         "an agent whose mailbox was dropped accepts messages again",
-        "integration/integrations/actors:waits",
+        "integration/state_manager:backlog",
     ),
     python(
         TURNS,

@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '_REFILLED = (GROUPS["agent"], GROUPS["tool"])',
         '_REFILLED = (GROUPS["agent"],)',
         "a tool-handler moves calls on as fast as it executes them",
-        "integration/runs:turn_wide",
+        "integration/runs:turn",
     ),
     python(
         "bus/commits.py",
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if count > WIDE_PARTS:",
         "if count > 1_000_000:",
         "the broker serves others between two wide commits",
-        "integration/runs:turn_wide",
+        "integration/runs:turn",
     ),
     lua(
         "submit",

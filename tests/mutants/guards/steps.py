@@ -759,7 +759,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "reader = None if known is None or isinstance(tool, str) else",
         "reader = None if known is None or known.name is tool else",
         "the result of a tool called by name is JSON, wherever the name comes from",
-        "integration/runs:typed_results",
+        "integration/runs:calls",
     ),
     python(
         "integrations/aworld/response.py",

@@ -154,7 +154,7 @@ def test_an_object_that_cannot_be_sent_is_named_with_its_place() -> None:
         b'{"$type":"subprocess.Popen","value":["true"]}',
         b'{"$type":"decimal.Decimal"}',
         b'{"$type":"float","value":"x"}',
-        b'{"$type":["tests.autogen.test_tagged.Base","tests.autogen.test_tagged.Sub"],"fields":{}}',
+        b'{"$type":["tests.autogen.test_serialization.Base","tests.autogen.test_serialization.Sub"],"fields":{}}',
         b'{"$type":3}',
         b'{"$type":',
     ],

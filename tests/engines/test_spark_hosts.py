@@ -94,7 +94,7 @@ async def test_a_full_server_is_logged_and_only_running_hosts_count(
     monkeypatch.setattr(spark_hosts, "NO_PLACE_SECONDS", 0.5)
     environ = {"WEFT_REDIS_URL": valkey.url, "WEFT_NAMESPACE": namespace, "WEFT_SPARK_REMOTE": spark.url}
     settings = Settings.from_environment(environ).to_environment()
-    sent = pack(TasksApp(app), "tests.engines.test_tasks_on_spark:app", cloudpickle.dumps)
+    sent = pack(TasksApp(app), "tests.engines.test_spark_hosts:app", cloudpickle.dumps)
     work = Work(Pickled(msgspec.msgpack.encode(HostsSpec(sent, settings, 6, 1, True))), "task hosts")
     backend = spark_hosts.SparkHostsBackend(environ)
     await backend.connect()
