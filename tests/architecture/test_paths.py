@@ -59,7 +59,7 @@ async def test_a_submit_passes_at_most_nine_files(monkeypatch: pytest.MonkeyPatc
 
     async with LocalApp(app) as client:
         await (await client.submit("echo", "first, which reads the manifests")).result(timeout=60)
-        monkeypatch.setattr(admission, "MANIFEST_SECONDS", 3600.0)
+        monkeypatch.setattr(admission, "MANIFESTS_FRESH_SECONDS", 3600.0)
         monkeypatch.setattr(RespTransport, "call", until_written(RespTransport.call))
         monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)  # another test may have imported it
         before = sys.getprofile()

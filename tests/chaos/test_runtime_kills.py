@@ -18,6 +18,7 @@ from typing import Self
 import pytest
 
 from runtime_core.base.lifeline import tied
+from runtime_core.consumer.announcements import is_announced
 from tests.apps.kills_app import KEYS, TYPES, Order, Receipt, desk_of
 from tests.chaos.harm import EVERY_SECONDS, MOST_HARM, RESULT_SECONDS, harm_broker, under
 from tests.chaos.invariants import check_broker
@@ -187,7 +188,7 @@ async def known(runtime: Runtime) -> None:
     """Wait until workers have registered all types: before that, a request fails at once."""
     buses = await runtime.broker()
     for name in TYPES:
-        while not await buses[0].knows_agent(name):  # the workers are other processes
+        while not await is_announced(buses[0], "agent", name):  # the workers are other processes
             await asyncio.sleep(0.02)
 
 

@@ -10,18 +10,18 @@ from typing import cast
 
 import pytest
 
-from runtime_core.bus.admin import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import ingress
 from runtime_core.bus.tasks import Submitted
 from runtime_core.bus.topics import Topics, TopicSubscription
-from runtime_core.consumer.heartbeat import announce
+from runtime_core.consumer.announcements import announce
 from runtime_core.declare.manifest import AgentEntry, Manifest
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager import ingress as publisher_streams
 from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import DeadLetters
+from runtime_core.state_manager.ingress import MAX_ENTRY_BYTES, IngressEntry, IngressStream
 from runtime_core.state_manager.publishers import Publisher, Publishers
 from runtime_core.state_manager.scheduler import Scheduler
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules

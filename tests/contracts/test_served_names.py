@@ -8,16 +8,10 @@ import pytest
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.client.task_view import describe_wait, read_task
-from runtime_core.consumer.heartbeat import Owner, announce_served
-from runtime_core.state_manager.measures import (
-    UNSERVED_LOOKS,
-    Measures,
-    ServedNames,
-    cure_of,
-    find_unserved,
-    forget_served,
-    served_by_handlers,
-)
+from runtime_core.consumer.announcements import ServedNames, announce_served, forget_served, served_by_handlers
+from runtime_core.consumer.heartbeat import Owner
+from runtime_core.declare.manifest import Manifest
+from runtime_core.state_manager.measures import UNSERVED_LOOKS, Measures, cure_of, find_unserved
 from runtime_core.state_manager.stuck import describe_lack
 from runtime_core.telemetry import names
 from runtime_core.telemetry.metrics import PartitionMetrics
@@ -56,6 +50,17 @@ async def test_a_removed_agent_is_found_wherever_its_runs_are(broker: Broker, bu
     assert await found(bus) == [("agent", "writer", 3)]
     (lacking,) = await find_unserved(bus)
     assert str(lacking).startswith("no running handler has agent 'writer': 3 runs or calls wait for it, such as task ")
+
+
+async def test_an_agent_with_the_name_of_an_app_is_found_too(broker: Broker, bus: EventBus) -> None:
+    """Only the agents of runtimes, whose manifests have their names, are left to another check."""
+    agent, _ = await handlers(broker)
+    for app in ("writer", "actor.editor"):
+        await bus.transport.call("HSET", bus.keys.manifests, app, Manifest(app, "1").to_json())
+    await broker.submit(bus, "t", "writer")
+    await broker.submit(bus, "u", "editor")
+    await announce_served([agent], "agent", ("desk",))
+    assert await found(bus) == [("agent", "writer", 1)]
 
 
 async def test_a_removed_tool_is_found_on_its_stream_and_before_its_retry(broker: Broker, bus: EventBus) -> None:

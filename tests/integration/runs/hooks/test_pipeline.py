@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime_core.consumer.heartbeat import announce
+from runtime_core.consumer.announcements import announce
 from runtime_core.declare.declaration import RetryPolicy
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.errors import ConfigurationError, Denied, InvalidInput, Reject, Rejected, StepError, ToolError

@@ -78,7 +78,10 @@ class TurnMode:
 
 
 class CommitVerbs(Partition):
-    """Commits, and steps in mid-turn. A write counts only while this owner holds the delivery."""
+    """Commits and steps in mid-turn; then retries, marks of calls that may not be repeated, quarantine, dead letters.
+
+    A write counts only while this owner holds the delivery.
+    """
 
     async def commit_turn(
         self,
@@ -306,9 +309,7 @@ class CommitVerbs(Partition):
         self._fence(reply)
         return reply == b"OK"
 
-
-class FailureVerbs(Partition):
-    """Retries, marks of calls that may not be repeated, quarantine, dead letters."""
+    # -- failures ------------------------------------------------------------------------------------------------
 
     async def retry(
         self, delivery: Delivery, delay_ms: int, error: bytes, *, counts: bool = True, usage: bytes = b""

@@ -234,8 +234,8 @@ def _group_and_keys(keys: Keys, streams: tuple[str, ...]) -> tuple[str, list[str
     return group_of(streams[0]), [keys.stream(stream) for stream in streams] + [">"] * len(streams)
 
 
-class TakingVerbs(Partition):
-    """Verbs that read work streams, and load what a replay needs."""
+class DeliveryVerbs(Partition):
+    """Reads of work streams, loads of what a replay needs; then heartbeat, leadership, and a clean exit."""
 
     async def read(
         self, streams: Sequence[str], count: int, block_ms: int
@@ -457,9 +457,7 @@ class TakingVerbs(Partition):
         reply = await self.transport.call("HMGET", self.keys.run(task, run), *[f"j:{step}" for step in steps])
         return cast(list[bytes | None], reply)
 
-
-class OwnerVerbs(Partition):
-    """Heartbeat, leadership, and a clean exit."""
+    # -- the owner's place --------------------------------------------------------------------------------------
 
     async def beat(self, lease_ms: int, first: bool, since_ms: str) -> tuple[str, list[str], int]:
         """Send a heartbeat, which also measures the silence of other owners.

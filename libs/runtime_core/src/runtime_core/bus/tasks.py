@@ -253,18 +253,6 @@ class TaskVerbs(Partition):
         data, context = cast(list[bytes | None], own)
         return data or b"", context or cast(bytes | None, of_task) or b""
 
-    async def knows_tool(self, name: str) -> bool:
-        """Return whether any app has declared this tool."""
-        return await self.transport.call("HEXISTS", self.keys.tools, name) == 1
-
-    async def knows_engine_function(self, name: str) -> bool:
-        """Return whether any app has declared this engine function; a name without version stands for any version."""
-        return await self.transport.call("HEXISTS", self.keys.engine_functions, name) == 1
-
-    async def knows_agent(self, name: str) -> bool:
-        """Return whether any app has declared this agent."""
-        return await self.transport.call("HEXISTS", self.keys.agents, name) == 1
-
     async def idle(self) -> tuple[int, str]:
         """Return the amount of open work in this partition, and a text that changes when anything is appended."""
         open_work, mark = cast(list[Reply], await self.call("idle"))

@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.bus.commits import FailureVerbs
+from runtime_core.bus.commits import CommitVerbs
 from runtime_core.bus.connection import Reply, text
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.keys import group_of
@@ -34,7 +34,7 @@ class TopicSubscription:
     prefix: bool = False
 
 
-class TopicVerbs(TaskVerbs, FailureVerbs):
+class TopicVerbs(TaskVerbs, CommitVerbs):
     """Topics of this partition, and the agents that subscribe to them. A message starts a task for each of these."""
 
     async def publish(

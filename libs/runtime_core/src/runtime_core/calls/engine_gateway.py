@@ -24,6 +24,7 @@ from runtime_core.base.text import LONGEST_MESSAGE, LONGEST_TRACEBACK, LONGEST_T
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
+from runtime_core.consumer.announcements import is_announced
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.in_flight import STOPPED
 from runtime_core.consumer.settle import Calls
@@ -193,7 +194,7 @@ class StepHandler:
         except ConfigurationError as error:
             function, lacking = None, str(error)
         if function is None:
-            known = await self._bus.knows_engine_function(delivery.name)
+            known = await is_announced(self._bus, "engine function", delivery.name)
             await self._calls.hand_on(delivery, known, lacking)
             return "requeued"
         context = _CONTEXT.decode(delivery.context) if delivery.context else _EngineContext()

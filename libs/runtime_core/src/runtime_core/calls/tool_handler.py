@@ -15,6 +15,7 @@ import msgspec
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import call_span
+from runtime_core.consumer.announcements import is_announced
 from runtime_core.consumer.effects import Failed
 from runtime_core.consumer.in_flight import cancelled_by_code
 from runtime_core.consumer.settle import Calls, failed_from, take_slots
@@ -102,7 +103,7 @@ class CallHandler:
                 return
             tool = self._others.find(delivery.name)
         if tool is None:
-            known = await self._bus.knows_tool(delivery.name)
+            known = await is_announced(self._bus, "tool", delivery.name)
             names = ", ".join(sorted(self._tools)[:NAMES_SHOWN]) or "none"
             await self._calls.hand_on(delivery, known, f"no tool is named {delivery.name}; this app has {names}")
             return

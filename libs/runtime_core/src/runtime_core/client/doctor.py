@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from runtime_core.base.text import in_bytes
-from runtime_core.bus.admin import MAX_ID_AHEAD_MS, IngressStream
 from runtime_core.bus.connection import Reply, Transport, position, text
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, NAMESPACE_FORMAT, STATE_MANAGER, TRAJECTORY_RECORDER, namespace_settings
 from runtime_core.bus.library import library
 from runtime_core.bus.namespace import server_info
+from runtime_core.consumer.announcements import stored_manifests
 from runtime_core.declare.manifest import Manifest
 from runtime_core.errors import InvalidInput, ServerError, WeftError
 from runtime_core.settings import Settings, without_password
 from runtime_core.state_manager.backlog import find_lasting_waits, find_quarantines
 from runtime_core.state_manager.dead_letters import DeadLetters
+from runtime_core.state_manager.ingress import MAX_ID_AHEAD_MS, IngressStream
 from runtime_core.state_manager.measures import UNSERVED_TASKS, cure_of, find_unserved, groups_of
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import schedules_by_tenant
@@ -322,7 +323,7 @@ async def engines(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
 
 async def apps(opened: Installation, _: Changes) -> AsyncIterator[Finding]:
     bus = opened.buses[0]
-    stored = cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
+    stored = await stored_manifests(bus)
     if not stored:
         none = "no app has published its agents, so submits wait"
         yield Finding("apps", False, none, "start an agent-handler with WEFT_APP")

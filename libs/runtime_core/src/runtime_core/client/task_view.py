@@ -18,6 +18,7 @@ import msgspec
 from runtime_core.base.text import about
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import group_of
+from runtime_core.consumer.announcements import announced_streams
 from runtime_core.errors import ServerError
 from runtime_core.state_manager.measures import Fields, unpacked
 from runtime_core.state_manager.stuck import hash_at, lacking
@@ -200,8 +201,8 @@ async def _name_calls(bus: EventBus, task: str, waits: Sequence[Row]) -> None:
     if not open_calls:
         return
     call, keys = bus.transport.call, bus.keys
-    streams = {b"tool", *cast(list[bytes], await call("HVALS", keys.tools))}
-    for stream in sorted(each.decode() for each in streams if each.partition(b":")[0] == b"tool"):
+    streams = {"tool", *(await announced_streams(bus, "tool")).values()}
+    for stream in sorted(each for each in streams if each.partition(":")[0] == "tool"):
         key = keys.stream(stream)
         try:
             held = cast(list[list[bytes]], await call("XPENDING", key, group_of(stream), "-", "+", _CALLS_READ))

@@ -1,4 +1,4 @@
-"""An owner's heartbeat, which keeps its deliveries and reports ended tasks, and the announcement of what it serves."""
+"""An owner's heartbeat, which keeps its deliveries, and the ended tasks that the broker reports with it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Coroutine, Iterable
 from typing import NamedTuple, TypeVar
 
-import msgspec
-
 from runtime_core.bus.event_bus import EventBus
-from runtime_core.bus.topics import Topics, TopicSubscription
-from runtime_core.declare.manifest import Manifest, end_hooks
 from runtime_core.errors import Fenced
 
 logger = logging.getLogger(__name__)
@@ -208,40 +203,3 @@ class EndedTasks:
 
     def _drop_oldest(self) -> None:
         self.since_ms = max(self.since_ms, self.ended_ms.popitem(last=False)[1])
-
-
-async def announce(buses: Sequence[EventBus], manifest: Manifest) -> None:
-    """Publish an app's manifest and names on the broker, which checks submits and calls of other apps with them."""
-    data = manifest.to_json()
-    end_agents = end_hooks(manifest)
-    for bus in buses:
-        call, keys = bus.transport.call, bus.keys
-        await call("HSET", keys.manifests, manifest.app, data)
-        for name, agent in manifest.agents.items():
-            await call("HSET", keys.agents, name, f"agent:{agent.pool}" if agent.pool else "agent")
-            if agent.interleave:
-                await call("HSET", keys.interleaved, name, "1")
-        if end_agents:
-            await call("HSET", keys.end_hooks, *chain.from_iterable(end_agents.items()))
-        elif manifest.agents:
-            await call("HDEL", keys.end_hooks, *manifest.agents)
-        for name, tool in manifest.tools.items():
-            await call("HSET", keys.tools, name, f"tool:{tool.pool}" if tool.pool else "tool")
-        for name, function in manifest.engine_functions.items():
-            await call("HSET", keys.engine_functions, name, function.pool)
-            if function.version:
-                await call("HSETNX", keys.engine_functions, name.partition("@")[0], function.pool)
-    topics = Topics(buses)
-    for name, agent in manifest.agents.items():
-        for topic in agent.topics:
-            await topics.subscribe(TopicSubscription(topic.removesuffix("*"), name, prefix=topic.endswith("*")))
-
-
-async def announce_served(buses: Sequence[EventBus], kind: str, names: Sequence[str]) -> None:
-    """Publish what these owners can run: names of `kind` (`agent` or `tool`), or `prefix.*`.
-
-    It counts while the owner is alive, so a name that no running handler has any more is noticed.
-    """
-    data = msgspec.json.encode({kind: sorted(names)})
-    for bus in buses:
-        await bus.transport.call("HSET", bus.keys.served, bus.owner, data)

@@ -29,6 +29,7 @@ from runtime_core.client.client import Client
 from runtime_core.client.doctor import Finding, Installation, findings
 from runtime_core.client.task import TaskHandle, open_questions
 from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, read_task
+from runtime_core.consumer.announcements import read_manifests
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.gateway.keys import Caller
 from runtime_core.gateway.requests import (
@@ -45,7 +46,7 @@ from runtime_core.gateway.requests import (
     no_schedule,
     no_task,
 )
-from runtime_core.state_manager.admission import Admission, read_manifests
+from runtime_core.state_manager.admission import Admission
 from runtime_core.state_manager.dead_letters import By, DeadLetter, DeadLetters, LetterFilter
 from runtime_core.state_manager.publishers import Publishers
 from runtime_core.state_manager.schedules import ScheduleBounds, Schedules, TenantSchedules, checked_id, parse_set

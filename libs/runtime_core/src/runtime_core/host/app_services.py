@@ -19,7 +19,7 @@ from runtime_core.app.loading import load_app
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.calls.engine_gateway import RAY, SPARK, EngineGateway, ServedEngine, StepHandler
 from runtime_core.calls.tool_handler import CallHandler
-from runtime_core.consumer.heartbeat import announce, announce_served
+from runtime_core.consumer.announcements import announce, announce_served
 from runtime_core.consumer.in_flight import DeliveryHandler
 from runtime_core.declare.declaration import check_shares
 from runtime_core.declare.mcp_server import need_sdk

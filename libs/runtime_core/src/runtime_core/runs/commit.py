@@ -17,6 +17,7 @@ from runtime_core.bus.connection import Argument
 from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Answer, Replies, name_of_step
+from runtime_core.consumer.announcements import ManifestCache
 from runtime_core.consumer.effects import (
     Completed,
     Effect,
@@ -30,7 +31,6 @@ from runtime_core.runs.definition import NO_VERSION, DeclaredApp
 from runtime_core.runs.effects import Call
 from runtime_core.runs.journal import packed_now
 from runtime_core.runs.output import RUN_BYTES, Outflow, OutputBatch, OutputWriter, Piece
-from runtime_core.runs.ports import ManifestCache
 from runtime_core.runs.scheduler import ONE_ROUND
 from runtime_core.wire.ids import ROOT_RUN
 from runtime_core.wire.step import ATTEMPTS, Step, StepFailure

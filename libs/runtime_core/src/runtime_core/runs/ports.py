@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from runtime_core.declare.manifest import Manifest
 from runtime_core.engines.results import Results
-from runtime_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     import asyncio
 
     from runtime_core.bus.commits import CallBegun
-    from runtime_core.bus.event_bus import EventBus
     from runtime_core.bus.replies import Answer
     from runtime_core.consumer.effects import Effect, JournaledStep
     from runtime_core.declare.manifest import HookPoint
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
     from runtime_core.runs.effects import AnswerType, Approval, Call
     from runtime_core.runs.output import Piece
     from runtime_core.runs.scheduler import Branch
-
-MANIFESTS_FRESH_SECONDS = 2.0
-"""How long manifests are cached. A new one takes effect after that time at the latest."""
 
 
 class RecordedCalls(Protocol):
@@ -345,36 +339,3 @@ class Workplace:
     """Runs the functions of `ctx.engine("local")`; None: in threads."""
     results: Results = field(default_factory=Results)
     """Where that engine stores large results."""
-
-
-class ManifestCache:
-    """The manifests on one partition's broker, read on demand and cached for a few seconds."""
-
-    __slots__ = ("_bus", "_manifests", "_raw", "_read_at")
-
-    def __init__(self, bus: EventBus) -> None:
-        self._bus = bus
-        self._raw: list[bytes] = []
-        self._manifests: Sequence[Manifest] = ()
-        self._read_at = -MANIFESTS_FRESH_SECONDS
-
-    async def manifests(self) -> Sequence[Manifest]:
-        """Return one manifest for each app, sorted by name; the same object while nothing changes. Raises BusError."""
-        if time.monotonic() - self._read_at < MANIFESTS_FRESH_SECONDS:
-            return self._manifests
-        raw = sorted(cast(list[bytes], await self._bus.transport.call("HVALS", self._bus.keys.manifests)))
-        self._read_at = time.monotonic()
-        if raw != self._raw:
-            self._raw = raw
-            self._manifests = tuple(sorted(_read(raw), key=lambda manifest: manifest.app))
-        return self._manifests
-
-
-def _read(raw: Sequence[bytes]) -> list[Manifest]:
-    found = []
-    for data in raw:
-        try:
-            found.append(Manifest.from_json(data))
-        except InvalidInput:
-            continue  # from a newer release; handlers of that release read it
-    return found

@@ -17,6 +17,7 @@ from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.spans import delivery_span
+from runtime_core.consumer.announcements import ManifestCache, is_announced
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult, finished_steps
 from runtime_core.consumer.heartbeat import EndedPart
 from runtime_core.consumer.settle import (
@@ -51,7 +52,7 @@ from runtime_core.runs.definition import AgentDefinition, DeclaredApp
 from runtime_core.runs.execution import NO_META
 from runtime_core.runs.model_step import count_model_calls
 from runtime_core.runs.output import PROCESS_BYTES, Outflow
-from runtime_core.runs.ports import Attempt, ManifestCache, Meta, RecordedCalls, Workplace
+from runtime_core.runs.ports import Attempt, Meta, RecordedCalls, Workplace
 from runtime_core.runs.run import Run
 from runtime_core.telemetry import gen_ai, trace_context
 from runtime_core.telemetry.metrics import Metrics
@@ -416,7 +417,8 @@ class TurnHandler:
     async def _hand_on(self, delivery: Delivery) -> None:
         """Hand an event for an unknown agent back without counting an attempt, unless no app has that agent."""
         now = time.time() * 1000
-        known, row = await self._bus.knows_agent(delivery.name), row_of_run(delivery, Status.FAILED, now, now, "")
+        known = await is_announced(self._bus, "agent", delivery.name)
+        row = row_of_run(delivery, Status.FAILED, now, now, "")
         await hand_on(self._bus, self._metrics, delivery, known, f"no agent is named {delivery.name}", row)
 
     # -- ends of a turn ----------------------------------------------------------------------------------------

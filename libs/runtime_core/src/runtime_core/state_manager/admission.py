@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import cast
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted, find_place, submit_once
+from runtime_core.consumer.announcements import MANIFESTS_FRESH_SECONDS, ManifestCache, announced_names, read_manifests
 from runtime_core.declare.manifest import (
     GUARD_MARK,
     AgentEntry,
@@ -26,9 +25,6 @@ from runtime_core.declare.manifest import (
 from runtime_core.errors import ConfigurationError, InvalidInput, Rejected
 from runtime_core.wire.commands import Submission, default_task_id
 from runtime_core.wire.ids import instance_address, partition_of
-
-MANIFEST_SECONDS = 2.0
-"""How long manifests are cached."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -52,9 +48,10 @@ class Admission:
         """The manifest that declares each agent."""
         self._internal: set[str] = set()
         """Agents that only other agents may call."""
-        self._stored: list[bytes] = []
-        """The stored manifests from which the checks were built."""
-        self._read_at = -MANIFEST_SECONDS
+        self._manifest_cache = ManifestCache(buses[0])
+        self._manifests: Sequence[Manifest] = ()
+        """The manifests from which the checks were built."""
+        self._read_at = -MANIFESTS_FRESH_SECONDS
 
     async def admit(self, new: Submission) -> Submitted:
         """Check and start a task.
@@ -80,10 +77,9 @@ class Admission:
         Raises nothing until a handler has published its agents.
         """
         bus = self._buses[self.partition_for(submission)]
-        known = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))
-        if known and submission.agent.encode() not in known:
-            # Names of Weft's own agents begin with "weft.".
-            names = ", ".join(sorted(name.decode() for name in known if not name.startswith(b"weft.")))
+        known = await announced_names(bus, "agent")
+        if known and submission.agent not in known:
+            names = ", ".join(name for name in known if not name.startswith("weft."))
             raise Rejected("data.agent", f"no agent is named {submission.agent}; known are {names}")
         await self._check_input(submission)
         self._check_outside(submission.agent)
@@ -102,7 +98,7 @@ class Admission:
     async def _check_input(self, submission: Submission) -> None:
         check = self._checks.get(submission.agent)
         now = time.monotonic()
-        if check is None or now - self._read_at > MANIFEST_SECONDS:
+        if check is None or now - self._read_at > MANIFESTS_FRESH_SECONDS:
             self._read_at = now  # one submit reads them again; concurrent ones use the cached checks
             await self._read_manifests()
             check = self._checks.get(submission.agent)
@@ -126,20 +122,20 @@ class Admission:
 
     async def _read_manifests(self) -> None:
         """Read the inputs that the apps of this namespace declare. The broker refuses unknown agents."""
-        stored = await _stored_manifests(self._buses[0])
+        manifests = await self._manifest_cache.newest()
         self._read_at = time.monotonic()
-        if stored == self._stored:
+        if manifests is self._manifests:
             return  # compiling a schema's checks takes milliseconds
         checks: dict[str, InputCheck] = {}
         apps: dict[str, Manifest] = {}
         internal: set[str] = set()
-        for manifest in _readable(stored):
+        for manifest in manifests:
             for name, entry in manifest.agents.items():
                 checks[name] = InputCheck(name, entry)
                 apps[name] = manifest
                 if entry.internal:
                     internal.add(name)
-        self._checks, self._apps, self._internal, self._stored = checks, apps, internal, stored
+        self._checks, self._apps, self._internal, self._manifests = checks, apps, internal, manifests
 
 
 def _named_hooks(submission: Submission, app: Manifest | None) -> dict[str, list[str]]:
@@ -224,21 +220,6 @@ class InputCheck(SchemaCheck):
 
     def __init__(self, name: str, agent: AgentEntry) -> None:
         super().__init__(f"input of agent {name!r}", agent.input)
-
-
-async def read_manifests(bus: EventBus) -> list[Manifest]:
-    """Return the manifests of all apps in a namespace, by app; `bus` is its first partition."""
-    return sorted(_readable(await _stored_manifests(bus)), key=lambda each: each.app)
-
-
-async def _stored_manifests(bus: EventBus) -> list[bytes]:
-    return cast(list[bytes], await bus.transport.call("HVALS", bus.keys.manifests))
-
-
-def _readable(stored: Iterable[bytes]) -> Iterator[Manifest]:
-    for data in stored:
-        with suppress(InvalidInput):  # written by a newer release, whose processes can read it
-            yield Manifest.from_json(data)
 
 
 async def check_data(bus: EventBus, stream: str, name: str, data: bytes, field: str = "data") -> None:

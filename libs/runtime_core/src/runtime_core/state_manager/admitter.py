@@ -20,7 +20,6 @@ import msgspec
 from msgspec.structs import replace
 
 from runtime_core.base.periodic import cancel_and_wait
-from runtime_core.bus.admin import IngressEntry, IngressStream
 from runtime_core.bus.connection import Argument, Reply, Transport
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
@@ -33,7 +32,7 @@ from runtime_core.consumer.progress import ProgressWatch
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, NotDurable, Rejected, ServerError, is_temporary
 from runtime_core.state_manager import schedules
 from runtime_core.state_manager.admission import Admission, answer_question
-from runtime_core.state_manager.ingress import Command, PublisherStreams
+from runtime_core.state_manager.ingress import Command, IngressEntry, IngressStream, PublisherStreams
 from runtime_core.state_manager.publishers import Publisher
 from runtime_core.state_manager.relay import AnswerBounds, Answers
 from runtime_core.state_manager.schedules import Schedules

@@ -20,6 +20,7 @@ from runtime_core.bus.connection import Reply, fields, text
 from runtime_core.bus.deliveries import QUARANTINE_AFTER, Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, group_of, ingress
+from runtime_core.consumer.announcements import announced_runtime_agents, announced_streams
 from runtime_core.declare.manifest import RUNTIME_MANIFEST
 from runtime_core.errors import InvalidInput, ServerError
 from runtime_core.state_manager.measures import (
@@ -116,12 +117,8 @@ async def wait_at(bus: EventBus, instance: str) -> MailboxWait | None:
 
 async def agent_streams(bus: EventBus) -> dict[str, str]:
     """Return the agents of runtimes in a partition, and the work stream of each."""
-    streams = fields(await bus.transport.call("HGETALL", bus.keys.agents))
-    names = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.manifests))
-    of_runtimes = {
-        text(name).removeprefix(RUNTIME_MANIFEST) for name in names if text(name).startswith(RUNTIME_MANIFEST)
-    }
-    return {name: streams[name].decode() for name in sorted(of_runtimes & streams.keys())}
+    streams = await announced_streams(bus, "agent")
+    return {name: streams[name] for name in await announced_runtime_agents(bus) if name in streams}
 
 
 async def processes_of(bus: EventBus, stream: str) -> int:

@@ -10,11 +10,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from contextvars import copy_context
+from dataclasses import dataclass
+from typing import cast
 
 from runtime_core.base.periodic import cancel_and_wait
-from runtime_core.bus.admin import MAX_ENTRY_BYTES, MAX_ID_AHEAD_MS, IngressEntry, IngressStream
-from runtime_core.bus.connection import Transport
+from runtime_core.bus.connection import Reply, Transport
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys, ingress
+from runtime_core.bus.partition import Partition
 from runtime_core.errors import BusUnavailable, Fenced, InvalidInput, ServerError
 from runtime_core.state_manager import schedules
 from runtime_core.state_manager.publishers import REGISTRY_SECONDS, Publisher, Publishers
@@ -25,6 +28,10 @@ from runtime_core.wire.envelope import Envelope, parse
 
 logger = logging.getLogger(__name__)
 
+MAX_ENTRY_BYTES = 3 * 1024 * 1024
+"""The largest entry that is read completely. No valid command is larger."""
+MAX_ID_AHEAD_MS = 24 * 3600 * 1000
+"""How far ahead of the server's clock an entry's id may be."""
 TASKS = "tasks"
 STREAM_BATCH = 100
 """Entries per read of one stream."""
@@ -42,6 +49,44 @@ POLLS_PER_SECOND = 250
 """Polls per second of all empty streams together."""
 STREAM_BACKOFF_MIN_SECONDS = 0.1
 STREAM_BACKOFF_MAX_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class IngressEntry:
+    """One entry. If it is too large, `fields` only has the heads of its fields."""
+
+    id: bytes
+    fields: list[bytes]
+    too_large: int = 0
+    """Its size in bytes if it is too large, else 0."""
+
+
+class IngressStream(Partition):
+    """The ingress stream of one publisher.
+
+    It has no consumer group: one admitter reads it at a time, and deletes the entries that it has handled. So a
+    publisher that deletes, trims or resets its stream cannot make the reader skip entries.
+    """
+
+    def __init__(self, transport: Transport, namespace: str, publisher: str) -> None:
+        super().__init__(transport, Keys(namespace, 0))
+        self.key = ingress(namespace, publisher)
+        self._base = self.key.encode()
+
+    async def read(self, after: bytes, count: int, size: int) -> list[IngressEntry]:
+        """Return the entries after `after` (empty: all), up to `count` and `size` bytes, but at least one.
+
+        Removes an empty stream that can get no more entries because one had the largest id.
+        """
+        start = b"(" + after if after else b"-"
+        reply = await self.call("read_ingress", start, count, size, MAX_ENTRY_BYTES, MAX_ID_AHEAD_MS)
+        return [
+            IngressEntry(cast(bytes, entry), cast(list[bytes], fields), cast(int, large))
+            for entry, large, fields in cast(list[list[Reply]], reply)
+        ]
+
+    async def remove(self, entry: bytes) -> None:
+        await self.transport.call("XDEL", self.key, entry)
 
 
 class Command:

@@ -19,6 +19,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
 from runtime_core.bus.namespace import server_info
 from runtime_core.bus.spans import task_span
+from runtime_core.consumer.announcements import announced_names
 from runtime_core.errors import BusUnavailable, ServerError, is_temporary
 from runtime_core.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.state_manager.dead_letters import trimmed_letters
@@ -348,8 +349,7 @@ class RecordFollower:
     async def _read_agents(self) -> None:
         """Read the declared agents: each has its own metric series from the start."""
         self._agents_read = time.monotonic()
-        known = cast(list[bytes], await self._bus.transport.call("HKEYS", self._bus.keys.agents))
-        for agent in {name.decode() for name in known} - self._agents:
+        for agent in {*await announced_names(self._bus, "agent")} - self._agents:
             self._agents.add(agent)
             for status in ENDED:
                 self._metrics.tasks_ended[agent, status]

@@ -16,7 +16,13 @@ from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import GROUPS, STATE_MANAGER, TRAJECTORY_RECORDER, group_of, ingress
 from runtime_core.bus.namespace import server_info
-from runtime_core.declare.manifest import RUNTIME_MANIFEST
+from runtime_core.consumer.announcements import (
+    HANDLED,
+    announced_runtime_agents,
+    announced_streams,
+    forget_served,
+    served_by_handlers,
+)
 from runtime_core.errors import ServerError
 from runtime_core.state_manager.dead_letters import letter_bytes, trimmed_letters
 from runtime_core.state_manager.publishers import ALL_OTHERS, Publishers, waiting_tasks
@@ -38,9 +44,9 @@ COUNT_PAGES_MAX = 50
 Call = Callable[..., Awaitable[Reply]]
 Fields = dict[bytes, bytes]
 MEASURE_SECONDS = 2.0
+"""The shortest time between two measurements."""
 UNSERVED_LOOKS = 5
 """How many checks in a row must find work without a handler before a warning: a reload takes a few seconds."""
-"""The shortest time between two measurements."""
 TENANTS_SHOWN = 20
 SCHEDULES_SECONDS = 60.0
 """How often the bytes of schedules are counted, since that reads all of them."""
@@ -155,10 +161,11 @@ async def _first(call: Call, key: str, start: str) -> str | None:
 
 async def work_streams(bus: EventBus) -> list[str]:
     """Return the work streams of a partition: the default ones, and those of pools and engines of apps."""
-    call, keys = bus.transport.call, bus.keys
-    found = cast(list[bytes], await call("HVALS", keys.agents)) + cast(list[bytes], await call("HVALS", keys.tools))
-    found += cast(list[bytes], await call("HKEYS", keys.engines))
-    return sorted({name.decode() for name in found} | set(GROUPS))
+    engines = cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.engines))
+    found = {*GROUPS, *(name.decode() for name in engines)}
+    for kind in HANDLED:
+        found.update((await announced_streams(bus, kind)).values())
+    return sorted(found)
 
 
 async def groups_of(call: Call, key: str) -> dict[str, Group] | None:
@@ -221,46 +228,6 @@ async def lag_of_timers(bus: EventBus, now_ms: int) -> TimerLag:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedNames:
-    """What the running handlers of a partition can run; None: one of them has not said it yet."""
-
-    agents: frozenset[str] | None
-    tools: frozenset[str] | None
-
-    def lacks(self, kind: str, name: str) -> bool:
-        """Return whether no running handler has this agent or tool."""
-        names = self.agents if kind == "agent" else self.tools
-        if names is None or name in names:
-            return False
-        return not any(each.endswith(".*") and name.startswith(each[:-1]) for each in names)
-
-
-async def served_by_handlers(bus: EventBus) -> ServedNames:
-    """Return what the running handlers of a partition can run."""
-    call, keys = bus.transport.call, bus.keys
-    said = fields(await call("HGETALL", keys.served))
-    alive = [owner.decode() for owner in cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1))]
-    found: dict[str, frozenset[str] | None] = {}
-    for kind in ("agent", "tool"):
-        names: set[str] = set()
-        owners = [owner for owner in alive if owner.startswith(f"{GROUPS[kind]}@")]
-        for owner in owners:
-            names.update(msgspec.json.decode(said.get(owner, b"{}"), type=dict[str, list[str]]).get(kind, ()))
-        found[kind] = frozenset(names) if all(owner in said for owner in owners) else None
-    return ServedNames(found["agent"], found["tool"])
-
-
-async def forget_served(bus: EventBus) -> None:
-    """Forget what dead owners could run."""
-    call, keys = bus.transport.call, bus.keys
-    # First, so that an owner that appears between the two reads is not mistaken for a dead one.
-    said = cast(list[bytes], await call("HKEYS", keys.served))
-    alive = set(cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1)))
-    if gone := [owner for owner in said if owner not in alive]:
-        await call("HDEL", keys.served, *gone)
-
-
-@dataclass(frozen=True, slots=True)
 class Unserved:
     """Work for a name that no running handler has."""
 
@@ -295,14 +262,14 @@ async def find_unserved(bus: EventBus, most_tasks: int = UNSERVED_TASKS) -> list
     call, keys = bus.transport.call, bus.keys
     now = await served_by_handlers(bus)
     streams = {
-        (kind, name): stream.decode()
-        for kind, key in (("agent", keys.agents), ("tool", keys.tools))
-        for name, stream in fields(await call("HGETALL", key)).items()
+        (str(kind), name): stream
+        for kind in HANDLED
+        for name, stream in (await announced_streams(bus, kind)).items()
         if now.lacks(kind, name)
     }
     # The check `waits` of weft doctor covers the agents of runtimes.
-    for app in cast(list[bytes], await call("HKEYS", keys.manifests)) if streams else ():
-        streams.pop(("agent", app.decode().removeprefix(RUNTIME_MANIFEST)), None)
+    for name in await announced_runtime_agents(bus) if streams else ():
+        streams.pop(("agent", name), None)
     if not streams:
         return []
     tasks: dict[tuple[str, str], list[str]] = {place: [] for place in streams}

@@ -16,9 +16,10 @@ import msgspec
 
 from runtime_core.bus.deliveries import Delivery, pairs
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.announcements import served_by_handlers
 from runtime_core.engines.runtime_engine import UNAVAILABLE, wait_until
 from runtime_core.errors import InvalidInput
-from runtime_core.state_manager.measures import Fields, cure_of, lack_of, served_by_handlers, unpacked, work_streams
+from runtime_core.state_manager.measures import Fields, cure_of, lack_of, unpacked, work_streams
 from runtime_core.wire.ids import ROOT_RUN, DeliveryHeader, RunField, RunHeader
 from runtime_core.wire.step import ENCODER, ENDED, Status, Step, StepFailure
 

@@ -8,13 +8,13 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mcp_types import CallToolResult, TextContent
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.calls.mcp.connection import Connection, ListedTool, Lost, MCPSession, NotSent, Progress, Refused
-from runtime_core.consumer.heartbeat import announce
+from runtime_core.consumer.announcements import announce, read_manifest
 from runtime_core.declare.manifest import Manifest, ToolEntry
 from runtime_core.declare.mcp_server import MCPServer
 from runtime_core.declare.schema import encode
@@ -231,7 +231,7 @@ class MCPServers:
                 tools={tool.name: tool.entry() for tool in tools.values()},
             )
             new = name in self._unannounced
-            if not new and all([await _stored(bus, manifest.app) is not None for bus in buses]):
+            if not new and all([await read_manifest(bus, manifest.app) is not None for bus in buses]):
                 continue
             self._unannounced.discard(name)
             try:
@@ -268,14 +268,10 @@ def _away(connection: Connection) -> ToolUnavailable:
     return ToolUnavailable(min(AWAY_MAX_SECONDS, wait), message)
 
 
-async def _stored(bus: EventBus, app: str) -> bytes | None:
-    return cast("bytes | None", await bus.transport.call("HGET", bus.keys.manifests, app))
-
-
 async def _forget_gone(buses: Sequence[EventBus], manifest: Manifest) -> None:
     """Remove tools that the server no longer has, so that calls of them end with a clear error."""
     for bus in buses:
-        stored = await _stored(bus, manifest.app)
+        stored = await read_manifest(bus, manifest.app)
         if stored is None:
             continue
         try:

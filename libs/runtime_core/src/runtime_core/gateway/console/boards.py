@@ -9,14 +9,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import msgspec
 from starlette.responses import Response
 
 from runtime_core.base.text import utc
-from runtime_core.bus.connection import fields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import server_info
 from runtime_core.client.task_view import EVERY_TASK, Row
+from runtime_core.consumer.announcements import handlers_of_names, read_manifests
 from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access, UsageBy
@@ -25,7 +24,6 @@ from runtime_core.gateway.console.actions import edited, fields_of, value_of
 from runtime_core.gateway.console.site import HOME, Page, Site, Visit, see
 from runtime_core.gateway.keys import OPERATE, READ
 from runtime_core.gateway.requests import NO_STORE, Problem
-from runtime_core.state_manager.admission import read_manifests
 from runtime_core.state_manager.backlog import HeldWork, Quarantine, find_quarantines, held_work, waiting_work
 from runtime_core.state_manager.dead_letters import LetterFilter
 from runtime_core.state_manager.measures import Unserved, find_unserved
@@ -244,7 +242,7 @@ class Boards:
             callers={
                 name[len(TOOL_AGENTS) :] for each in manifests for name in each.agents if name.startswith(TOOL_AGENTS)
             },
-            handlers=await _handlers(bus),
+            handlers=await handlers_of_names(bus),
             fields_of=fields_of,
         )
 
@@ -318,19 +316,6 @@ class Boards:
                 "sides": sides,
             }
         return self._site.render(visit, "compare.html", given=given, lines=lines, difference=difference)
-
-
-async def _handlers(bus: EventBus) -> dict[str, list[str]]:
-    """Return the running handlers that have each agent and tool, by `kind name`."""
-    call, keys = bus.transport.call, bus.keys
-    alive = set(cast(list[bytes], await call("ZRANGE", keys.alive, 0, -1)))
-    found: dict[str, list[str]] = {}
-    for owner, served in fields(await call("HGETALL", keys.served)).items():
-        if owner.encode() in alive:
-            for kind, names in msgspec.json.decode(served, type=dict[str, list[str]]).items():
-                for name in names:
-                    found.setdefault(f"{kind} {name}", []).append(owner)
-    return found
 
 
 async def _processes(bus: EventBus) -> Row:

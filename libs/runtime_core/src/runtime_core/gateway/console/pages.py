@@ -16,6 +16,7 @@ import msgspec
 from starlette.responses import RedirectResponse, Response
 
 from runtime_core.client.task_view import Row, TaskFilter, TaskPage, list_tasks, read_task, task_in_store
+from runtime_core.consumer.announcements import announced_names
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.access import Access
 from runtime_core.gateway.console import views
@@ -143,9 +144,7 @@ class Pages:
         found = [(f"Task {row['task_id']}, {row['agent']}", f"/tasks/{row['task_id']}") for row in tasks[:FOUND_MAX]]
         if text and not visit.caller.tenant:  # agents are those of all tenants
             bus = self._access.client.buses[0]
-            names = sorted(
-                name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))
-            )
+            names = await announced_names(bus, "agent")
             fitting = [name for name in names if text.casefold() in name.casefold()]
             found += [
                 (f"Agent {name}: its tasks", f"/tasks?{urlencode({'agent': name})}") for name in fitting[:FOUND_MAX]

@@ -24,10 +24,10 @@ from runtime_core.bus.private_server import drop_database, new_database, why_los
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import Topics, TopicSubscription
 from runtime_core.client.client import Client
-from runtime_core.consumer.heartbeat import announce, announce_served
+from runtime_core.consumer.announcements import announce, announce_served
 from runtime_core.consumer.in_flight import DeliveryHandler
 from runtime_core.consumer.leader import Leader
-from runtime_core.declare.manifest import Manifest
+from runtime_core.declare.manifest import RUNTIME_MANIFEST, Manifest
 from runtime_core.errors import BusError, ConfigurationError, InvalidInput, Rejected
 from runtime_core.host.host import Host
 from runtime_core.integrations.actors.actor import ActorDefinition, Actors
@@ -203,7 +203,8 @@ class ActorHost:
         # manifest.
         whole = self._app.manifest()
         entry = {definition.name: whole.agents[definition.name]}
-        await announce(await self.buses(), Manifest(f"actor.{definition.name}", whole.version, agents=entry))
+        manifest = Manifest(RUNTIME_MANIFEST + definition.name, whole.version, agents=entry)
+        await announce(await self.buses(), manifest)
 
     # -- work --------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from runtime_core.bus.event_bus import EventBus
+from runtime_core.consumer.announcements import is_announced
 from runtime_core.declare.declaration import RetryPolicy, place_of
 from runtime_core.errors import InvalidInput
 from runtime_core.integrations.actors.actor import TURN_SECONDS, ActorDefinition, Actors, current_run
@@ -422,7 +423,7 @@ class Runtime:
         check_agent_id("id", id)
         check_class(type)
         if id.type not in self._factories:
-            if await (await self._host.buses())[0].knows_agent(agent_name(id.type)):
+            if await is_announced((await self._host.buses())[0], "agent", agent_name(id.type)):
                 raise self._vocabulary.not_accessible(f"agents of type {id.type!r} live in other processes")
             raise LookupError(f"agents of type {id.type!r} are not registered")
         agent = (await self._up_to_date(id)).agent

@@ -15,10 +15,11 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 from runtime_core.app.app import App
 from runtime_core.client.client import Client, TaskHandle
+from runtime_core.consumer.announcements import announced_names
 from runtime_core.declare.declaration import Agent, RetryPolicy, label, place_of, underlying
 from runtime_core.declare.manifest import HookPoint
 from runtime_core.declare.tool import is_allowed, is_pattern
@@ -447,7 +448,7 @@ class RunTarget:
     async def _check_names(self, found: Description, runner: str, field: str) -> None:
         """Raise InvalidInput that names an agent or runner that no app offers. `field` of the task has the agents."""
         bus = self._client.buses[0]
-        offered = {name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.agents))}
+        offered = await announced_names(bus, "agent")
         if not offered:
             return  # no handler has started yet: the submit waits for one
         if runner not in offered:
@@ -457,7 +458,7 @@ class RunTarget:
             )
         for name in agents_of(found):
             if name not in offered:
-                known = ", ".join(sorted(each for each in offered if not each.startswith(TASK_AGENT))) or "none"
+                known = ", ".join(each for each in offered if not each.startswith(TASK_AGENT)) or "none"
                 raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
         await self._check_tools(found)
 
@@ -468,9 +469,9 @@ class RunTarget:
         if not plain:
             return
         bus = self._client.buses[0]
-        offered = [name.decode() for name in cast(list[bytes], await bus.transport.call("HKEYS", bus.keys.tools))]
+        offered = await announced_names(bus, "tool")
         for field, name in plain:
             later = self._app is not None and self._app.functions.mcp_server_of(name) is not None
             if not later and not any(is_allowed([[name]], each) for each in offered):
-                known = ", ".join(sorted(offered)) or "none"
+                known = ", ".join(offered) or "none"
                 raise InvalidInput(field, f"no tool is named {name!r}; known are {known}")
