@@ -1,16 +1,12 @@
-"""Valid and invalid declarations of an app, and how agents decode input and start."""
+"""Valid and invalid declarations of an app."""
 
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
-import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import BaseModel
@@ -21,8 +17,9 @@ from runtime_core.declare.declaration import Agent, RetryPolicy
 from runtime_core.declare.mcp_server import MCPServer, MCPSettings
 from runtime_core.declare.tool import Tool, ToolContext, ToolSettings
 from runtime_core.engines.function import EngineFunction, EngineFunctionSettings
-from runtime_core.errors import ConfigurationError, InvalidInput
+from runtime_core.errors import ConfigurationError
 from runtime_core.runs.definition import AgentDefinition, AgentSettings, handles
+from tests.unit.runs.fake_context import context, run
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
@@ -30,35 +27,9 @@ if TYPE_CHECKING:
     from runtime_core.runs.ports import Functions as FunctionsPort
 
 
-class FakeContext:
-    """The part of a context that starting an agent needs."""
-
-    def __init__(self, state: dict[str, object] | None = None) -> None:
-        self.state = {} if state is None else state
-        self._run = SimpleNamespace(state=self)
-
-    def set_initial(self, values: Mapping[str, object]) -> None:
-        for name, value in values.items():
-            self.state.setdefault(name, copy.deepcopy(value))
-
-
-def context(state: dict[str, object] | None = None) -> AgentContext:
-    return cast("AgentContext", FakeContext(state))  # the real one needs a run
-
-
-async def run(agent: AgentDefinition, data: object, ctx: AgentContext | None = None) -> object:
-    value = agent.decode_input(json.dumps(data).encode())
-    return json.loads(agent.encode_output(await agent.start(ctx or context(), value)))
-
-
 class Facts(BaseModel):
     topic: str
     facts: list[str] = []
-
-
-@dataclass
-class Praise:
-    text: str
 
 
 # ---------------------------------------------------------------- the programming model
@@ -188,136 +159,6 @@ def test_included_apps_merge_and_a_shared_part_may_come_twice() -> None:
     assert main.tools["search"] is shared.tools["search"]
     assert list(main.agents) == ["worker"]
     assert list(left.agents) == []
-
-
-# ---------------------------------------------------------------- inputs of agents
-
-
-async def test_a_function_agent_takes_no_input_or_one_with_a_default() -> None:
-    app = App("test")
-
-    @app.agent("none")
-    async def none(ctx: AgentContext) -> str:
-        return "ran"
-
-    @app.agent("default")
-    async def default(ctx: AgentContext, facts: Facts = Facts(topic="standard")) -> str:  # noqa: B008  # never written
-        return facts.topic
-
-    app.check()
-
-    assert await run(app.agents["none"], None) == "ran"
-    with pytest.raises(InvalidInput, match=r"^input: agent 'none' takes no input: remove it$"):
-        app.agents["none"].decode_input(b'"x"')
-    assert await run(app.agents["default"], None) == "standard"
-    assert await run(app.agents["default"], {"topic": "own"}) == "own"
-    schema = app.agents["default"].input_schema()
-    assert schema["anyOf"][1] == {"type": "null"}  # type: ignore[index]  # JSON
-
-
-@pytest.mark.parametrize(
-    ("data", "refusal"),
-    [
-        (b'{"topic": 5}', "input.topic: Input should be a valid string, got 5"),
-        (b'{"topic": "a", "facts": [1]}', "input.facts.0: Input should be a valid string, got 1"),
-        (b"{}", "input.topic: is missing"),
-        (b'{"topik": "x"}', "input.topic: is missing; there is 'topik'"),
-        (b"nonsense", "input: Invalid JSON"),
-    ],
-)
-def test_wrong_input_is_refused_by_field(data: bytes, refusal: str) -> None:
-    app = App("test")
-
-    @app.agent("a")
-    async def a(ctx: AgentContext, facts: Facts) -> None: ...
-
-    with pytest.raises(InvalidInput) as refused:
-        app.agents["a"].decode_input(data)
-
-    assert str(refused.value).startswith(refusal)
-
-
-def test_output_that_json_cannot_hold_names_the_field() -> None:
-    app = App("test")
-
-    @app.agent("a")
-    async def a(ctx: AgentContext) -> None: ...
-
-    with pytest.raises(InvalidInput, match=r"^output: object cannot be written"):
-        app.agents["a"].encode_output(object())
-
-
-class Desk(Agent):
-    state = {"seen": [], "count": 0}  # noqa: RUF012  # what a new key starts with; never written
-
-    def __init__(self) -> None:
-        self.fresh = True
-
-    @handles(Facts)
-    async def on_facts(self, message: Facts, ctx: AgentContext) -> object:
-        assert self.fresh
-        self.fresh = False
-        seen = ctx.state["seen"]
-        seen.append(message.topic)
-        return seen
-
-    @handles(Praise)
-    @handles(str)
-    async def on_words(self, message: Praise | str, ctx: AgentContext) -> str:
-        return message if isinstance(message, str) else message.text
-
-
-async def test_a_class_agent_picks_the_handler_by_the_messages_type() -> None:
-    app = App("test")
-    app.add_agent("desk", Desk)
-    app.check()
-    desk = app.agents["desk"]
-
-    assert await run(desk, {"type": "Praise", "data": {"text": "good"}}) == "good"
-    assert await run(desk, {"type": "str", "data": "plain"}) == "plain"
-    assert await run(desk, json.loads(desk.encode_input(Praise("fine")))) == "fine"
-    for data, refusal in [
-        (
-            b'{"type": "Blame", "data": {}}',
-            "input.type: agent 'desk' handles no 'Blame': it handles Facts, str, Praise",
-        ),
-        (b'{"topic": "x"}', 'input: agent \'desk\' takes {"type": …, "data": …} with a type of Facts, str, Praise'),
-        (b'{"type": "Facts", "data": {}}', "input.data.topic: is missing"),
-        (b"[", "input: agent 'desk' takes"),
-    ]:
-        with pytest.raises(InvalidInput) as refused:
-            desk.decode_input(data)
-        assert str(refused.value).startswith(refusal)
-
-
-async def test_state_begins_with_the_classs_and_lives_in_the_context() -> None:
-    app = App("test")
-    app.add_agent("desk", Desk)
-    held: dict[str, object] = {"count": 7}
-    ctx = context(held)
-
-    assert await run(app.agents["desk"], {"type": "Facts", "data": {"topic": "a"}}, ctx) == ["a"]
-    assert await run(app.agents["desk"], {"type": "Facts", "data": {"topic": "b"}}, ctx) == ["a", "b"]
-
-    assert held == {"count": 7, "seen": ["a", "b"]}
-    assert Desk.state == {"seen": [], "count": 0}
-
-
-async def test_with_a_single_handler_the_data_may_be_untagged() -> None:
-    class Typed(BaseModel):
-        type: str
-        data: int
-
-    class One(Agent):
-        @handles(Typed)
-        async def on_it(self, message: Typed, ctx: AgentContext) -> list[object]:
-            return [message.type, message.data]
-
-    app = App("test")
-    app.add_agent("one", One)
-
-    assert await run(app.agents["one"], {"type": "x", "data": 3}) == ["x", 3]
-    assert await run(app.agents["one"], {"type": "Typed", "data": {"type": "y", "data": 4}}) == ["y", 4]
 
 
 # ---------------------------------------------------------------- what is refused

@@ -345,6 +345,20 @@ class World:
             self.run.deliver(step, self.journal[step])
 
 
+async def suspended(world: World, code: Code) -> Suspended:
+    """Run one turn of the code, which must wait then."""
+    result = await world.turn(Program(code))
+    assert isinstance(result, Suspended), result
+    return result
+
+
+async def failed(code: Code | Program, world: World | None = None) -> Failed:
+    """Run the code to its end, which must be an error."""
+    result = await (world or World()).play(code)
+    assert isinstance(result, Failed), result
+    return result
+
+
 def counting(calls: list[str], result: object = None) -> Callable[[str], Awaitable[object]]:
     """Return an async body that counts its executions."""
 

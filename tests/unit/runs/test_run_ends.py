@@ -1,34 +1,19 @@
-"""The ends of a run: errors of the code, divergence, misuse, limits, cancellation, drop."""
+"""The ends of a run: errors of the code, misuse, limits, cancellation, drop."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import re
-import threading
 from collections.abc import Awaitable, Callable, Container
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from runtime_core import errors
-from runtime_core.app.app import App
 from runtime_core.consumer.effects import Completed, Failed, Suspended
-from runtime_core.runs import execution as execution_module
-from runtime_core.runs import journal as journal_module
 from runtime_core.runs.context import AgentContext
-from runtime_core.runs.journal import pack
 from runtime_core.runs.output import Piece
-from runtime_core.wire.step import RESULT_OK
-from tests.unit.runs.run_world import Code, Program, World, calls_of
-
-
-async def failed(code: Code | Program, world: World | None = None) -> Failed:
-    result = await (world or World()).play(code)
-    assert isinstance(result, Failed), result
-    return result
+from tests.unit.runs.run_world import Code, Program, World, failed
 
 
 def raising(error: BaseException) -> Code:
@@ -68,14 +53,6 @@ async def test_a_traceback_names_the_line() -> None:
     assert "ValueError: here" in result.traceback
 
 
-async def test_a_failed_step_ends_the_run_with_its_error() -> None:
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.tool("bad one")
-
-    result = await failed(code)
-    assert (result.type, result.message, result.retryable) == ("ValueError", "bad one is bad", False)
-
-
 @pytest.mark.parametrize("error", [errors.Reject("no"), KeyError("k")])
 async def test_messages_of_a_turn_that_fails_never_leave_and_have_no_rows(error: Exception) -> None:
     async def code(ctx: AgentContext, _: object) -> object:
@@ -89,49 +66,6 @@ async def test_messages_of_a_turn_that_fails_never_leave_and_have_no_rows(error:
 
     result = await failed(code)
     assert [(row.kind, row.step) for row in result.steps] == [("step", "6")]
-
-
-async def test_retry_and_reject_in_a_step_are_not_recorded() -> None:
-    attempts = 0
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        async def body() -> str:
-            nonlocal attempts
-            attempts += 1
-            if attempts < 3:
-                raise errors.Retry(after=1)
-            return "done"
-
-        return await ctx.gather(ctx.step(body)) if attempts else await ctx.step(body)
-
-    world = World()
-    for _ in range(2):
-        result = await failed(code, world)
-        assert (result.type, result.retry_after_seconds) == ("Retry", 1.0)
-        assert world.journal == {}
-    assert isinstance(await world.play(code), Completed)
-    assert list(world.journal) == ["1"]
-
-
-async def test_a_step_that_raised_retry_may_be_awaited_again() -> None:
-    attempts: list[int] = []
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        async def body() -> int:
-            attempts.append(1)
-            if len(attempts) < 2:
-                raise errors.Retry
-            return len(attempts)
-
-        step = ctx.step(body)
-        try:
-            return await step
-        except errors.Retry:
-            return await step
-
-    result = await World().play(code)
-    assert isinstance(result, Completed)
-    assert result.output == b"2"
 
 
 async def test_retry_in_a_branch_ends_the_attempt_even_where_exceptions_are_results() -> None:
@@ -166,19 +100,6 @@ async def test_output_that_cannot_be_json_fails_permanently() -> None:
     assert (result.type, result.retryable) == ("InvalidInput", False)
 
 
-async def test_a_step_result_that_cannot_be_json_fails_permanently_and_unrecorded() -> None:
-    async def code(ctx: AgentContext, _: object) -> object:
-        try:
-            return await ctx.step(object)
-        except Exception:
-            return "caught"
-
-    world = World()
-    result = await failed(code, world)
-    assert (result.type, result.retryable) == ("InvalidInput", False)
-    assert world.recorded == []
-
-
 async def test_state_that_cannot_be_json_fails_permanently() -> None:
     async def at_end(ctx: AgentContext, _: object) -> object:
         ctx.state["x"] = object()
@@ -194,171 +115,8 @@ async def test_state_that_cannot_be_json_fails_permanently() -> None:
         assert "state" in result.message
 
 
-# ---- divergence
-
-
-def diverging(first: Callable[[AgentContext], Awaitable[Any]], second: Callable[[AgentContext], Any]) -> Code:
-    swallowed = False
-
-    async def code(ctx: AgentContext, input: object) -> object:
-        nonlocal swallowed
-        make = second if input == "new" else first
-        try:
-            await make(ctx)
-        except Exception:
-            swallowed = True  # code that catches everything must not go on after a divergence
-        assert not swallowed
-        return await ctx.tool("next")
-
-    return code
-
-
 async def body() -> int:
     return 1
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        lambda ctx: ctx.tool("search", query="b"),
-        lambda ctx: ctx.tool("other", query="a"),
-        lambda ctx: ctx.agent("search", {"query": "a"}),
-        lambda ctx: ctx.step(body),
-        lambda ctx: ctx.emit("x"),
-        lambda ctx: ctx.send("x"),
-        lambda ctx: ctx.sleep(1),
-        lambda ctx: ctx.human("x"),
-        lambda ctx: ctx.gather(ctx.tool("z"), ctx.tool("y")),
-        lambda ctx: ctx.gather(body()),
-        lambda ctx: asyncio.sleep(0, ctx.uuid()),
-    ],
-)
-@pytest.mark.parametrize("answered", [False, True])
-async def test_other_code_parks_the_run(second: Callable[[AgentContext], Any], answered: bool) -> None:
-    code = diverging(lambda ctx: ctx.tool("search", query="a"), second)
-    world = World()
-    assert isinstance(await world.turn(Program(code)), Suspended)
-    assert world.run is not None
-    await world.run.aclose()
-    if answered:
-        world.answer_one()
-    held = world.asked.copy(), world.journal.copy()
-    result = await world.new_run(Program(code), "new").advance()
-    assert isinstance(result, Failed)
-    assert (result.type, result.parked, result.retryable) == ("Divergence", True, False)
-    assert "step 1" in result.message
-    assert (world.asked, world.journal) == held
-    # After a rollback it goes on.
-    world.run = world.new_run(Program(code))
-    if answered:
-        result = await world.turn(Program(code))
-        assert isinstance(result, Suspended)
-        assert [call.name for call in calls_of(result)] == ["next"]
-        await world.run.aclose()
-    else:
-        world.run = None
-        assert isinstance(await world.play(code), Completed)
-
-
-async def test_a_divergence_names_both_sides() -> None:
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.tool("search", query="b")
-
-    world = World(journal={"1": pack("0badf00d", RESULT_OK, 1, b"null")})
-    result = await failed(code, world)
-    assert 'the code now requests ctx.tool("search", query="b"):' in result.message
-    assert re.match(r"step 1 of run r \(test_run_ends\.py:\d+ in code\): ", result.message)
-    assert result.traceback.rstrip().endswith('return await ctx.tool("search", query="b")')
-    assert result.divergence is not None
-    named = str(result.divergence.beside('ctx.agent("writer", 1)'))
-    assert 'the journal has ctx.agent("writer", 1), but the code now requests ctx.tool("search"' in named
-
-
-async def test_a_divergence_in_a_gather_starts_none_of_its_branches() -> None:
-    started = []
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        async def branch() -> None:
-            started.append(True)
-
-        return await ctx.gather(ctx.tool("search"), branch(), ctx.gather(branch()))
-
-    world = World(journal={"1": pack("0badf00d", RESULT_OK, 1, b"null")})
-    assert (await failed(code, world)).parked
-    gc.collect()
-    assert started == []
-
-
-async def test_the_order_of_a_dict_is_not_a_divergence() -> None:
-    async def code(ctx: AgentContext, input: object) -> object:
-        pairs = [("a", {"x": 1, "y": 2}), ("b", 2)]
-        return await ctx.tool("t", **dict(pairs if input else reversed(pairs)))
-
-    world = World()
-    await world.turn(Program(code))
-    world.answer_one()
-    assert isinstance(await world.new_run(Program(code), 1).advance(), Completed)
-    assert world.run is not None
-    await world.run.aclose()
-
-
-async def test_steps_that_the_code_no_longer_requests_are_fine() -> None:
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.tool("a")
-
-    world = World(cold=True)
-    await world.turn(Program(code))
-    world.answer_one()
-    world.run, world.pending["3"] = None, "0badf00d"
-    world.journal["2"] = pack("0badf00d", RESULT_OK, 1, b"null")
-    assert isinstance(await world.play(code), Completed)
-
-
-async def test_another_process_ran_the_same_step_first() -> None:
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.step(body)
-
-    class Second(World):
-        async def record(
-            self,
-            step: str,
-            digest: str,
-            status: bytes,
-            payload: bytes,
-            kind: str = "step",
-            name: str = "",
-            usage: bytes = b"",
-        ) -> bytes:
-            await super().record(step, digest, status, b'"theirs"')
-            return await super().record(step, digest, status, payload)
-
-    world = Second()
-    result = await world.play(code)
-    assert isinstance(result, Completed)
-    assert result.output == b'"theirs"'
-    assert [(row.step, bytes(row.output)) for row in result.steps] == [("1", b'"theirs"')], (
-        "this commit writes the only row"
-    )
-
-
-async def test_another_process_ran_different_code_first() -> None:
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.step(body)
-
-    class Second(World):
-        async def record(
-            self,
-            step: str,
-            digest: str,
-            status: bytes,
-            payload: bytes,
-            kind: str = "step",
-            name: str = "",
-            usage: bytes = b"",
-        ) -> bytes:
-            return await super().record(step, "0badf00d", status, payload)
-
-    assert (await failed(code, Second())).parked
 
 
 # ---- misuse
@@ -590,34 +348,6 @@ async def test_waiting_does_not_count_against_a_turns_time() -> None:
     assert isinstance(await world.turn(program), Completed)
 
 
-async def test_too_many_steps_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution_module, "JOURNAL_LIMIT", 20)
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        while True:
-            try:
-                await ctx.send("x")
-            except Exception:
-                return "swallowed"
-
-    world = World()
-    result = await failed(code, world)
-    assert (result.type, result.retryable) == ("LimitExceeded", False)
-    assert "more than 20 steps" in result.message
-
-
-async def test_a_journal_that_is_too_large_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert journal_module.MAX_JOURNAL_BYTES == 16 * 1024 * 1024
-    monkeypatch.setattr(execution_module, "MAX_JOURNAL_BYTES", 60)
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.tool("search", query="a text that is echoed and too long")
-
-    assert (await failed(code)).type == "LimitExceeded"
-    world = World(journal={"1": bytes(100)})
-    assert (await failed(code, world)).type == "LimitExceeded"
-
-
 # ---- the port fails
 
 
@@ -816,70 +546,3 @@ async def test_a_worker_that_stops_in_the_middle_of_a_turn_drops_the_run() -> No
         await turn
     await run.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-# ---- local work
-
-
-async def test_sync_functions_run_off_the_loop() -> None:
-    threads: list[object] = []
-
-    def where() -> str:
-        threads.append(threading.current_thread())
-        return "ran"
-
-    app = App("test")
-
-    @app.engine_function
-    def rank(passages: list[str], top: int = 1) -> list[str]:
-        threads.append(threading.current_thread())
-        return sorted(passages)[:top]
-
-    @app.engine_function
-    def breaks() -> None:
-        raise ZeroDivisionError("0")
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        one = await ctx.step(where)
-        two = await ctx.engine("local").call(rank, passages=["b", "a"])
-        three = await ctx.gather(
-            ctx.engine("local").call("rank", passages=["d", "c"], top=2),
-            ctx.engine("local").call(breaks),
-            ctx.step(lambda: asyncio.sleep(0, "awaited")),
-            ctx.step(next, iter(())),
-            return_exceptions=True,
-        )
-        return [one, two, three[0], repr(three[1]), three[2], repr(three[3])]
-
-    for cold in (False, True):
-        world = World(functions=app.functions, cold=cold)
-        result = await world.play(code)
-        assert isinstance(result, Completed), result
-        one, two, three, four, five, six = json.loads(result.output)
-        assert (one, two, three, five) == ("ran", ["a"], ["c", "d"], "awaited")
-        assert four == "EngineError('ZeroDivisionError: 0')"
-        assert six == "LocalStepError('RuntimeError: the function raised StopIteration')"
-        assert {row[:2] for row in world.rows} >= {("engine", "2"), ("engine", "4"), ("step", "1")}
-    assert threading.current_thread() not in threads
-
-
-async def test_a_registered_tool_is_called_by_its_name_and_pool() -> None:
-    app = App("test")
-
-    @app.tool(name="find", pool="gpu")
-    async def search(query: str) -> str:
-        return query
-
-    async def code(ctx: AgentContext, _: object) -> object:
-        return await ctx.gather(ctx.tool(search, query="x"), ctx.tool("find", query="y"), ctx.tool("others"))
-
-    world = World(functions=app.functions)
-    result = await world.turn(Program(code))
-    assert isinstance(result, Suspended)
-    assert [(call.name, call.pool) for call in calls_of(result)] == [
-        ("find", "gpu"),
-        ("find", "gpu"),
-        ("others", ""),
-    ]
-    assert world.run is not None
-    await world.run.aclose()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from runtime_core.errors import InvalidInput
-from runtime_core.runs.context_values import MISSING, Conflict
 from runtime_core.runs.shared_context import Context
 
 
@@ -72,64 +71,6 @@ def forks(top: Context, count: int = 2) -> list[Context]:
     return [top.fork() for _ in range(count)]
 
 
-def test_lists_appended_by_both_are_joined_in_the_order_of_the_branches() -> None:
-    top = session(found=["0"])
-    one, two = forks(top)
-    two.get("found").append("two")
-    one.get("found").append("one")
-    one.put("new", ["x"])
-    two.put("new", ["x"])
-    top.merge(one)
-    top.merge(two)
-    assert top.get("found") == ["0", "one", "two"]
-    assert top.get("new") == ["x", "x"], "an equal entry of another branch is a write of its own"
-    assert top.conflicts == []
-
-
-def test_appended_items_survive_concurrent_changes_of_the_list() -> None:
-    for appends_first in (True, False):
-        top = session(found=["a", "b"])
-        one, two = forks(top)
-        appending, changing = (one, two) if appends_first else (two, one)
-        appending.get("found").append("c")
-        changing.get("found").remove("a")
-        top.merge(one)
-        top.merge(two)
-        assert (top.get("found"), top.conflicts) == (["b", "c"], [])
-
-
-def test_two_that_rewrite_a_list_are_in_conflict() -> None:
-    top = session(found=["a", "b"])
-    one, two = forks(top)
-    one.put("found", ["b"])
-    two.put("found", ["a"])
-    top.merge(one)
-    assert [conflict.key for conflict in top.merge(two)] == ["found"]
-    assert top.get("found") == ["a"]
-
-
-def test_objects_are_merged_name_by_name() -> None:
-    top = session(plan={"title": "a", "done": {"x": 1}, "old": 1})
-    one, two = forks(top)
-    one.get("plan")["done"]["y"] = 2
-    del one.get("plan")["old"]
-    two.get("plan")["done"]["z"] = 3
-    top.merge(one)
-    top.merge(two)
-    assert top.get("plan") == {"title": "a", "done": {"x": 1, "y": 2, "z": 3}}
-
-
-def test_sets_merge_additions_and_removals() -> None:
-    top = session(tags={"a", "b"})
-    one, two = forks(top)
-    one.get("tags").add("c")
-    two.get("tags").discard("a")
-    two.get("tags").add("d")
-    top.merge(one)
-    top.merge(two)
-    assert top.get("tags") == {"b", "c", "d"}
-
-
 def test_counters_add_up() -> None:
     top = session()
     assert top.increment("tries", 2) == 2
@@ -140,29 +81,6 @@ def test_counters_add_up() -> None:
     top.merge(one)
     top.merge(two)
     assert (top.count("tries"), top.counters) == (4, {"tries": 4})
-
-
-def test_the_later_branch_wins_for_scalars_and_the_conflict_is_recorded() -> None:
-    top = session(title="draft")
-    one, two, three = forks(top, 3)
-    one.put("title", "one")
-    two.put("title", "two")
-    three.put("title", "two")
-    assert top.merge(one) == []
-    assert top.merge(two) == [Conflict("title", "draft", "one", "two", two.id)]
-    assert top.merge(three) == [], "it says the same"
-    assert top.get("title") == "two"
-    assert [conflict.key for conflict in top.conflicts] == ["title"]
-
-
-def test_a_conflict_inside_an_object_names_its_place() -> None:
-    top = session(plan={"who": {"name": "a"}})
-    one, two = forks(top)
-    one.get("plan")["who"]["name"] = "b"
-    del two.get("plan")["who"]
-    top.merge(one)
-    (conflict,) = top.merge(two)
-    assert (conflict.key, conflict.theirs) == ("plan.who", MISSING)
 
 
 def test_values_that_a_branch_did_not_change_stay() -> None:

@@ -23,9 +23,7 @@ from runtime_core.runs.hooks.declared import (
     CallbackResultType,
     Change,
     HookEvent,
-    Selection,
     ToolResult,
-    select,
 )
 from runtime_core.runs.run import Run
 from tests.unit.runs.run_world import Program, World
@@ -206,21 +204,6 @@ async def test_failure_hooks_get_each_permanently_failed_delivery() -> None:
             assert (result.type, result.message) == ("ValueError", message)
         assert [row.kind for row in result.steps if row.status == "completed"] == ["hook"]
     assert told == ["one", "two"]
-
-
-def test_hooks_are_chosen_by_order_then_those_that_always_run_then_as_they_were_named() -> None:
-    app = App("order")
-    for name, order, always in (("late", 5, True), ("a", 0, False), ("b", 0, False), ("first", 0, True)):
-        app.hook("start", name=name, order=order, always=always, guard=name == "b")(lambda event: None)
-    chosen = select(app.hooks, {"task_created": ["b", "!elsewhere", "a", "late"]})
-    assert [(one.name, one.guard) for one in chosen.at(HookPoint.TASK_CREATED)] == [
-        ("first", False),
-        ("b", True),
-        ("elsewhere", True),
-        ("a", False),
-        ("late", False),
-    ]
-    assert select(App("none").hooks, {}) == Selection()
 
 
 async def _tools(ctx: AgentContext) -> object:

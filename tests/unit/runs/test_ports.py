@@ -1,0 +1,62 @@
+"""The manifests of all apps as a process reads them: cached for a short time, and in any order of the broker."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from runtime_core.bus.event_bus import EventBus
+from runtime_core.bus.keys import Keys
+from runtime_core.declare.manifest import Manifest
+from runtime_core.runs import ports
+from runtime_core.runs.ports import ManifestCache
+
+
+class Broker:
+    """The part of a bus that holds manifests."""
+
+    def __init__(self) -> None:
+        self.keys = Keys("x", 0)
+        self.transport = self
+        self.values: list[bytes] = []
+        self.reads = 0
+
+    async def call(self, *args: object) -> list[bytes]:
+        assert args == ("HVALS", self.keys.manifests)
+        self.reads += 1
+        return list(self.values)
+
+
+class Clock:
+    seconds = 100.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+async def test_manifests_are_read_once_in_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, broker = Clock(), Broker()
+    monkeypatch.setattr(ports, "time", clock)
+    one, two = (Manifest(app=name, version="1").to_json() for name in ("one", "two"))
+    broker.values = [two, b"not of this release", one]
+    cache = ManifestCache(cast(EventBus, broker))
+    first = await cache.manifests()
+    assert [each.app for each in first] == ["one", "two"], "an unreadable manifest hides no other"
+    broker.values = [one]
+    clock.seconds += ports.MANIFESTS_FRESH_SECONDS - 0.1
+    assert await cache.manifests() is first
+    assert broker.reads == 1
+    clock.seconds += 0.1
+    assert [each.app for each in await cache.manifests()] == ["one"]
+
+
+async def test_unchanged_manifests_are_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "MANIFESTS_FRESH_SECONDS", 0.0)
+    broker = Broker()
+    broker.values = [Manifest(app=name, version="1").to_json() for name in ("one", "two")]
+    cache = ManifestCache(cast(EventBus, broker))
+    first = await cache.manifests()
+    broker.values.reverse()
+    assert await cache.manifests() is first
+    assert broker.reads == 2
