@@ -201,11 +201,6 @@ async def test_long_errors_that_are_not_json_are_omitted(broker: Broker, bus: Ev
     assert letter["errors"] == "[]"
 
 
-def test_a_letter_within_its_bounds_stays_unchanged() -> None:
-    fields = event(data=b"{}")
-    assert bounded(fields) == [item.encode() if isinstance(item, str) else item for item in fields]
-
-
 # -- all letters -----------------------------------------------------------------------------------------------------
 
 

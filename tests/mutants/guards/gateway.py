@@ -201,7 +201,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if name not in found.agents and NAME",
         "if NAME",
         "a process may load its app twice",
-        "integration/integrations/aworld/engines:target",
+        "integration/integrations/aworld/engines:packing",
     ),
     python(
         "gateway/keys.py",

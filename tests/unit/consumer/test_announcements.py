@@ -8,9 +8,9 @@ import pytest
 
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
+from runtime_core.consumer import announcements
+from runtime_core.consumer.announcements import ManifestCache
 from runtime_core.declare.manifest import Manifest
-from runtime_core.runs import ports
-from runtime_core.runs.ports import ManifestCache
 
 
 class Broker:
@@ -37,14 +37,14 @@ class Clock:
 
 async def test_manifests_are_read_once_in_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, broker = Clock(), Broker()
-    monkeypatch.setattr(ports, "time", clock)
+    monkeypatch.setattr(announcements, "time", clock)
     one, two = (Manifest(app=name, version="1").to_json() for name in ("one", "two"))
     broker.values = [two, b"not of this release", one]
     cache = ManifestCache(cast(EventBus, broker))
     first = await cache.manifests()
     assert [each.app for each in first] == ["one", "two"], "an unreadable manifest hides no other"
     broker.values = [one]
-    clock.seconds += ports.MANIFESTS_FRESH_SECONDS - 0.1
+    clock.seconds += announcements.MANIFESTS_FRESH_SECONDS - 0.1
     assert await cache.manifests() is first
     assert broker.reads == 1
     clock.seconds += 0.1
@@ -52,7 +52,7 @@ async def test_manifests_are_read_once_in_a_short_time(monkeypatch: pytest.Monke
 
 
 async def test_unchanged_manifests_are_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "MANIFESTS_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(announcements, "MANIFESTS_FRESH_SECONDS", 0.0)
     broker = Broker()
     broker.values = [Manifest(app=name, version="1").to_json() for name in ("one", "two")]
     cache = ManifestCache(cast(EventBus, broker))
