@@ -1,4 +1,4 @@
-"""Exports as JSON lines and Parquet."""
+"""Exports as JSON lines, and files that an export leaves behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime_core.errors import InvalidInput
-from runtime_core.trajectory import export
 from runtime_core.trajectory.export import export_jsonl, export_parquet
 from runtime_core.trajectory.parquet import SCHEMA
 from runtime_core.trajectory.store import RecordEntry, TrajectoryStore
@@ -86,48 +85,11 @@ async def test_filters_choose_tasks(store: TrajectoryStore) -> None:
     assert await lines(store, agent="nobody") == []
 
 
-async def test_a_parquet_file_has_typed_columns(store: TrajectoryStore, tmp_path: Path) -> None:
-    await record(store, "t", FAILED, step("1"))
-    await record(store, "u", step(), ended=False)
-    assert await export_parquet(store, "weft", tmp_path / "out.parquet") == 3
-    table = pq.read_table(tmp_path / "out.parquet")
-    assert table.schema.names == SCHEMA.names
-    assert [str(table.schema.field(name).type) for name in ("started", "attempt", "error_type")] == [
-        "timestamp[us, tz=UTC]",
-        "int32",
-        "string",
-    ]
-    first, second, third = table.to_pylist()
-    assert first["task_ended"] == ENDED
-    assert first["started"] == datetime.fromtimestamp((ENDED_MS - 1.5) / 1_000, UTC)
-    assert json.loads(first["input"])["query"] == "猫 \n"
-    assert first["output"] is None
-    assert (first["error_type"], first["error_message"]) == ("ValueError", "no\nmore")
-    assert json.loads(first["errors"]) == [{"type": "OSError", "message": "first"}]
-    assert first["usage"] == [("tokens", 3.0)]
-    assert second["error_type"] is None
-    assert third["task_status"] is None
-
-
 async def test_an_empty_export_is_a_valid_file(store: TrajectoryStore, tmp_path: Path) -> None:
     assert await export_parquet(store, "weft", tmp_path / "out.parquet") == 0
     table = pq.read_table(tmp_path / "out.parquet")
     assert (table.num_rows, table.schema.names) == (0, SCHEMA.names)
     assert await lines(store) == []
-
-
-async def test_large_steps_make_more_row_groups(store: TrajectoryStore, tmp_path: Path) -> None:
-    large = msgspec.Raw(b'"' + b"x" * (export.ROW_GROUP_BYTES // 4) + b'"')
-    await record(store, "t", *(step(str(n), output=large) for n in range(9)))
-    assert await export_parquet(store, "weft", tmp_path / "out.parquet") == 9
-    assert pq.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
-
-
-async def test_a_broken_clock_does_not_break_the_export(store: TrajectoryStore, tmp_path: Path) -> None:
-    await record(store, "t", step(started=-1e300, ended=1e300))
-    assert await export_parquet(store, "weft", tmp_path / "out.parquet") == 1
-    (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert (row["started"].year, row["ended"].year) == (1970, 9999)
 
 
 async def test_a_failed_export_leaves_an_earlier_file_alone(store: TrajectoryStore, tmp_path: Path) -> None:
