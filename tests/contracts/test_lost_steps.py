@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
@@ -13,6 +13,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.errors import JournalLost
 from runtime_core.runs.commit import TurnPort
+from runtime_core.runs.guest import Guest, host
 from runtime_core.runs.model_step import ModelCall
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
@@ -121,6 +122,42 @@ async def test_a_model_call_journals_the_lost_step_before_it(broker: Broker, bus
 
     await handler(bus, app).handle(await taken(broker, bus))
     assert (done, journals) == (["paid"], [{"1": "null", "2": '"answer"'}])
+
+
+async def test_a_turn_journals_a_lost_timer_of_a_guest_again_first(broker: Broker, bus: EventBus) -> None:
+    """The timer ends in mid-turn, since another task of the code works on. What follows depends on it."""
+    app, journals = App("lost"), list[dict[str, str]]()
+
+    @app.agent("writer")
+    async def writer(ctx: AgentContext, value: object) -> None:
+        async def inside(guest: Guest) -> None:
+            slept = asyncio.Event()
+
+            async def work() -> None:
+                await slept.wait()
+                await lose_journal(broker)
+
+            async def step(name: str, body: Callable[[], Awaitable[None]]) -> None:
+                async def perform() -> None:
+                    await ctx.step(body, name=name)
+
+                await guest.perform(name, lambda branch: perform())
+
+            async def look() -> None:
+                journals.append(await results(broker))
+
+            working = asyncio.create_task(step("work", work))
+            await asyncio.sleep(0.01)
+            slept.set()
+            await working
+            await step("look", look)
+
+        await host(ctx, inside)
+
+    turn = await taken(broker, bus)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await handler(bus, app).handle(turn)
+    assert [list(each.values()) for each in journals] == [["null", "null"]], "the timer, and the work after it"
 
 
 async def lose_journal(broker: Broker) -> None:

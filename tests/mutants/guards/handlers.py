@@ -447,8 +447,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "integrations/actors/actor.py",
         "recorded",
-        "            self.rows.add(step, input=step.data)\n",
-        "            pass\n",
+        "            step.go()\n            self.note_sent([self.sends.pop()])\n",
+        "",
         "a message that left in an earlier attempt of a handler is on the record",
         "unit/integrations/actors:actor",
     ),

@@ -29,6 +29,46 @@ MUTANTS: tuple[Mutant, ...] = (
         "no model call is journaled after a step that the server has lost",
         "contracts:lost_steps",
     ),
+    lua(
+        "ask",
+        "request_after_lost",
+        "args[10] ~= '' and not own[2] and not own[3] or ",
+        "",
+        "no request leaves in mid-turn after a request or a message that the server has lost",
+        "contracts:lost_asks",
+    ),
+    lua(
+        "ask",
+        "answer_lost",
+        " or args[11] ~= '' and not own[4]",
+        "",
+        "no request or message leaves in mid-turn after an answer that the server has lost",
+        "contracts:lost_asks",
+    ),
+    python(
+        "integrations/actors/actor.py",
+        "message_lost",
+        "            self.note_sent(sends)\n",
+        "",
+        "a message that was published in mid-turn, and that the server has lost, is published again",
+        "contracts:lost_asks",
+    ),
+    python(
+        "integrations/actors/actor.py",
+        "replayed_message_lost",
+        "            self.note_sent([self.sends.pop()])\n",
+        "            self.sends.pop()\n",
+        "the commit names a message that an earlier attempt has published",
+        "unit/integrations/actors:actor",
+    ),
+    python(
+        "runs/guest.py",
+        "timer_lost",
+        "            run.note_journaled(step, value)\n",
+        "",
+        "a turn journals a timer of a guest again that the server has lost",
+        "contracts:lost_steps",
+    ),
     python(
         "runs/commit.py",
         "replayed_step_lost",
@@ -40,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/execution.py",
         "lost_step_stored_again",
-        "        if over := await self.port.store_again(self.journaled, self.journal.values):\n"
+        "        if over := await self.port.store_again(self.journaled, self.journal.values, self.answered):\n"
         "            raise LimitExceeded(over)\n        try:",
         "        try:",
         "a turn stores lost steps again before it journals a later one",
@@ -71,10 +111,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:run_output",
     ),
     python(
-        "runs/turn.py",
+        "runs/commit.py",
         "answers_lost",
-        "await warm.port.check_answers(result.answered)",
-        "raise",
+        "            await self._check_answers(answered)\n",
+        "            pass\n",
         "a handler whose answer the broker has lost runs again",
         "contracts:mid_turn_asks",
     ),
@@ -89,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "integrations/actors/actor.py",
         "answers_used",
-        "        self._answered.append(step.id)\n",
+        "        self.answered.append(step.id)\n",
         "",
         "the commit of a handler names the answers that it has used",
         "unit/integrations/actors:actor",

@@ -153,7 +153,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "runs/run.py",
         "usage_at_end",
-        "journaled=[step for step in self.journaled if step.usage] if self.journaled else [],",
+        "journaled=[step for step in self.journaled if step.usage or step.message] if self.journaled else [],",
         "journaled=[],",
         "the commit that ends a run makes sure that the task has the turn's usage",
         "contracts:kept_turns",
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "ask",
         "current",
-        "if redis.call('HGET', rk, RUN.current) ~= args[2] or not v[1] or ENDED[v[1]] then",
+        "if own[1] ~= args[2] or not v[1] or ENDED[v[1]] then",
         "if not v[1] or ENDED[v[1]] then",
         "a process sends no request for a turn that it has lost",
         "contracts:fences",

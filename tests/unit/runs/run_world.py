@@ -136,7 +136,9 @@ class World:
         self._dies(before=False)
         return self.journal[step]
 
-    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+    async def store_again(
+        self, journaled: Sequence[JournaledStep], known: Container[str], answered: Sequence[str] = ()
+    ) -> str:
         raise AssertionError("nothing is lost here")
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
@@ -193,7 +195,7 @@ class World:
             self._dies(before=False)
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b"", *, answered: str = ""
     ) -> dict[str, asyncio.Future[Answer]]:
         raise AssertionError("programs of this world ask by the commit of their turns")
 

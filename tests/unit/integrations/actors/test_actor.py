@@ -52,7 +52,7 @@ class Broker(World):
         """The state that each request took along."""
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b"", *, answered: str = ""
     ) -> dict[str, asyncio.Future[Answer]]:
         self.called.set()
         self.requests += 1
@@ -136,6 +136,7 @@ async def test_a_message_sent_in_an_earlier_attempt_is_sent_once_and_recorded() 
     result = await run_of(handle, again, journal=journal).advance()
     assert isinstance(result, Completed)
     assert (again.left, result.sends) == ([], [])
+    assert [each.step for each in result.journaled] == first.left[:1], "the commit checks that the broker still has it"
     assert [(row.kind, row.step) for row in result.steps] == [("publish", first.left[0])]
     [message] = [json.loads(bytes(row.input)) for row in result.steps]
     assert message["message_id"], "a message without an id gets one that each attempt repeats"

@@ -178,7 +178,16 @@ class CommitVerbs(Partition):
         return False
 
     async def ask(
-        self, delivery: Delivery, now_ms: int, reply: str, state: bytes, parts: Sequence[Argument], count: int
+        self,
+        delivery: Delivery,
+        now_ms: int,
+        reply: str,
+        state: bytes,
+        parts: Sequence[Argument],
+        count: int,
+        *,
+        asked: str = "",
+        answered: str = "",
     ) -> dict[str, tuple[bytes, bytes]] | None:
         """Make the calls in parts `c`, `s` and `p` (see `commit_turn.lua`) while the turn continues.
 
@@ -186,18 +195,22 @@ class CommitVerbs(Partition):
         of calls that have a result already, each with the instance's state if a nested run changed it (else empty);
         those of the others come on the reply stream `reply`. If it was delivered again and waits for one, its deaths
         are cleared. Returns None if the turn is no longer this delivery's.
-        Raises `LimitExceeded` if the task would exceed its `max_steps`.
+        Raises `LimitExceeded` if the task would exceed its `max_steps`. `asked` is the newest step that this turn has
+        called or sent, and `answered` the newest one whose answer it has (empty: none); raises `JournalLost` if the
+        broker has lost one of them.
         """
         answer = cast(
             list[bytes],
             await self.call(
                 "ask", self.owner, delivery.entry, delivery.task, delivery.run, delivery.instance, now_ms, reply, state,
-                delivery.stream_if_again, count, *parts,
+                delivery.stream_if_again, asked, answered, count, *parts,
             ),
         )  # fmt: skip
         self._fence(answer[0])
         if answer[0] == b"LIMIT":
             raise LimitExceeded(f"the task would take more than max_steps={answer[1].decode()} steps")
+        if answer[0] == b"LOST":
+            raise JournalLost(f"the broker has lost a request or an answer of {delivery!r}")
         if answer[0] == b"DONE":
             return None
         return {answer[at].decode(): (answer[at + 1], answer[at + 2]) for at in range(1, len(answer), 3)}

@@ -68,7 +68,7 @@ class _NoBroker:
     async def record(self, step: str, *_: Any, **__: Any) -> bytes:  # Any: as in `RunPort`
         raise AssertionError(f"a replay must not execute step {step}")
 
-    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+    async def store_again(self, *_: Any) -> str:  # Any: as in `RunPort`
         raise AssertionError("a replay has stored nothing")
 
     async def begin_call(self, step: str, reserve: bytes) -> CallBegun:
@@ -104,7 +104,7 @@ class _NoBroker:
         """An open run reaches a patch: the replay ends at the next step."""
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b"", *, answered: str = ""
     ) -> Mapping[str, asyncio.Future[Answer]]:
         raise AssertionError("a replay must not send requests")
 

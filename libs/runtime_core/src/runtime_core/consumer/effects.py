@@ -68,11 +68,13 @@ class JournaledStep(NamedTuple):
 
     step: str
     value: bytes
-    """The journal value."""
+    """The journal value; empty for a message."""
     kind: str
     name: str
     usage: bytes = b""
     """JSON; empty: none. The write that journals the step adds it to the task's usage."""
+    message: Effect | None = None
+    """The message that the step has sent in the same write."""
 
 
 class Suspended(msgspec.Struct):
@@ -106,7 +108,7 @@ class Completed(msgspec.Struct):
     state: bytes | None = None
     """The instance's new state (JSON); None: unchanged."""
     journaled: list[JournaledStep] = []
-    """Steps of this turn whose usage the task must hold."""
+    """Steps of this turn whose usage the task must hold, and the messages that it has sent."""
     answered: list[str] = []
     """Requests of this turn whose answers the journal must hold."""
     withdrawn: list[str] = []

@@ -159,6 +159,7 @@ class TurnPort:
         "_marking",
         "_marks",
         "_newest",
+        "_newest_asked",
         "_notes",
         "_output_attempt",
         "_over",
@@ -230,6 +231,8 @@ class TurnPort:
         """The steps that the run knows."""
         self._newest = ""
         """The newest step of this turn that the broker had; empty: none."""
+        self._newest_asked = ""
+        """As `_newest`, of calls and messages in mid-turn."""
         self.anyway = False
         """Begin the turn although the broker reports another live owner in it."""
         self.wrote = False
@@ -284,7 +287,7 @@ class TurnPort:
             await before
         if self._confirmed_at != self._bus.transport.reconnects:
             await self.begin(self._known)
-        for step, value, kind, name, _ in marks:
+        for step, value, kind, name, *_ in marks:
             if await self._bus.record(self.delivery, step, value, kind, name) is None:
                 raise TurnGone(f"{self.delivery!r} is handled by another owner")
 
@@ -308,17 +311,25 @@ class TurnPort:
         self._newest = self._newest or (found.steps[-1] if found.steps else "")
         self._confirmed_at = reconnects
 
-    async def check_answers(self, steps: Sequence[str]) -> None:
+    async def _check_answers(self, steps: Sequence[str]) -> None:
         """Raise JournalMoved if the broker has lost the answers to these requests: the requested runs run again."""
         found = await self._bus.results(self.delivery.task, self.delivery.run, steps)
         if None in found:
             raise JournalMoved(f"the broker has lost an answer that {self.delivery!r} has used")
 
-    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+    async def store_again(
+        self, journaled: Sequence[JournaledStep], known: Container[str], answered: Sequence[str] = ()
+    ) -> str:
         await self.begin(known)
+        if answered:
+            await self._check_answers(answered)
         bus, delivery, over = self._bus, self.delivery, ""
-        for step, value, kind, name, usage in journaled:
+        if messages := [each.message for each in journaled if each.message is not None]:
+            await self._ask(messages, b"")
+        for step, value, kind, name, usage, message in journaled:
             stored: bytes | None
+            if message is not None:
+                continue
             if usage:
                 settled = await bus.settle_call(delivery, step, value, usage, name)
                 stored, over = settled or (None, over)
@@ -505,7 +516,7 @@ class TurnPort:
                     self._failed = self._failed or failed
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b"", *, answered: str = ""
     ) -> dict[str, asyncio.Future[Answer]]:
         if self._replies is None:
             raise WeftError("this handler has no reply stream, so its agents cannot call others in mid-turn")
@@ -516,26 +527,34 @@ class TurnPort:
         for step, future in futures.items():
             delivery.waits += 1
             future.add_done_callback(partial(self._answered, delivery, names[step]))
-        requested = [*sends, *calls]
-        effects = parts(requested, delivery, self._app, self._partitions)
         try:
-            known = await self._bus.ask(
-                delivery, time.time_ns() // 1_000_000, replies.name, state, effects, len(requested)
-            )
+            requested = [*sends, *calls]
+            known = await self._ask(requested, state, self._newest_asked, answered)
+            self._newest_asked = requested[-1].step
         except BaseException:
             for future in futures.values():
                 future.cancel()
             raise
-        if known is None:
-            for future in futures.values():
-                future.cancel()
-            raise TurnGone(f"{delivery!r} is handled by another owner")
         for step, (value, state_now) in known.items():
             replies.hand_out(names[step], Answer(value, state_now))
         replies.mark_requested(names.values())
         if delivery.deliveries > 1 and not all(future.done() for future in futures.values()):
             delivery.deliveries, delivery.quarantined = 1, False  # `ask` has cleared its deaths, since it waits
         return futures
+
+    async def _ask(
+        self, requested: Sequence[Effect], state: bytes, asked: str = "", answered: str = ""
+    ) -> dict[str, tuple[bytes, bytes]]:
+        """Send messages and calls, as `EventBus.ask`."""
+        assert self._replies is not None
+        effects = parts(requested, self.delivery, self._app, self._partitions)
+        known = await self._bus.ask(
+            self.delivery, time.time_ns() // 1_000_000, self._replies.name, state, effects, len(requested),
+            asked=asked, answered=answered,
+        )  # fmt: skip
+        if known is None:
+            raise TurnGone(f"{self.delivery!r} is handled by another owner")
+        return known
 
     def _answered(self, delivery: Delivery, name: str, future: asyncio.Future[Answer]) -> None:
         delivery.waits -= 1

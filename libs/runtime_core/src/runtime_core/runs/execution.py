@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,6 +83,8 @@ class Execution:
         self.sends: list[Effect] = []
         self.spends: list[UsageEffect] = []
         self.journaled: list[JournaledStep] = []
+        self.answered: list[str] = []
+        """Requests in mid-turn whose answers the code has used."""
         self.jobs: list[BackgroundJob] = []
         """The jobs of `ctx.background`, in the order of the program."""
         self.steps_taken = 0
@@ -317,6 +319,10 @@ class Execution:
         """Note a step that was journaled in mid-turn, so that the commit checks that the broker still has it."""
         self.journaled.append(JournaledStep(step.id, value, step.kind, step.name, usage))
 
+    def note_sent(self, messages: Iterable[Effect]) -> None:
+        """As `note_journaled`, of messages that were sent in mid-turn."""
+        self.journaled += [JournaledStep(each.step, b"", "", "", message=each) for each in messages]
+
     async def of_port(self, doing: Awaitable[_T]) -> _T:
         """Await a call of the port. An error ends the run; the agent's code never sees it."""
         try:
@@ -340,7 +346,7 @@ class Execution:
         except JournalLost as lost:
             # Without them, a replay would take their steps again and then find this result, which depends on the old.
             logger.warning("run %s of task %s: %s: storing it again", self.run_id, self.task_id, lost)
-        if over := await self.port.store_again(self.journaled, self.journal.values):
+        if over := await self.port.store_again(self.journaled, self.journal.values, self.answered):
             raise LimitExceeded(over)
         try:
             return await write()

@@ -342,7 +342,9 @@ class Guest:
 
         async def note() -> None:
             run = self._run
-            run.deliver(step.id, await run.record(step, RESULT_OK, b"null"))
+            value = await run.record(step, RESULT_OK, b"null")
+            run.note_journaled(step, value)
+            run.deliver(step.id, value)
 
         self._run.flow.help(note(), None, Wait())
 

@@ -54,11 +54,14 @@ class RunPort(Protocol):
         """
         ...
 
-    async def store_again(self, journaled: Sequence[JournaledStep], known: Container[str]) -> str:
+    async def store_again(
+        self, journaled: Sequence[JournaledStep], known: Container[str], answered: Sequence[str] = ()
+    ) -> str:
         """Store the turn's steps and output again, after the broker has lost them with its last writes.
 
         Returns the limit that the task exceeds now (empty: none). Raises JournalMoved if another process has stored a
-        different result meanwhile, and TurnTaken if it is still in this turn.
+        different result meanwhile, or if the broker has lost the answer to a request of `answered`, which is handled
+        again; and TurnTaken if another process is still in this turn.
         """
         ...
 
@@ -120,9 +123,11 @@ class RunPort(Protocol):
         ...
 
     async def ask(
-        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b""
+        self, calls: Sequence[Call], sends: Sequence[Effect] = (), state: bytes = b"", *, answered: str = ""
     ) -> Mapping[str, asyncio.Future[Answer]]:
         """Send calls and messages in mid-turn. Return a future of the answer for each call's step.
+
+        `answered` is the newest request whose answer the turn has used (empty: none).
 
         A repeat sends nothing twice. `state` (JSON; empty: unchanged) is the state that a reentrant call into this
         instance sees. To give up, cancel the future. Raises as `record`, and LimitExceeded if the task would exceed its

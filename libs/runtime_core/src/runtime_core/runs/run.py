@@ -283,7 +283,7 @@ class Run(Execution):
                     self.output.close_rows()
                 return Completed(
                     output, answer, sends=self.sends, spends=self.spends, steps=self.rows.collected, state=state,
-                    journaled=[step for step in self.journaled if step.usage] if self.journaled else [],
+                    journaled=[step for step in self.journaled if step.usage or step.message] if self.journaled else [],
                     withdrawn=self._take_unwanted() if self.jobs else [],
                 )  # fmt: skip
         return self._with_effects(failed)

@@ -438,7 +438,7 @@ class TurnHandler:
         record = ENCODER.encode(steps) if steps else b""
         parts, count = parts_of(result, delivery, self._app, self._partitions, warm.port.last_output)
         try:
-            if result.journaled and not warm.port.begun:
+            if result.journaled and not warm.port.begun and not all(step.message for step in result.journaled):
                 await warm.port.begin(warm.run.journal.values)  # all of these steps are another process's
             sent_at = time.perf_counter()
             while True:
@@ -449,10 +449,9 @@ class TurnHandler:
                     break
                 except JournalLost as lost:
                     # A replay would run the steps again, and take a different path with different results.
-                    if isinstance(result, Completed) and result.answered:
-                        await warm.port.check_answers(result.answered)
                     logger.warning("%s: storing it again", lost)
-                    if over := await warm.port.store_again(result.journaled, warm.run.journal.values):
+                    run, journaled = warm.run, result.journaled
+                    if over := await warm.port.store_again(journaled, run.journal.values, run.answered):
                         raise LimitExceeded(over) from None
         except LimitExceeded as error:
             return await self._fail(delivery, definition, _over_limit(error, result), warm)
@@ -550,7 +549,8 @@ async def _stored_again(warm: _Warm, result: TurnResult) -> TurnResult:
 
     Raises JournalMoved if the turn must be replayed first.
     """
-    over = await warm.port.store_again(result.journaled, warm.run.journal.values)
+    answered = warm.run.answered if isinstance(result, Completed) else ()
+    over = await warm.port.store_again(result.journaled, warm.run.journal.values, answered)
     return _over_limit(LimitExceeded(over), result) if over else result
 
 

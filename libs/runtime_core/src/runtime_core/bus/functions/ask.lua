@@ -6,12 +6,14 @@
 --      7 name of the reply stream (`reply:<name>`) that gets each result
 --      8 state in the middle of the run, or '' if it is unchanged
 --      9 stream of an entry that was delivered again, else ''
---      10 number of parts, then each part as `commit_turn` describes it: c, s and p
+--      10 the newest step that this turn has requested or sent, or '' · 11 the newest one whose answer it has, or ''
+--      12 number of parts, then each part as `commit_turn` describes it: c, s and p
 -- RETURNS {'OK', then of each call that already has its result: step, journal value, and the instance's state if a
 --         nested run has changed it since, or ''} · {'DONE'} if the turn is no longer this entry's · {'FENCED'}
---         · {'LIMIT', n} over max steps: in these three cases nothing was written
+--         · {'LIMIT', n} over max steps · {'LOST'} if the server has lost one of the turn's steps: in these four cases
+--         nothing was written
 
-local FIRST_PART = 11
+local FIRST_PART = 13
 -- How often waits clear the deaths of a run. This bounds how often code that kills its process while it waits may do so
 -- beside others.
 local MOST_WAITS = 100
@@ -21,14 +23,14 @@ local ASKABLE = {[PART.call] = true, [PART.message] = true, [PART.publish] = tru
 -- one.
 local function check_asked(base, args, task, run)
   local at = FIRST_PART
-  for _ = 1, tonumber(args[10]) do
+  for _ = 1, tonumber(args[12]) do
     local letter = args[at]
     local size = ASKABLE[letter] and PART_SIZE[letter]
     if not size or not args[at + size - 1] then return nil, malformed_part(letter) end
     if letter == PART.call then check_call(base, args, at, task, run) else check_sent(base, args, at) end
     at = at + size
   end
-  return tonumber(args[10])
+  return tonumber(args[12])
 end
 
 local function add_answer(turn, step, value, state)
@@ -83,7 +85,7 @@ end
 -- Whether the run has made all of these requests before: then its state is on the broker, as nested runs have left it.
 local function asked_before(rk, args)
   local at = FIRST_PART
-  for _ = 1, tonumber(args[10]) do
+  for _ = 1, tonumber(args[12]) do
     local size = PART_SIZE[args[at]]
     local step = args[at] == PART.call and args[at + 2] or args[at + size - 2]
     local known = redis.call('HMGET', rk, RUN.result .. step, RUN.missing .. step)
@@ -91,6 +93,12 @@ local function asked_before(rk, args)
     at = at + size
   end
   return true
+end
+
+-- Whether the server has lost a step of the turn with its last writes. What the turn requests next may depend on an
+-- answer that nobody has now, and a request back into the instance would find a state from before the lost one.
+local function lacks_asked(args, own)
+  return args[10] ~= '' and not own[2] and not own[3] or args[11] ~= '' and not own[4]
 end
 
 -- Clears the deaths of a turn that was delivered again and waits now: it has not killed its owner so far, and a
@@ -107,7 +115,10 @@ local function ask(keys, args)
   local key, rk = base .. 'task:' .. task, run_key(base, task, run)
   if not redis.call('ZSCORE', base .. 'alive', args[1]) then return {'FENCED'} end
   local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags)
-  if redis.call('HGET', rk, RUN.current) ~= args[2] or not v[1] or ENDED[v[1]] then return {'DONE'} end
+  local own = redis.call('HMGET', rk, RUN.current, RUN.missing .. args[10], RUN.result .. args[10],
+    RUN.result .. args[11])
+  if own[1] ~= args[2] or not v[1] or ENDED[v[1]] then return {'DONE'} end
+  if lacks_asked(args, own) then return {'LOST'} end
   local asked, malformed = check_asked(base, args, task, run)
   if malformed then return malformed end
   if inst ~= '' then check_instance(base, inst, (target_of(redis.call('HGET', rk, RUN.header)))) end

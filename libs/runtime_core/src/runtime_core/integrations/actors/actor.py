@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -186,8 +187,6 @@ class ActorRun(Run):
         self._flushing: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[object] | None = None
         """The running write of publications."""
-        self._answered: list[str] = []
-        """Requests whose answers the handler has used."""
         self._is_rpc = False
 
     # -- as the core drives it ---------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class ActorRun(Run):
         try:
             result = await super().advance()
             if isinstance(result, Completed):
-                result.answered = self._answered
+                result.answered = self.answered
             return result
         finally:
             if self._begun is not None:
@@ -285,7 +284,7 @@ class ActorRun(Run):
                 self._waiting -= 1
                 self.asked.pop(place, None)
                 self.actors.tokens.pop(place, None)
-        self._answered.append(step.id)
+        self.answered.append(step.id)
         state = self.later_state(state)
         if self._instance is not None:
             await self._end_copies(self._instance, asked_run)
@@ -330,11 +329,12 @@ class ActorRun(Run):
 
     def _send_out(self, step: Outgoing[Any], envelope: MessageEnvelope) -> None:
         self._name_message(step, envelope)
-        left = step.id in self.journal.values
+        if self.find(step) is not None:  # sent with a request of an earlier attempt, which no commit has recorded
+            step.go()
+            self.note_sent([self.sends.pop()])
+            return
         step.perform(self.branch)
-        if left:  # sent with a request of an earlier attempt, which no commit has recorded
-            self.rows.add(step, input=step.data)
-        elif self._flushing is None:
+        if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush_soon(), name="publish in mid-turn")
 
     async def _flush_soon(self) -> None:
@@ -366,8 +366,11 @@ class ActorRun(Run):
     async def _send(self, calls: list[Call], state: bytes) -> Mapping[str, asyncio.Future[Answer]]:
         self.flow.check_going()
         sends, self.sends = self.sends, []
+        answered = self.answered[-1] if self.answered else ""
         try:
-            return await self.port.ask(calls, sends, state)
+            answers = await self.after_others(partial(self.port.ask, calls, sends, state, answered=answered))
+            self.note_sent(sends)
+            return answers
         except LimitExceeded:
             self.sends[:0] = sends  # nothing was written: the commit publishes them
             raise
