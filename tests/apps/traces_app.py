@@ -39,6 +39,28 @@ async def desk(ctx: AgentContext, prompt: str) -> dict[str, object]:
     return {"found": [one, two], "answer": answer, "length": await ctx.engine().call(count, text=prompt)}
 
 
+def own_span(name: str) -> None:
+    """Makes a span as the code of an app does, with OpenTelemetry's API alone."""
+    from opentelemetry import trace  # here: another test checks that nothing loads it without tracing
+
+    with trace.get_tracer("the app's own").start_as_current_span(name):
+        pass
+
+
+@app.tool
+def look_closer(q: str) -> str:
+    own_span("looks")
+    return q
+
+
+@app.agent("tracer")
+async def tracer(ctx: AgentContext, prompt: str) -> str:
+    own_span("asks")
+    found = str(await ctx.tool(look_closer, q=prompt))
+    own_span("has found")
+    return found
+
+
 @app.agent("held")
 async def held(ctx: AgentContext, file: str) -> str:
     """Gets a result from a tool, then waits for a file in the middle of its turn."""

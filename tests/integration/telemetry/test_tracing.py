@@ -97,8 +97,9 @@ async def test_a_task_is_one_tree_over_all_services(
                 replyto=answers,
             )  # fmt: skip
             await submit(redis, namespace, "quiet", "desk", "Ulm", traceparent=traceparent(quiet, sampled=False))
+            await submit(redis, namespace, "own", "tracer", "Ulm", traceparent=traceparent(quiet, sampled=False))
             await submit(redis, namespace, "unsaid", "held", str(killed), traceparent="00-what-ever-01")
-            await ended(redis, namespace, "told", "quiet")
+            await ended(redis, namespace, "told", "quiet", "own")
             spans = await collected(receiver, told, is_right)
 
             unsaid = f"{trace_context.of_task(namespace, 'unsaid').trace:032x}"
@@ -117,6 +118,8 @@ async def test_a_task_is_one_tree_over_all_services(
             await redis.delete(answers)
             logs = fleet.logs(1_000_000)
         assert receiver.spans(quiet) == []
+        # Without their task's trace, the spans of the app's own code would each be a new one.
+        assert {"asks", "looks", "has found"} & {span.name for span in receiver.spans()} == set()
         assert receiver.encodings == {"gzip"}
 
     assert {span.service for span in others} == SERVICES

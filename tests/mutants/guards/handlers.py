@@ -702,6 +702,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "integration/integrations/aworld:tool_limits",
     ),
     python(
+        "runs/turn.py",
+        "unsampled_turn",
+        "elif warm.unsampled is not None and not warm.run.begun:",
+        "elif False:",
+        "an agent's own spans are not sampled if its task is not",
+        "integration/telemetry:tracing",
+    ),
+    python(
+        "bus/spans.py",
+        "unsampled_call",
+        "        return Unsampled(ids)\n",
+        '        return _call_span(delivery, keys, owner, "", "")\n',
+        "a tool's own spans are not sampled if its task is not",
+        "integration/telemetry:tracing",
+    ),
+    python(
         "runs/execution.py",
         "limits_carried",
         "        self.recarried = True\n",

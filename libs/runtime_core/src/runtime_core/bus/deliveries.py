@@ -23,7 +23,6 @@ QUARANTINE_AFTER = 3
 """After this many deliveries an entry runs alone, in quarantine."""
 CONDEMN_AFTER = 2
 """After this many deaths of its process in quarantine, an entry becomes a dead letter."""
-"""Statuses of a task that has not ended."""
 
 
 class Delivery:

@@ -36,6 +36,7 @@ from runtime_core.telemetry.spans import (
     task_traceparent,
     tracing,
 )
+from runtime_core.telemetry.trace_context import Ids
 
 SYSTEM = "redis"
 SEND = "send"
@@ -115,13 +116,19 @@ def delivery_span(
         yield made
 
 
+def unsampled_ids(delivery: Delivery, namespace: str) -> Ids | None:
+    """Return the ids of a delivery's trace if it is not sampled, else None. Only for a process that traces."""
+    ids = task_ids(namespace, delivery.task, trace_context.stated(delivery.context)[0] if delivery.context else "")
+    return None if ids.flags & trace_context.SAMPLED else ids
+
+
 def call_span(delivery: Delivery, keys: Keys, owner: str) -> AbstractContextManager[object]:
     """Trace a call as a `delivery_span` whose parent is in the delivery's context; events it causes are below it."""
-    traceparent, tracestate = trace_context.stated(delivery.context)
-    ids = task_ids(keys.namespace, delivery.task, traceparent)
-    if not ids.flags & trace_context.SAMPLED:
+    ids = unsampled_ids(delivery, keys.namespace)
+    if ids is not None:
         return Unsampled(ids)
-    traceparent = traceparent or trace_context.written(ids.trace, ids.span, ids.flags)
+    traceparent, tracestate = trace_context.stated(delivery.context)
+    traceparent = traceparent or task_traceparent(keys.namespace, delivery.task, "")
     return _call_span(delivery, keys, owner, traceparent, tracestate)
 
 
@@ -150,8 +157,6 @@ def task_span(
     `again`: the task had ended before, and the earlier span is the root; this one is below it.
     """
     found = task_ids(namespace, task, traceparent)
-    if not found.flags & trace_context.SAMPLED:
-        return
     name = redactor().text(agent)
     attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
     parent = task_traceparent(namespace, task, traceparent)

@@ -33,7 +33,7 @@ from runtime_core.errors import BlockedEventLoop, NotReady
 from runtime_core.telemetry import gen_ai
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.telemetry.names import SHOWN_OUTCOMES
-from runtime_core.telemetry.spans import tracing
+from runtime_core.telemetry.spans import NO_SPAN, tracing
 from runtime_core.wire.step import NOTHING_USED, StepFailure
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 # How long a call waits if its tool was not ready.
 NOT_READY_SECONDS = 0.5
 NOT_ALLOWED = "NotAllowed"
+"""The type of the ToolError of a call that the task, or the calling agent, does not allow."""
 NAMES_SHOWN = 20
 """How many of the app's tools an error about an unknown name lists."""
-"""The type of the ToolError of a call that the task, or the calling agent, does not allow."""
 
 
 class _ToolContext(msgspec.Struct):
@@ -158,11 +158,10 @@ class CallHandler:
             on_progress=lambda value: self._calls.report(delivery, value),
         )
         try:
-            with gen_ai.tool_span(tool.name, call=delivery.run) as span:
-                delivery.trace = span.traceparent if span.recording else ""
-                context.traceparent = delivery.trace or members.traceparent
+            if delivery.span is NO_SPAN:
                 output = await tool.call(delivery.data, context, self._threads, self._abandoned)
-                span.used(delivery.data, output)
+            else:
+                output = await self._call_traced(delivery, tool, context)
         except NotReady as reason:
             logger.info("%r waits: %s", delivery, reason)
             if not tool.repeatable:
@@ -175,6 +174,14 @@ class CallHandler:
             return "retried" if again else "failed"
         committed = await self._calls.complete(delivery, output, started, context.used())
         return "completed" if committed else "repeated"
+
+    async def _call_traced(self, delivery: Delivery, tool: CallableTool, context: ToolContext) -> bytes:
+        with gen_ai.tool_span(tool.name, call=delivery.run) as span:
+            if span.recording:
+                delivery.trace = context.traceparent = span.traceparent
+            output = await tool.call(delivery.data, context, self._threads, self._abandoned)
+            span.used(delivery.data, output)
+        return output
 
     def forget(self) -> None:
         """Does nothing: a call keeps no state here."""

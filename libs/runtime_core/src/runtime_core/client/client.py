@@ -62,9 +62,9 @@ Input = TypeVar("Input")
 log = logging.getLogger(__name__)
 
 HINT_SECONDS = 5.0
+"""After this time the log says why a submit waits."""
 REPEATED_SECONDS = 300.0
 """A submit that is repeated for at most this long needs no place in the dedupe window, if its id is random."""
-"""After this time the log says why a submit waits."""
 
 
 class Client:

@@ -38,9 +38,9 @@ REPLICATED = frozenset({"agent_handler", "tool_handler"})
 """Services that scale with replicas. Of the others one replica leads, or all wait for the same cluster."""
 WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
 ENTRY = "runtime_core.host"
+"""The module that starts a service by name."""
 GATEWAY_LIBRARIES = ("starlette", "uvicorn")
 """What the HTTP gateway cannot start without; the extra `gateway` installs it."""
-"""The module that starts a service by name."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -150,6 +150,11 @@ class Run(Execution):
         return await self._suspended()
 
     @property
+    def begun(self) -> bool:
+        """Whether the function has been started."""
+        return self._root is not None
+
+    @property
     def awaited(self) -> frozenset[str]:
         """The steps that the run is blocked on."""
         return frozenset(self.flow.waiting)

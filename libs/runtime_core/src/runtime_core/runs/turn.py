@@ -16,7 +16,7 @@ from runtime_core.bus.commits import TurnMode
 from runtime_core.bus.deliveries import Delivery, RunFields
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
-from runtime_core.bus.spans import delivery_span
+from runtime_core.bus.spans import delivery_span, unsampled_ids
 from runtime_core.consumer.announcements import ManifestCache, is_announced
 from runtime_core.consumer.effects import Completed, Failed, Suspended, TurnResult, finished_steps
 from runtime_core.consumer.heartbeat import EndedPart
@@ -62,7 +62,6 @@ from runtime_core.telemetry.spans import (
     NO_SPAN,
     Parent,
     Unsampled,
-    task_ids,
     task_traceparent,
     tracing,
     under,
@@ -87,7 +86,9 @@ WARM_RUNS = 20_000
 class _Warm:
     """A run in memory, with the port of its last turn."""
 
-    __slots__ = ("connection", "context", "input", "parent", "port", "received", "run", "started_ms", "turn")
+    __slots__ = (
+        "connection", "context", "input", "parent", "port", "received", "run", "started_ms", "turn", "unsampled",
+    )  # fmt: skip
 
     def __init__(
         self, run: Run, port: TurnPort, turn: int, started_ms: int, data: bytes, context: bytes, connection: int
@@ -103,6 +104,8 @@ class _Warm:
         """The number of the connection over which it was read. A server that is back may have lost its last writes."""
         self.parent: Parent | None = None
         """Holds the parent of its spans; None until a turn is traced."""
+        self.unsampled: Ids | None = None
+        """The ids of its trace if that is not sampled; None: sampled, or this process does not trace."""
         self.received: list[str] = []
         """The steps whose results it got for this turn."""
 
@@ -179,7 +182,11 @@ class TurnHandler:
                 await self._bus.retry(delivery, 0, b"")
                 outcome = "cancelled"
             elif "opentelemetry.trace" in sys.modules and tracing():  # nothing is traced without OpenTelemetry's API
-                outcome = await self._traced(delivery, definition, warm)
+                warm.unsampled = unsampled_ids(delivery, self._bus.keys.namespace)
+                if warm.unsampled is None:
+                    outcome = await self._traced(delivery, definition, warm)
+                else:
+                    outcome = await self._run_turn(delivery, definition, warm)
             elif delivery.context and (caller := trace_context.stated(delivery.context)[0]):
                 # The agent's code may configure its own SDK of OpenTelemetry: its spans belong under the caller's.
                 with within(caller):
@@ -207,6 +214,9 @@ class TurnHandler:
                 try:
                     if delivery.span is not NO_SPAN and delivery.span.recording:
                         result = await self._advance_traced(delivery, warm)
+                    elif warm.unsampled is not None and not warm.run.begun:
+                        with Unsampled(warm.unsampled):  # the run's asyncio tasks begin in it, and stay in it
+                            result = await warm.run.advance()
                     else:
                         result = await warm.run.advance()
                     if warm.run.recarried:
@@ -229,7 +239,7 @@ class TurnHandler:
             if replayed is None:
                 await self._bus.retry(delivery, 0, b"")
                 return "repeated"
-            replayed.parent = warm.parent
+            replayed.parent, replayed.unsampled = warm.parent, warm.unsampled
             warm = replayed
 
     async def _replay_after(
@@ -268,10 +278,6 @@ class TurnHandler:
         """Run one turn in a span of the task's trace, with links to the spans that produced its results."""
         keys = self._bus.keys
         traceparent, tracestate = trace_context.stated(delivery.context)
-        ids = task_ids(keys.namespace, delivery.task, traceparent)
-        if not ids.flags & trace_context.SAMPLED:
-            with Unsampled(ids):
-                return await self._run_turn(delivery, definition, warm)
         links = await self._bus.answered_by(delivery.task, delivery.run, warm.received) if warm.received else []
         if definition is self._task_ended and not traceparent:
             # The ended task named no trace: its hooks get their own trace, with a link to the task.

@@ -313,8 +313,14 @@ def task_ids(namespace: str, task: str, traceparent: str) -> Ids:
     stated = trace_context.read(traceparent) if traceparent else None
     if stated is not None:
         return stated
+    trace = sys.modules["opentelemetry.trace"]
+    return _derived_ids(getattr(trace, "_TRACER_PROVIDER", None) or trace.get_tracer_provider(), namespace, task)
+
+
+@lru_cache(maxsize=1024)
+def _derived_ids(provider: Otel, namespace: str, task: str) -> Ids:
     ids = trace_context.of_task(namespace, task)
-    return ids if _samples(ids.trace, f"task {task}") else Ids(ids.trace, ids.span, 0)
+    return ids if _sampler_of(provider)(ids.trace, f"task {task}") else Ids(ids.trace, ids.span, 0)
 
 
 def task_traceparent(namespace: str, task: str, traceparent: str) -> str:
@@ -423,13 +429,9 @@ def _tracer_of(provider: Otel) -> Otel:
     return tracer
 
 
-def _samples(trace_id: int, name: str) -> bool:
-    """Return whether this process would sample a new trace with this id."""
-    return _sampler_of(sys.modules["opentelemetry.trace"].get_tracer_provider())(trace_id, name)
-
-
 @lru_cache(maxsize=1)
 def _sampler_of(provider: Otel) -> Callable[[int, str], bool]:
+    """Return whether this process would sample a new trace, by its id and the name of its first span."""
     sampler = getattr(provider, "sampler", None)
     if sampler is None:  # an unknown SDK: its spans decide themselves
         return lambda trace_id, name: True
