@@ -15,7 +15,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys, namespace_settings
 from runtime_core.consumer.consumer import Consumer
 from runtime_core.consumer.in_flight import DEFECT_ATTEMPTS
-from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced
+from runtime_core.errors import BusUnavailable, ConfigurationError, Fenced, ServerError
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, complete
 
@@ -265,6 +265,25 @@ async def test_a_defect_of_a_handler_delays_its_delivery(broker: Broker) -> None
         consumer._in_flight.take([delivery])
         await ended(consumer)
     await broker.idle()
+
+
+async def test_a_server_that_refuses_writes_for_a_while_uses_up_no_attempt(broker: Broker) -> None:
+    async with consumer_of(broker) as (consumer, bus, handler):
+        handler.error = ServerError("MISCONF Errors writing to the AOF file: No space left on device")
+        await broker.submit(bus, "t")
+        for _ in range(DEFECT_ATTEMPTS + 1):
+            delivery = await broker.take(bus)
+            assert (delivery.task, delivery.attempt) == ("t", 1)
+            consumer._in_flight.take([delivery])
+            await ended(consumer)
+            await broker.nothing(bus)
+            await broker.pass_time(60_000)
+            await bus.promote()
+        handler.error = None
+        handler.go_on.set()
+        consumer._in_flight.take([await broker.take(bus)])
+        await ended(consumer)
+    assert await broker.status("t") == "completed"
 
 
 async def test_a_delivery_whose_handler_always_fails_becomes_a_dead_letter(broker: Broker) -> None:

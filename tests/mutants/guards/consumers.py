@@ -113,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         IN_FLIGHT,
         "defect_delays",
-        '            await self._bus.retry(delivery, 1000, b"")\n',
+        '            await self._bus.retry(delivery, 1000, b"", counts=counts)\n',
         "            pass\n",
         "a delivery whose handler fails is retried",
         "contracts:consumer_fences",
@@ -121,9 +121,17 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         IN_FLIGHT,
         "defect_gives_up",
-        "if delivery.attempt < DEFECT_ATTEMPTS:",
+        "if not counts or delivery.attempt < DEFECT_ATTEMPTS:",
         "if True:",
         "a delivery whose handler always fails becomes a dead letter",
+        "contracts:consumer_fences",
+    ),
+    python(
+        IN_FLIGHT,
+        "temporary_uncounted",
+        "            if isinstance(error, ServerError) and is_temporary(error):\n",
+        "            if False:\n",
+        "a server that refuses writes for a while uses up no attempt",
         "contracts:consumer_fences",
     ),
     python(

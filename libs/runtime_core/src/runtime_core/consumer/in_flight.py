@@ -16,7 +16,7 @@ from runtime_core.bus.deliveries import Delivery
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.consumer.heartbeat import EndedPart, EndedTasks
 from runtime_core.consumer.progress import SILENCED, ProgressWatch, handles_delivery, silenced_by
-from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced
+from runtime_core.errors import BusError, BusUnavailable, ConfigurationError, Fenced, ServerError, is_temporary
 from runtime_core.telemetry.logs import HANDLED
 from runtime_core.telemetry.metrics import Metrics
 from runtime_core.wire.step import ENCODER, StepFailure
@@ -200,10 +200,15 @@ class InFlight:
             outcome = "bus_error"
             logger.error("%r stays with this owner: %s", delivery, error)
             self.unreconciled = True
-        except Exception:
-            outcome = "defect"
-            logger.exception("the handler failed on %r", delivery)
-            await self._retry_after_defect(delivery)
+        except Exception as error:
+            if isinstance(error, ServerError) and is_temporary(error):
+                outcome = "bus_error"
+                logger.error("%r is delayed: %s", delivery, error)
+                await self._retry_after_defect(delivery, counts=False)
+            else:
+                outcome = "defect"
+                logger.exception("the handler failed on %r", delivery)
+                await self._retry_after_defect(delivery)
         finally:
             self._release(place)
         self._metrics.events_handled[outcome].value += 1
@@ -227,11 +232,11 @@ class InFlight:
             # The task was reopened, and its work is back on its stream.
             self.ended.forget(delivery.task)
 
-    async def _retry_after_defect(self, delivery: Delivery) -> None:
-        """Retry after a defect of Weft or an error of the server, but not forever."""
+    async def _retry_after_defect(self, delivery: Delivery, *, counts: bool = True) -> None:
+        """Retry after a defect of Weft or an error of the server, but not forever unless the error is temporary."""
         try:
-            if delivery.attempt < DEFECT_ATTEMPTS:
-                await self._bus.retry(delivery, 1000, b"")
+            if not counts or delivery.attempt < DEFECT_ATTEMPTS:
+                await self._bus.retry(delivery, 1000, b"", counts=counts)
             else:
                 await self.bury(delivery.stream, delivery.entry, "the handler failed on it each time", "defect")
         except (Fenced, BusError) as error:
