@@ -16,7 +16,8 @@ def test_an_entry_is_read_by_the_names_of_its_fields() -> None:
     assert (taken.kind, taken.task, taken.run, taken.name, taken.key) == ("start", "t", "r", "writer", "key")
     assert (taken.attempt, taken.turn, taken.data, taken.step) == (2, 7, b"1", "3")
     assert (taken.context, taken.errors) == (b"{}", b"[1]")
-    assert (taken.instance, repr(taken)) == ("writer/key", "<Delivery agent:gpu 5-1 start writer t/r>")
+    assert (taken.instance, repr(taken)) == ("writer/key", "agent:gpu writer (t/r, entry 5-1)")
+    assert repr(Delivery(0, "tool", b"5-0")) == "entry 5-0 of tool"
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,10 @@ def test_the_logged_frames_of_an_error_are_those_of_the_users_code() -> None:
     assert "RetryPolicy(attempts=0)" in frames
     assert "declaration.py" not in frames
     assert frames_of_user("") == ""
+
+
+def test_the_logged_frames_leave_out_how_python_started() -> None:
+    """The stack of a divergence begins with them."""
+    own = '  File "/srv/desk/app.py", line 33, in report\n    found = await ctx.tool("search")'
+    started = '  File "<frozen runpy>", line 88, in _run_code'
+    assert frames_of_user(f"Traceback (most recent call last):\n{started}\n{own}\nDivergence: step 1") == own

@@ -103,7 +103,11 @@ class Delivery:
         return f"{self.name}/{self.key}" if self.key and self.kind != "call" else ""
 
     def __repr__(self) -> str:
-        return f"<Delivery {self.stream} {self.entry.decode()} {self.kind} {self.name} {self.task}/{self.run}>"
+        # Log lines show it to people who know their agents and tools, not Weft's classes.
+        entry = f"entry {self.entry.decode()}"
+        return (
+            f"{self.stream} {self.name} ({self.task}/{self.run}, {entry})" if self.name else f"{entry} of {self.stream}"
+        )
 
 
 @dataclass(slots=True)

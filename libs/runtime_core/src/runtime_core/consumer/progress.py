@@ -249,15 +249,15 @@ class LoopWatch:
                 if len(SILENCED) > MAX_SILENCED:
                     SILENCED.popitem(last=False)
             one_of = "" if len(blamed) == 1 else f" (or one of {len(blamed) - 1} others)"
-            logger.warning("run %s of task %s%s %s\n%s", handled.run, handled.task, one_of, why, _text(frame))
+            logger.warning("run %s of task %s%s %s", handled.run, handled.task, one_of, why, extra=_stack(frame))
 
     def _report(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is not None and not _idle(frame):
             place, _ = place_in_code(frame)
             logger.warning(
-                "event loop blocked for %.1f s in %s by %s, so nothing else in the process runs: %s\n%s",
-                self._held_seconds, place or _place_of(frame), self._culprit(frame), REMEDY, _text(frame),
+                "event loop blocked for %.1f s in %s by %s, so nothing else in the process runs: %s",
+                self._held_seconds, place or _place_of(frame), self._culprit(frame), REMEDY, extra=_stack(frame),
             )  # fmt: skip
 
     def _culprit(self, frame: FrameType) -> str:
@@ -362,6 +362,11 @@ def _place_of(frame: FrameType) -> str:
 def _idle(frame: FrameType) -> bool:
     """Whether the loop waits for events: it is late only because the machine is busy."""
     return str(frame.f_globals.get("__name__", "")) in ("asyncio.runners", "selectors")
+
+
+def _stack(frame: FrameType) -> dict[str, dict[str, str]]:
+    """Return the `extra` of a log line that shows the stack below it."""
+    return {"fields": {"traceback": _text(frame)}}
 
 
 def _text(frame: FrameType) -> str:

@@ -169,7 +169,7 @@ def frames_of_user(trace: str) -> str:
     frames, own = [], False
     for line in trace.rpartition(_TRACEBACK)[2].splitlines():
         if frame := _FRAME.match(line):
-            own = not frame[1].startswith(_LIBRARIES)
+            own = not frame[1].startswith((*_LIBRARIES, "<frozen "))
         elif not line.startswith("    "):  # the error itself
             own = False
         if own:
