@@ -17,7 +17,7 @@ import pytest
 
 from runtime_core.errors import ConfigurationError
 from runtime_core.host import supervisor as supervisor_module
-from runtime_core.host.stack import SERVICES, _check_ports, banner, child_specs, services_for
+from runtime_core.host.stack import SERVICES, _up, banner, child_specs, services_for
 from runtime_core.host.supervisor import ChildSpec, Supervisor
 from runtime_core.settings import Settings
 from runtime_core.telemetry.logs import last_line
@@ -387,8 +387,23 @@ def test_up_refuses_unusable_settings_in_one_line(
         assert re.fullmatch(said, output)
 
 
-def test_a_gateway_without_its_libraries_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ConfigurationError, match=r"needs uvicorn, .* extra 'gateway', or leave out --http-port"):
-        _check_ports(Settings.from_environment({}), 1, http=True)
-    _check_ports(Settings.from_environment({}), 1, http=False)
+@pytest.mark.parametrize(
+    ("service", "library", "said"),
+    [
+        ("gateway", "uvicorn", "the gateway needs uvicorn, .* 'weft\\[gateway\\]', or leave out --http-port"),
+        (
+            "ray_gateway",
+            "ray",
+            "the ray-gateway needs ray, .* 'weft\\[ray\\]', or leave out --ray and WEFT_RAY_ADDRESS",
+        ),
+        ("spark_gateway", "pyspark", "the spark-gateway needs pyspark, .* 'weft\\[spark\\]', or leave out --spark"),
+    ],
+)
+async def test_a_gateway_without_its_libraries_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: str, library: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    settings = Settings.from_environment({"WEFT_APP": "desk:app", "WEFT_DATA_DIR": str(tmp_path / "data")})
+    with pytest.raises(ConfigurationError, match=said):
+        await _up(settings, 1, (*SERVICES, service), reload=False)
+    assert not (tmp_path / "data").exists()

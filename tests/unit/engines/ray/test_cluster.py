@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from runtime_core.engines.protocol import Away
-from runtime_core.engines.ray.cluster import Cluster, RaySettings
+from runtime_core.engines.ray.cluster import Cluster, RaySettings, _shut_down
 
 
 def test_without_settings_a_local_ray_starts() -> None:
@@ -54,3 +56,13 @@ async def test_a_missing_head_is_reported_in_one_line_before_ray_starts() -> Non
     with pytest.raises(Away, match=r"no Ray at WEFT_RAY_ADDRESS=127.0.0.1:1: .*is its head up") as error:
         await Cluster(settings).open()
     assert "\n" not in str(error.value)
+
+
+def test_a_ray_that_was_never_loaded_is_left_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt to connect without the package would log one."""
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    _shut_down(None)
+    assert caplog.text == ""

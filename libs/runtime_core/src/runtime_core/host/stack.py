@@ -39,8 +39,12 @@ REPLICATED = frozenset({"agent_handler", "tool_handler"})
 WITH_APP = REPLICATED | {RAY_GATEWAY, SPARK_GATEWAY}
 ENTRY = "runtime_core.host"
 """The module that starts a service by name."""
-GATEWAY_LIBRARIES = ("starlette", "uvicorn")
-"""What the HTTP gateway cannot start without; the extra `gateway` installs it."""
+LIBRARIES = {
+    GATEWAY: ("gateway", ("starlette", "uvicorn"), "--http-port"),
+    RAY_GATEWAY: ("ray", ("ray",), "--ray and WEFT_RAY_ADDRESS"),
+    SPARK_GATEWAY: ("spark", ("pyspark",), "--spark and WEFT_SPARK_REMOTE"),
+}
+"""Service → the extra that it needs, the libraries of it, and what requests the service."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -76,6 +80,7 @@ async def _up(settings: Settings, replicas: int, services: Sequence[str], reload
             "WEFT_REDIS_URL=memory:// starts a broker that only one process can reach: leave it unset"
             " for the embedded server, or name a Redis or Valkey"
         )
+    _check_libraries(services)
     settings.make_data_dir()
     async with contextlib.AsyncExitStack() as stack:
         stopping = asyncio.Event()
@@ -139,7 +144,7 @@ def child_specs(settings: Settings, replicas: int, services: Sequence[str]) -> l
 def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: bool) -> str:
     """Return the text that `weft up` prints first: services, data folder, how to submit."""
     url = settings.redis_url or ""
-    event = """type weft.task.submit data '{"agent":"NAME","input":"TEXT"}'"""
+    event = """type weft.task.submit data '{"agent":"AGENT","input":"TEXT"}'"""
     connect = f"-p {url.rpartition(':')[2]}" if embedded else f"-u {without_password(url)}"
     lines = [
         "Weft is starting",
@@ -148,7 +153,7 @@ def banner(settings: Settings, services: Sequence[str] = SERVICES, *, embedded: 
         f"  data     {settings.data_dir}",
         *_engines(settings, services),
         *_http(settings, services),
-        "  submit   weft submit NAME '\"TEXT\"'",
+        '  submit   weft submit AGENT "TEXT"',
         f"           redis-cli {connect} XADD {settings.namespace}:tasks '*' {event}",
         "  stop     Ctrl-C",
     ]
@@ -174,8 +179,18 @@ def _http(settings: Settings, services: Sequence[str]) -> list[str]:
     return [f"  console  {url}/console", f"  http     {url}/openapi.json"]
 
 
+def _check_libraries(services: Sequence[str]) -> None:
+    """Raise ConfigurationError if a gateway lacks its libraries: it would refuse to start, or wait for them."""
+    for service, (extra, libraries, requested_by) in LIBRARIES.items():
+        if service in services and (missing := [each for each in libraries if importlib.util.find_spec(each) is None]):
+            raise ConfigurationError(
+                f"the {service.replace('_', '-')} needs {missing[0]}, which is not installed: pip install "
+                f"'weft[{extra}]', or leave out {requested_by}"
+            )
+
+
 def _check_ports(settings: Settings, count: int, *, http: bool) -> None:
-    """Check the ports and the gateway's libraries once, before each service would refuse to start.
+    """Check the ports once, before each service would refuse to start.
 
     Raises ConfigurationError.
     """
@@ -185,11 +200,6 @@ def _check_ports(settings: Settings, count: int, *, http: bool) -> None:
             raise ConfigurationError(
                 f"port {port} is in use: choose another first port with --metrics-port (0: any free ports)"
             )
-    if http and (missing := [each for each in GATEWAY_LIBRARIES if importlib.util.find_spec(each) is None]):
-        raise ConfigurationError(
-            f"the HTTP gateway needs {missing[0]}, which is not installed: install Weft with the extra 'gateway', or "
-            "leave out --http-port"
-        )
     port = settings.http_port or 0
     if http and port and _is_in_use(settings.http_host, port):
         raise ConfigurationError(f"port {port} is in use: choose another one with --http-port (0: any free port)")

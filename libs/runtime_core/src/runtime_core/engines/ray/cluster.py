@@ -392,9 +392,7 @@ async def _connects(host: str, port: int) -> None:
 
 def _shut_down(local: LocalRay | None, *, leave: bool = True) -> None:
     try:
-        if leave:
-            import ray
-
+        if leave and (ray := sys.modules.get("ray")) is not None:  # else there is nothing to leave
             ray.shutdown()
     except Exception as error:
         logger.warning("leaving Ray failed: %s", _first_line(error))
