@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from contextlib import closing
 from hashlib import sha256
 from typing import Any
@@ -111,7 +113,7 @@ def test_redrive_all_redrives_each_letter_once(weft: Weft) -> None:
 def test_dead_letters_are_dropped(weft: Weft) -> None:
     weft("submit", "caller", "wrong", "--task-id", "drop-1")
     (letter,) = letters_of(weft, "drop-1")
-    assert weft("dead", "drop", letter).out == "dropped 1\n"
+    assert weft("dead", "drop", letter).out == "dropped 1 dead letter\n"
     assert weft("dead", "drop", letter).out == ""
     gone = weft("dead", "drop", letter, "--json")
     assert gone.status == 1
@@ -122,6 +124,20 @@ def test_dead_letters_are_dropped(weft: Weft) -> None:
     weft("submit", "caller", "wrong", "--task-id", "drop-2")
     assert weft("dead", "drop", "--all", "--task", "drop-2", "--json").json["dropped"]
     assert weft("dead", "list", "--task", "drop-2").out == "no dead letters\n"
+
+
+def test_dropping_all_letters_asks_at_a_terminal(weft: Weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    weft("submit", "caller", "wrong", "--task-id", "drop-3")
+    for typed, status, left in (("n", 1, 1), ("y", 0, 0)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{typed}\n"))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        ended = weft("dead", "drop", "--all", "--task", "drop-3")
+        assert (ended.status, len(letters_of(weft, "drop-3"))) == (status, left)
+        assert "Delete 1 dead letter permanently?" in ended.err
+    assert "not confirmed: nothing was changed" not in ended.err
+    weft("submit", "caller", "wrong", "--task-id", "drop-4")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert weft("dead", "drop", "--all", "--task", "drop-4", "--yes").out == "dropped 1 dead letter\n"
 
 
 @pytest.mark.parametrize("letter", ["12", "1-x", "7/1-1", "a/1-1", "--", ""])

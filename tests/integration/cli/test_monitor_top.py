@@ -51,7 +51,7 @@ def test_top_prints_once_without_a_terminal(weft: Weft, desk: Desk) -> None:
     assert "\x1b" not in text
     [line] = [line for line in text.splitlines() if line.startswith("top-1 ")]
     assert "sleeper" in line
-    assert "sleeping since" in line
+    assert "sleeping for" in line
     assert "OLDEST OPEN TASKS" not in weft("top", "--tasks", "0").out
     weft("task", "cancel", "top-1")
 

@@ -15,7 +15,7 @@ def test_a_schedule_is_set_shown_started_and_removed(weft: Weft) -> None:
     assert shown_with(weft, task, lambda seen: seen["status"] == "completed")["output"] == {"a": 1}
     assert weft("schedule", "delete", "nightly").status == 0
     gone = weft("schedule", "delete", "nightly")
-    assert (gone.status, gone.err.startswith("weft schedule delete: schedule_id: there is no schedule")) == (1, True)
+    assert (gone.status, gone.err.startswith("weft schedule delete: there is no schedule")) == (1, True)
 
 
 def test_a_delayed_task_is_started_by_the_services(weft: Weft) -> None:
@@ -28,9 +28,9 @@ def test_a_delayed_task_is_started_by_the_services(weft: Weft) -> None:
 
 def test_a_schedule_that_cannot_work_is_refused(weft: Weft) -> None:
     for arguments, field in (
-        (["--cron", "* * *"], "data.cron"),
-        (["--at", "soon"], "data.at"),
-        (["--every", "60", "--timezone", "Mars/Base"], "data.timezone"),
+        (["--cron", "* * *"], ": cron: "),
+        (["--at", "soon"], ": at: "),
+        (["--every", "60", "--timezone", "Mars/Base"], ": timezone: "),
     ):
         refused = weft("schedule", "set", "odd", "echo", *arguments)
         assert (refused.status, field in refused.err) == (1, True)

@@ -84,10 +84,10 @@ def test_a_failed_task_exits_with_status_1_and_one_line(weft: Weft) -> None:
 def test_a_rejected_submit_names_the_field(weft: Weft) -> None:
     ended = weft("submit", "nobody", "x")
     assert ended.status == 1
-    assert ended.err.startswith("weft submit: data.agent: no agent is named nobody; known are ")
+    assert ended.err.startswith("weft submit: no agent is named nobody; known are ")
     ended = weft("submit", "strict", "many")
     assert ended.status == 1
-    assert "data.input: 'many' is not of type integer" in ended.err
+    assert ": input: 'many' is not of type integer" in ended.err
 
 
 def test_a_task_id_submitted_again_is_the_same_task(weft: Weft) -> None:

@@ -89,7 +89,7 @@ def test_a_waiting_task_names_the_task_that_it_waits_for(weft: Weft) -> None:
     weft("submit", "approver", "draft", "--task-id", "rest-1", "--no-wait")
     [wait] = shown_with(weft, "rest-1", lambda view: view.get("questions"))["waits_for"]
     assert wait["since"] > 0
-    assert "status   waiting for a human since " in weft("task", "show", "rest-1").out
+    assert "status   waiting for a human for " in weft("task", "show", "rest-1").out
     weft("task", "cancel", "rest-1")
 
 
@@ -101,7 +101,7 @@ def test_watch_prints_each_change_and_ends_with_the_task(weft: Weft) -> None:
     assert completed.out.endswith("  completed\n")
     assert "  failed; " in failed.out
     assert weft("task", "watch", "watch-3").err == (
-        "weft task watch: task_id: there is no task 'watch-3'; see `weft task list`\n"
+        "weft task watch: there is no task 'watch-3'; see `weft task list`\n"
     )
 
 
@@ -173,7 +173,7 @@ def test_hooks_may_be_named_by_their_point(weft: Weft) -> None:
     assert "Denied: hook 'refuse' at before_tool_call: not from here" in ended.err
     unknown = weft("submit", "caller", "x", "--hook", "before_tool_call=nobody")
     assert unknown.status == 1
-    assert "data.hooks.before_tool_call: app 'desk' has no hook 'nobody'" in unknown.err
+    assert "hooks.before_tool_call: app 'desk' has no hook 'nobody'" in unknown.err
     assert weft("submit", "caller", "x", "--hook", "nobody").status == 2
 
 
@@ -219,13 +219,13 @@ def test_cancel_ends_a_task_once(weft: Weft) -> None:
     assert view["error"] == {"type": "Cancelled", "message": "changed my mind"}
     weft("submit", "echo", "x", "--task-id", "stop-2")
     ended = weft("task", "cancel", "stop-2")
-    assert ended == Ended(1, "", "weft task cancel: task_id: task 'stop-2' has already ended (completed)\n")
+    assert ended == Ended(1, "", "weft task cancel: task 'stop-2' has already ended (completed)\n")
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel", "delete"])
 def test_an_unknown_task_is_reported_in_one_line(verb: str, weft: Weft) -> None:
     ended = weft("task", verb, "unheard-of")
-    assert ended == Ended(1, "", f"weft task {verb}: task_id: there is no task 'unheard-of'; see `weft task list`\n")
+    assert ended == Ended(1, "", f"weft task {verb}: there is no task 'unheard-of'; see `weft task list`\n")
     # In particular, to cancel it must not keep the id from a first submit.
     assert weft("submit", "echo", "x", "--task-id", f"unheard-of-{verb}").status == 0
 

@@ -23,7 +23,7 @@ def test_a_trajectory_is_shown_as_a_tree(weft: Weft) -> None:
     assert (tree["task"], tree["complete"], tree["steps"]) == ("tree-1", True, 2)
     missing = weft("trajectory", "show", "unheard-of")
     assert missing.status == 1
-    assert missing.err.startswith("weft trajectory show: task_id: no steps of task 'unheard-of' are recorded yet")
+    assert missing.err.startswith("weft trajectory show: no steps of task 'unheard-of' are recorded yet")
 
 
 def test_trajectories_are_exported(weft: Weft, desk: Desk) -> None:
@@ -35,7 +35,7 @@ def test_trajectories_are_exported(weft: Weft, desk: Desk) -> None:
     assert weft("trajectory", "export", "--since", tomorrow).out == ""
     assert weft("trajectory", "export", "--agent", "echo", "--status", "failed").out == ""
     ended = weft("trajectory", "export", "--task", "export-1", "--output", "steps.jsonl")
-    assert ended.out == "1 steps in steps.jsonl\n"
+    assert ended.out == "1 step in steps.jsonl\n"
     assert (desk.folder / "steps.jsonl").read_text().splitlines() == lines
     refused = weft("trajectory", "export", "--output", "no/such/folder.jsonl")
     assert refused == Ended(1, "", "weft trajectory export: no/such/folder.jsonl: No such file or directory\n")

@@ -86,10 +86,10 @@ def test_a_run_that_is_not_recorded_keeps_its_place() -> None:
     lines = render(trajectory(step("r"), step("r/1/2/3"), step("r/1/4", "1"))).splitlines()
     assert lines[1:-2] == [
         "└─ ▸ tool search  completed  1.0 ms",
-        "   └─ - r/1  still running, or not recorded yet",
-        "      ├─ - r/1/2  still running, or not recorded yet",
+        "   └─ - run r/1  still running, or not recorded yet",
+        "      ├─ - run r/1/2  still running, or not recorded yet",
         "      │  └─ ▸ tool search  step 1/2/3  completed  1.0 ms",
-        "      └─ - r/1/4  still running, or not recorded yet",
+        "      └─ - run r/1/4  still running, or not recorded yet",
         "         └─ ▸ tool search  step 1/4/1  completed  1.0 ms",
     ]
 

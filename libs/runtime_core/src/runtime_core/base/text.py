@@ -40,6 +40,11 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return how many there are, as in `1 task` and `2 tasks`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(milliseconds: float) -> str:
     """Return a time span for people, as in `12.3 ms`, `3.42 s`, `2 min 05 s`, `3 h 02 min`."""
     # Below these limits, rounding never shows 1000.0 ms or 60.00 s. If a clock was set back, the span is zero.

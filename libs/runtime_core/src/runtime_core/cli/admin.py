@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
+from runtime_core.base.text import counted
 from runtime_core.bus.acl.rules import (
     DEFAULT_OFF,
     LATER,
@@ -201,7 +202,8 @@ async def delete_publisher(name: PublisherName) -> None:
     """
     async with broker() as opened:
         if not await Publishers(opened.buses[0]).delete(name):
-            raise InvalidInput("publisher", f"there is no publisher {name!r}; see weft publisher list")
+            raise InvalidInput("publisher", f"there is no publisher {name!r}; see `weft publisher list`")
+    print(f"deleted publisher {name}")
 
 
 def _publisher_row(opened: Broker, publisher: Publisher) -> Row:
@@ -357,7 +359,7 @@ async def revoke_key(id: Annotated[str, Argument(metavar="ID", help="From `weft 
     """
     async with broker() as opened:
         if not await ApiKeys(opened.buses[0]).revoke(id):
-            raise InvalidInput("ID", f"there is no key {id!r}; see weft key list")
+            raise InvalidInput("ID", f"there is no key {id!r}; see `weft key list`")
     print(f"revoked {id}")
 
 
@@ -428,11 +430,11 @@ async def drop_agents(
       weft agents drop --gone
     """
     if bool(names) == gone:
-        raise InvalidInput("NAME", "name agent types, or pass --gone")
+        raise BadParameter("give either agent types or --gone")
     async with broker() as opened:
         chosen = names or [each.name for each in await agents_of_runtimes(opened.buses) if not each.processes]
         for name in chosen:
-            print(f"dropped {name}: cancelled {await drop_agent(opened.buses, name)} tasks")
+            print(f"dropped {name}: cancelled {counted(await drop_agent(opened.buses, name), 'task')}")
     if not chosen:
         print("every agent type has a process")
 

@@ -86,8 +86,8 @@ def broker_url(settings: Settings) -> str:
     url = settings.operator_redis_url or settings.redis_url or find_endpoint(settings.data_dir)
     if url is None:
         raise ConfigurationError(
-            f"no broker: start one with `weft up`, or set WEFT_REDIS_URL (no server runs for the data folder "
-            f"{settings.data_dir}; WEFT_DATA_DIR names another)"
+            f"no broker: start one with `weft up`, or set WEFT_REDIS_URL. No server runs for the data folder "
+            f"{settings.data_dir}; to use that of another `weft up`, set WEFT_DATA_DIR or run in its folder"
         )
     if url.startswith("memory:"):
         raise ConfigurationError(

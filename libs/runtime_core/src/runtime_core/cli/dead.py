@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar, cast
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, BadParameter, Option, confirm
 
-from runtime_core.base.text import in_bytes
+from runtime_core.base.text import counted, in_bytes
 from runtime_core.cli.connection import Commands, broker
 from runtime_core.cli.output import (
     Columns,
@@ -152,12 +153,16 @@ async def drop(
     reason: Reason = "",
     name: Name = "",
     task: Task = "",
+    yes: Annotated[bool, Option("--yes", "-y", help="With --all: do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete dead letters permanently.
 
+    With --all, asks for confirmation on a terminal.
+
     \b
-    Example:
+    Examples:
+      weft dead drop 1731240000000-0
       weft dead drop --all --reason rejected
     """
 
@@ -165,11 +170,15 @@ async def drop(
         await letters.drop(letter_id)
         return letter_id
 
-    done, failed = await _each(ids, everything, LetterFilter(reason, name, task), drop_one)
+    def ask(count: int) -> None:
+        if count and everything and not yes and sys.stdin.isatty():
+            confirm(f"Delete {counted(count, 'dead letter')} permanently?", abort=True, err=True)
+
+    done, failed = await _each(ids, everything, LetterFilter(reason, name, task), drop_one, ask)
     if as_json:
         print_json({"dropped": done, "failed": failed})
     elif done or not failed:
-        print(f"dropped {len(done)}")
+        print(f"dropped {counted(len(done), 'dead letter')}")
     _fail("dropped", len(done), failed)
 
 
@@ -178,8 +187,12 @@ async def _each(
     everything: bool,
     selection: LetterFilter,
     work: Callable[[DeadLetters, str], Awaitable[Done]],
+    ask: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Done], list[dict[str, str]]]:
-    """Apply `work` to each selected letter. Return the results, and the letters for which it failed."""
+    """Apply `work` to each selected letter. Return the results, and the letters for which it failed.
+
+    `ask` gets the number of letters first, and may abort.
+    """
     if bool(ids) == everything:
         raise BadParameter("give either ids or --all")
     if ids and selection != LetterFilter():
@@ -190,6 +203,7 @@ async def _each(
         letters = DeadLetters(opened.buses)
         # Read the ids first: a letter that fails again meanwhile is not redriven twice.
         selected = ids or [letter.letter_id async for letter in letters.all(selection)]
+        ask(len(selected))
         for letter_id in progress(selected, "handled"):
             try:
                 done.append(await work(letters, letter_id))

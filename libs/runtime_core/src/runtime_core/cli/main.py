@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from runtime_core.base.lazy import collect_seldom
-from runtime_core.errors import WeftError
+from runtime_core.errors import InvalidInput, WeftError
 
 WRONG_USAGE = 2
 INTERRUPTED = 130
@@ -187,6 +187,8 @@ def _invoke(arguments: list[str]) -> int:
         return _say(path, "not confirmed: nothing was changed")
     except typer.TyperException as error:
         return _wrong_usage(error)
+    except InvalidInput as error:
+        return _say(path, _as_typed(error))
     except WeftError as error:
         return _say(path, str(error))
     except BrokenPipeError:
@@ -209,6 +211,16 @@ def _wrong_usage(error: typer.TyperException) -> int:
         path = context.command_path if context is not None else "weft"
         _say(path, f"{message.rstrip('.')}; see `{path} --help`")
     return WRONG_USAGE
+
+
+NAMED = frozenset({"task_id", "schedule_id", "letter_id", "request_id", "publisher", "agent"})
+"""Fields whose errors name the value, so that the name of the field adds nothing."""
+
+
+def _as_typed(error: InvalidInput) -> str:
+    """Return an error with the name that a value has on the command line, not its path in a command on the wire."""
+    field = error.field.removeprefix("data.").removeprefix("conf.")
+    return error.message if field in NAMED else f"{field}: {error.message}"
 
 
 def _say(path: str, message: str) -> int:

@@ -179,7 +179,7 @@ def status_line(view: Row, now_ms: float) -> str:
     if view["status"] in ENDED or len(kinds) != 1:
         return str(view["status"])
     since = min((wait["since"] for wait in waits if "since" in wait), default=None)
-    passed = "" if since is None else f" since {duration(now_ms - since)}"
+    passed = "" if since is None else f" for {duration(now_ms - since)}"
     if kinds == {"human"}:
         return f"waiting for a human{passed}"
     if kinds == {"timer"}:

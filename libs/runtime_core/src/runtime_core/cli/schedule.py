@@ -104,7 +104,7 @@ async def delete(schedule_id: Id) -> None:
     """
     async with _schedules() as schedules:
         if not await schedules.delete(schedule_id):
-            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}; see weft schedule list")
+            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}; see `weft schedule list`")
     print(f"deleted schedule {schedule_id}")
 
 

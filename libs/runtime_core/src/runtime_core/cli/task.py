@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 from typer import Argument, BadParameter, Exit, Option, confirm
 
-from runtime_core.base.text import duration, plain
+from runtime_core.base.text import counted, duration, plain
 from runtime_core.bus.connection import position
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
@@ -468,7 +468,7 @@ async def cancel(
     if as_json:
         print_json(rows[0] if len(task_ids or ()) == 1 else rows)
     elif every:
-        print(f"cancelled {len(rows)} {'task' if len(rows) == 1 else 'tasks'}")
+        print(f"cancelled {counted(len(rows), 'task')}")
     else:
         for row in rows:
             print(f"cancelled task {row['task_id']}")
@@ -495,7 +495,7 @@ async def _cancel_all(opened: Broker, wanted: TaskFilter, reason: str, sure: boo
         page = await list_tasks([bus], wanted, MAX_SCANNED)
         found += [(bus, row["task_id"]) for row in page.tasks if row["status"] not in ENDED]
     if found and not sure:
-        confirm(f"Cancel {len(found)} tasks?", abort=True, err=True)
+        confirm(f"Cancel {counted(len(found), 'task')}?", abort=True, err=True)
     cancelled = []
     for bus, task_id in progress(found, Status.CANCELLED):
         answer = await repeat_after_reconnect(partial(bus.cancel, task_id, reason))
@@ -537,7 +537,7 @@ async def delete(
         raise _unknown(task_id)
     print_result(
         {"task_id": task_id, "deleted": True, "trajectory_rows": rows, "blobs": blobs},
-        f"deleted task {task_id} and {rows} rows of its trajectory",
+        f"deleted task {task_id} and {counted(rows, 'row')} of its trajectory",
         as_json,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 from typer import Argument, BadParameter, Option
 
 from runtime_core.app.loading import load_app
+from runtime_core.base.text import counted
 from runtime_core.cli.connection import Commands, existing_trajectories, read_settings
 from runtime_core.cli.output import Json, counter, past_moment, print_json
 from runtime_core.declare.loading import load_object
@@ -132,7 +133,7 @@ async def export(
                     with _opened(output) as out:
                         count = await write.export_items_jsonl(out, items, show)
     if output != "-":
-        print(f"{count} {'items' if of_items else 'steps'} in {output}")
+        print(f"{counted(count, 'item' if of_items else 'step')} in {output}")
 
 
 @contextmanager

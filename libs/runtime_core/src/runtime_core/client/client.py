@@ -548,7 +548,8 @@ def _embedded_url() -> str:
     found = find_endpoint(folder)
     if found is None:
         raise ConfigurationError(
-            f"no broker: set WEFT_REDIS_URL, or start one with `weft up` (no server runs for the data folder {folder})"
+            f"no broker: start one with `weft up`, or set WEFT_REDIS_URL. No server runs for the data folder "
+            f"{folder.absolute()}; to use that of another `weft up`, set WEFT_DATA_DIR or run in its folder"
         )
     return found
 

@@ -168,7 +168,8 @@ async def drop_agent(buses: Sequence[EventBus], name: str) -> int:
     """
     known = {agent: stream for bus in buses for agent, stream in (await agent_streams(bus)).items()}
     if name not in known:
-        raise InvalidInput("agent", f"{name!r} is not an agent of a runtime; they are {', '.join(known) or 'none'}")
+        types = f"choose from {', '.join(known)}" if known else "no runtime has registered any"
+        raise InvalidInput("agent", f"there is no agent type {name!r}: {types}")
     return sum([await _drop(bus, name, known[name]) for bus in buses])
 
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from runtime_core.base.text import shortened
+from runtime_core.base.text import counted, shortened
 from runtime_core.bus.connection import Reply
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import STATE_MANAGER, TRAJECTORY_RECORDER
@@ -430,6 +430,6 @@ def _log(ends: list[_EndedTask]) -> None:
         level = logging.INFO if end.status == Status.COMPLETED else logging.WARNING
         why = f": {shortened(f'{end.error}: {end.reason}', REASON_MAX)}" if end.error else ""
         logger.log(
-            level, "task %s (%s) %s in %.2f s, %s steps%s",
-            end.task, end.agent, end.status, end.seconds, end.steps, why,
+            level, "task %s (%s) %s in %.2f s, %s%s",
+            end.task, end.agent, end.status, end.seconds, counted(int(end.steps or 0), "step"), why,
         )  # fmt: skip

@@ -432,7 +432,7 @@ class Schedules:
         """Return a schedule. Raises InvalidInput (`schedule_id`) if it does not exist."""
         stored = await self._stored(schedule_id)
         if stored is None:
-            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}")
+            raise InvalidInput("schedule_id", f"there is no schedule {schedule_id!r}; see `weft schedule list`")
         return Schedule.from_json(stored)
 
     async def all(self, prefix: str = "", after: str = "", limit: int = MAX_SCHEDULES) -> list[Schedule]:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
-from runtime_core.base.text import duration, plain, shortened
+from runtime_core.base.text import counted, duration, plain, shortened
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.wire.codec import readable
 from runtime_core.wire.model_call import ModelAnswer, answer_of, messages_of, said_in, usage_of
@@ -227,14 +227,13 @@ def _head(trajectory: TaskTrajectory) -> str:
 def _fork_line(fork: Fork, inherited: int) -> str:
     if not fork.step:
         return f"fork of {plain(fork.task)} at its beginning"
-    steps = "1 step" if inherited == 1 else f"{inherited} steps"
-    return f"fork of {plain(fork.task)} at step {plain(fork.step)}, with {steps} of its trajectory"
+    return f"fork of {plain(fork.task)} at step {plain(fork.step)}, with {counted(inherited, 'step')} of its trajectory"
 
 
 def _line(node: _Node) -> str:
     step = node.last
     if step is None:
-        return f"{_OTHER_GLYPH} {plain(node.run)}  still running, or not recorded yet"
+        return f"{_OTHER_GLYPH} run {plain(node.run)}  still running, or not recorded yet"
     kind = plain(_KINDS.get(step.kind, step.kind))
     parts = [f"{_GLYPHS.get(step.kind, _OTHER_GLYPH)} {kind}" + (f" {plain(step.name)}" if step.name != kind else "")]
     if step.key:
@@ -248,7 +247,7 @@ def _line(node: _Node) -> str:
     failed = list(enumerate(errors, 1))[-SHOWN_FAILURES:]
     parts += [f"✗ attempt {number}: {_error_line(error)}" for number, error in failed]
     if PIECES in step.attributes:
-        parts.append(f"{step.attributes[PIECES]} pieces")
+        parts.append(counted(int(step.attributes[PIECES]), "piece"))
     if (answer := answer_of(step)) is not None:
         parts += [text for text in (_model_of(step, answer), _usage_line(step), answer.finish_reason) if text]
         if answer.retry_after is not None:
@@ -352,7 +351,7 @@ def _total(trajectory: TaskTrajectory) -> str:
     else:
         text = "nothing recorded"
     kinds = ", ".join(f"{count} {plain(kind)}" for kind, count in Counter(s.kind for s in steps).most_common())
-    text += f": {len(steps)} {'step' if len(steps) == 1 else 'steps'}" + (f" ({kinds})" if kinds else "")
+    text += f": {counted(len(steps), 'step')}" + (f" ({kinds})" if kinds else "")
     if trajectory.complete:
         return text
     missing = (

@@ -31,6 +31,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from runtime_core.base.periodic import cancel_and_wait
+from runtime_core.base.text import counted
 from runtime_core.calls.mcp.transport import NOT_SENT, streams_to
 from runtime_core.declare.declaration import NAME, RetryPolicy, one_line
 from runtime_core.declare.manifest import Schema, value_check
@@ -492,7 +493,7 @@ class Connection:
         self._next_try = 0.0
         self._metrics.mcp_server_up[self.declared.name].set(1)
         count = len(self.listing.tools) if self.listing is not None else 0
-        logger.info("%s is connected: %d tools", self.declared.what, count)
+        logger.info("%s is connected: %s", self.declared.what, counted(count, "tool"))
         self.tried.set()
 
     def _down(self, session: MCPSession, why: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from starlette.responses import Response
 
-from runtime_core.base.text import utc
+from runtime_core.base.text import counted, utc
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.namespace import server_info
 from runtime_core.client.task_view import EVERY_TASK, Row
@@ -350,6 +350,6 @@ def _buckets(rows: list[Row], now: float) -> list[tuple[float, float, float, str
     most = max(every.values(), default=1)
     return [
         (at * 1000 / BUCKETS, 100 * every[at] / most, 100 * failed[at] / most,
-         f"{every[at]} tasks, {failed[at]} failed, at {utc(start + at * width)}")
+         f"{counted(every[at], 'task')}, {failed[at]} failed, at {utc(start + at * width)}")
         for at in sorted(every)
     ]  # fmt: skip
