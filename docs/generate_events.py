@@ -97,7 +97,7 @@ def _answer(fact: Envelope, builder: object) -> tuple[str, str, str, bytes]:
     return fact.type, f"`{fact.id}`", _about(builder), fact.data
 
 
-_REFUSAL = Rejected("data.agent", "no agent is named researchr; known are researcher, writer", None, _TASK)
+_REFUSAL = Rejected("data.agent", "no agent is named researchr; choose from researcher, writer", None, _TASK)
 EXAMPLES = (
     _answer(facts.accepted(_TASK, at_ms=_AT_MS), facts.accepted),
     _answer(facts.rejected("1763690000000-0", _REFUSAL, at_ms=_AT_MS), facts.rejected),

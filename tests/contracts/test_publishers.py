@@ -422,7 +422,7 @@ async def test_trusted_programs_see_the_names_of_agents(world: World) -> None:
     await world.send("", "task.submit", submit("t", agent="nobody"))
     await world.admitted("")
     (letter,) = await world.letters()
-    assert "known are desk, editor, writer" in letter["error"]
+    assert "choose from desk, editor, writer" in letter["error"]
 
 
 async def test_no_submit_starts_an_internal_agent(world: World) -> None:

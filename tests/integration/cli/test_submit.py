@@ -84,7 +84,7 @@ def test_a_failed_task_exits_with_status_1_and_one_line(weft: Weft) -> None:
 def test_a_rejected_submit_names_the_field(weft: Weft) -> None:
     ended = weft("submit", "nobody", "x")
     assert ended.status == 1
-    assert ended.err.startswith("weft submit: no agent is named nobody; known are ")
+    assert ended.err.startswith("weft submit: no agent is named nobody; choose from ")
     ended = weft("submit", "strict", "many")
     assert ended.status == 1
     assert ": input: 'many' is not of type integer" in ended.err

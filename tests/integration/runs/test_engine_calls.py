@@ -216,7 +216,9 @@ async def test_the_engine_comes_from_the_conf_and_passes_to_called_agents(client
     assert await answer(client, "chosen", 0) == "local"
     assert await answer(client, "chosen", 2, options=SubmitOptions(engine="ray")) == "ray"
     assert await answer(client, "chosen", 1, options=SubmitOptions(engine="spark")) == "spark"
-    with pytest.raises(InvalidInput, match=r"data\.conf\.engine: .mars. is not an engine; known are local, ray, spark"):
+    with pytest.raises(
+        InvalidInput, match=r"data\.conf\.engine: .mars. is not an engine; choose from local, ray, spark"
+    ):
         await client.submit("chosen", 0, options=SubmitOptions(engine="mars"))
 
 

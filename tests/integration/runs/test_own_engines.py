@@ -129,7 +129,7 @@ async def test_an_engine_that_is_not_declared_is_refused_with_the_known_ones() -
     app = built()
     app.add_engine(Counting)
     async with LocalApp(app) as client:
-        with pytest.raises(InvalidInput, match="known are local, ray, spark"):
+        with pytest.raises(InvalidInput, match="choose from local, ray, spark"):
             await client.submit("by-default", 1, options=SubmitOptions(engine="rray"))
         task = await client.submit("by-name", "os:path")
         assert f"there are local, ray, spark, {COUNTING}" in (await task.result(timeout=60)).msg

@@ -420,16 +420,16 @@ def _includes_no_app(app: App) -> None:
         (_wrong_timeout, r"^tool 'it' \(.*\) has timeout_seconds=0: give a number above 0"),
         (
             _unknown_option,
-            r"^tool 'it' \(.*test_app\.py:\d+\) has no option 'retries': did you mean retry\? known are name, ",
+            r"^tool 'it' \(.*test_app\.py:\d+\) has no option 'retries': did you mean retry\? choose from name, ",
         ),
         (
             _unknown_option_of_an_agent,
-            r"^agent 'it' \(.*test_app\.py:\d+\) has no option 'labels': known are retry, pool, ",
+            r"^agent 'it' \(.*test_app\.py:\d+\) has no option 'labels': choose from retry, pool, ",
         ),
         (_unknown_option_of_a_class, r"^agent 'it' \(.*test_app\.py:\d+\) has no option 'poll': did you mean pool\?"),
         (
             _unknown_option_of_a_job,
-            r"^engine function 'it' \(.*test_app\.py:\d+\) has no option 'cpus': known are name, ",
+            r"^engine function 'it' \(.*test_app\.py:\d+\) has no option 'cpus': choose from name, ",
         ),
         (
             _unknown_option_of_a_server,

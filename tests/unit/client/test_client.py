@@ -133,8 +133,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a reserved key": ({"key": "~r"}, "data.key", "begins with `~`"),
     "a bad task id": ({"task_id": "a b"}, "data.task_id", "is not a task id"),
     "a bad session": ({"session_id": "a\0"}, "data.session_id", "control"),
-    "a bad mode": ({"stream": "loud"}, "data.conf.streaming_mode", "known are core"),
-    "no mode": ({"stream": None}, "data.conf.streaming_mode", "known are core"),
+    "a bad mode": ({"stream": "loud"}, "data.conf.streaming_mode", "choose from core"),
+    "no mode": ({"stream": None}, "data.conf.streaming_mode", "choose from core"),
     "options as a dict": ({"options": {"max_steps": 5}}, "options", "is not a SubmitOptions"),
     "no steps": ({"options": SubmitOptions(max_steps=0)}, "data.conf.max_steps", "0 is not"),
     "no time": ({"options": SubmitOptions(timeout_seconds=0)}, "data.conf.timeout_seconds", "0 is not"),
@@ -142,7 +142,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no cost": ({"options": SubmitOptions(max_cost=-1)}, "data.conf.max_cost", "-1 is not"),
     "a high priority": ({"options": SubmitOptions(priority=10)}, "data.conf.priority", "10 is not"),
     "a long tenant": ({"options": SubmitOptions(tenant="a" * 257)}, "tenant", "is not text of 1 to 256"),
-    "an unknown engine": ({"options": SubmitOptions(engine="mars")}, "data.conf.engine", "known are local, ray, spark"),
+    "an unknown engine": (
+        {"options": SubmitOptions(engine="mars")},
+        "data.conf.engine",
+        "choose from local, ray, spark",
+    ),
     "a negative wait": (
         {"options": SubmitOptions(engine_wait_seconds=-1)},
         "data.conf.engine_wait_seconds",

@@ -140,7 +140,7 @@ def _takes(query: str, limit: int = 3, filters: list[Filter] | None = None, tags
             "arguments.filters.1.field: is missing",
         ),
         (b'{"query": "a", "tags": {"x": false}}', "arguments.tags.x: Input should be a number"),
-        (b'{"query": "a", "qery": 1}', "arguments.qery: is not known; known are query, limit, filters, tags"),
+        (b'{"query": "a", "qery": 1}', "arguments.qery: is not known; choose from query, limit, filters, tags"),
         (b'{"limit": true}', "arguments.query: is missing (and 1 more)"),
         (b'["a"]', "arguments: Input should be an object, got ['a']"),
         (b"", "arguments: Invalid JSON"),

@@ -78,7 +78,7 @@ def test_a_name_and_its_versions() -> None:
     [
         ("add", {"left": "two"}, "arguments.left: Input should be a valid integer"),
         ("add", {}, "arguments.left: is missing"),
-        ("add", {"left": 1, "more": 2}, "arguments.more: is not known; known are left, right"),
+        ("add", {"left": 1, "more": 2}, "arguments.more: is not known; choose from left, right"),
         ("unreadable", {}, "result: object cannot be written as JSON"),
     ],
 )

@@ -154,7 +154,7 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "agent is empty": ({"agent": "", "input": 1}, "data.agent", '""'),
     "agent is long": ({"agent": "a" * 257, "input": 1}, "data.agent", "…"),
     "agent holds a control": ({"agent": "a\n", "input": 1}, "data.agent", "control"),
-    "unknown field": (MINIMAL | {"agnet": "a"}, "data.agnet", "unknown; known are agent, input"),
+    "unknown field": (MINIMAL | {"agnet": "a"}, "data.agnet", "unknown; choose from agent, input"),
     "unknown field of many lines": (MINIMAL | {"a\nb": 1}, r"data.a\nb", "unknown"),
     "key is a number": (MINIMAL | {"key": 1}, "data.key", "1"),
     "key is empty": (MINIMAL | {"key": ""}, "data.key", '""'),
@@ -170,7 +170,7 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "unknown conf": (
         MINIMAL | {"conf": {"max_step": 1}},
         "data.conf.max_step",
-        "unknown; known are max_steps, timeout_seconds, max_cost, max_tokens, engine, engine_wait_seconds, "
+        "unknown; choose from max_steps, timeout_seconds, max_cost, max_tokens, engine, engine_wait_seconds, "
         "streaming_mode",
     ),
     "max_steps 0": (MINIMAL | {"conf": {"max_steps": 0}}, "data.conf.max_steps", "0 is not"),
@@ -198,7 +198,7 @@ BAD_SUBMITS: dict[str, tuple[object, str, str]] = {
     "no engine": (
         MINIMAL | {"conf": {"engine": "mars"}},
         "data.conf.engine",
-        '"mars" is not an engine; known are local, ray, spark',
+        '"mars" is not an engine; choose from local, ray, spark',
     ),
     "engine is a list": (MINIMAL | {"conf": {"engine": ["ray"]}}, "data.conf.engine", '["ray"] is not an engine'),
     "run mode is gone": (MINIMAL | {"conf": {"run_mode": "tree"}}, "data.conf.run_mode", "unknown"),

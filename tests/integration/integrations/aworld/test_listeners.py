@@ -280,7 +280,7 @@ async def test_setting_the_status_cancels_the_task(status: str) -> None:
     again = Task(input="draft", agent=asks)
     again.task_status = "cancelled"
     assert "not started" in (await Runners.run_task(again))[again.id].msg
-    with pytest.raises(InvalidInput, match="task_status: 'done' is not a status; known are init, running, success"):
+    with pytest.raises(InvalidInput, match="task_status: 'done' is not a status; choose from init, running, success"):
         again.task_status = "done"
 
 

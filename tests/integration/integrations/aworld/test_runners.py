@@ -163,7 +163,7 @@ async def test_sync_run_works_inside_a_running_loop_too() -> None:
         (Task(agent=upper, tools=[5]), "tools: 5 is not a tool"),
         (
             Task(agent=upper, tools=[add], tools_conf={"add": {}, "ad": {}}),
-            "tools_conf.ad: no tool is named 'ad'; known are add",
+            "tools_conf.ad: no tool is named 'ad'; choose from add",
         ),
         (Task(agent=upper, runner_cls="no.such.Runner"), "runner_cls: 'no.such.Runner' cannot be found"),
         (Task(agent=upper, runner_cls="Nowhere"), "runner_cls: no runner is named 'Nowhere'"),
@@ -217,7 +217,7 @@ async def test_a_task_runs_through_a_client_and_its_app() -> None:
         by_name = await Runners.run("hi", agent="loud", client=client)
         by_object = await Runners.run("hi", agent=upper, client=client, app=app)
         assert by_name.answer == by_object.answer == "HI"
-        with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'quiet'; known are loud"):
+        with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'quiet'; choose from loud"):
             await Runners.run("hi", agent="quiet", client=client)
 
 

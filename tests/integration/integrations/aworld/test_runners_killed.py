@@ -138,7 +138,7 @@ async def test_services_refuse_undeclared_names(valkey: Server, namespace: str, 
         Fleet(valkey.url, namespace, tmp_path, app=APP),
         Client.connect(valkey.url, namespace=namespace) as client,
     ):
-        with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'nobody'; known are first, "):
+        with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'nobody'; choose from first, "):
             await Runners.run("x", agent="nobody", client=client)
         with pytest.raises(InvalidInput, match=r"^runner_cls: no app there has a runner named 'Missing'"):
             await Runners.run("x", agent="first", runner_cls="some.package.Missing", client=client)

@@ -245,7 +245,7 @@ async def test_tools_of_an_mcp_server_are_limited(tmp_path: Path) -> None:
 
 
 async def test_unknown_names_and_wrong_lists_are_refused_with_the_known_ones(desk: App) -> None:
-    with pytest.raises(InvalidInput, match=r"tool_names\.1: no tool is named 'sercet'; known are other, secret"):
+    with pytest.raises(InvalidInput, match=r"tool_names\.1: no tool is named 'sercet'; choose from other, secret"):
         await Runners.run("it", agent="tries", tool_names=["other", "sercet"], app=desk)
 
     class Wrong(Forges):

@@ -576,7 +576,7 @@ async def test_a_submit_whose_hooks_are_no_names_by_point_is_refused(hooks: Any)
     ("hooks", "field", "message"),
     [
         ({"before_tool_cal": ["watch"]}, "data.hooks.before_tool_cal", "did you mean before_tool_call"),
-        ({"whenever": ["watch"]}, "data.hooks.whenever", "known are task_created"),
+        ({"whenever": ["watch"]}, "data.hooks.whenever", "choose from task_created"),
         ({"before_tool_call": ["wach"]}, "data.hooks.before_tool_call", "app 'desk' has no hook 'wach'"),
         ({"start": ["watch"]}, "data.hooks.start", "it declares none there"),
     ],

@@ -571,7 +571,7 @@ def _suggestion(named: object, known: Mapping[str, Tool]) -> str:
         return "this app declares no tools"
     near = difflib.get_close_matches(str(named), known, n=3) if isinstance(named, str) else []
     names = ", ".join(near or sorted(known)[:10])
-    return f"did you mean {names}?" if near else f"known are {names}"
+    return f"did you mean {names}?" if near else f"choose from {names}"
 
 
 CONFLICTS_KEPT = 100

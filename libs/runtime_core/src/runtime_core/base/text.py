@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 # Limits on the texts of errors, in characters: every error is kept with its delivery.
@@ -43,6 +44,11 @@ def shortened(text: str, limit: int) -> str:
 def counted(count: int, noun: str) -> str:
     """Return how many there are, as in `1 task` and `2 tasks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def choices(names: Collection[str]) -> str:
+    """Return what an error offers instead of an unknown name, as in `choose from a, b`."""
+    return f"choose from {', '.join(names)}" if names else "there are none"
 
 
 def duration(milliseconds: float) -> str:

@@ -337,7 +337,7 @@ def check_options(what: str, given: Collection[str], known: Collection[str], pla
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigurationError(f"{what} ({place}) has no option {name!r}: {hint}known are {', '.join(known)}")
+            raise ConfigurationError(f"{what} ({place}) has no option {name!r}: {hint}choose from {', '.join(known)}")
 
 
 def checked_pool(what: str, pool: object, place: Place) -> str:

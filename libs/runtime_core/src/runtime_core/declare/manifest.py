@@ -88,7 +88,7 @@ def point_named(name: object, field: str) -> HookPoint:
         return HookPoint(str(name))
     except ValueError:
         near = difflib.get_close_matches(str(name), HookPoint, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(HookPoint)}"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(HookPoint)}"
         raise InvalidInput(field, f"is not a hook point; {hint}") from None
 
 

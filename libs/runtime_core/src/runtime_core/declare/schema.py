@@ -312,7 +312,7 @@ class Reader:
         if kind == "missing":
             text = f"is missing{_close_to(str(location[-1]), first['input'])}"
         elif kind == "extra_forbidden":
-            known = f"; known are {', '.join(self._known)}" if self._known and len(location) == 1 else ""
+            known = f"; choose from {', '.join(self._known)}" if self._known and len(location) == 1 else ""
             text = f"is not known{known}"
         else:
             text = f"{_line(first['msg'])}, got {_quoted(first['input'])}"

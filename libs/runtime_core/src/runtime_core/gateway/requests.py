@@ -23,6 +23,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from runtime_core.base.text import choices
 from runtime_core.bus.tasks import NotYet
 from runtime_core.errors import BusError, InvalidInput, NotDurable, Rejected, StoreUnavailable
 from runtime_core.wire import codec
@@ -406,7 +407,7 @@ class Parameters:
         for name, value in request.query_params.multi_items():
             shown = quoted(name)[1:-1]
             if name not in known:
-                raise Problem(PARAMETER, f"unknown; known are {', '.join(known) or 'none: leave it out'}", shown)
+                raise Problem(PARAMETER, f"unknown; {choices(known)}", shown)
             if name in self._values:
                 raise Problem(PARAMETER, "is there more than once", shown)
             if len(value) > 512 or has_control(value):

@@ -69,7 +69,7 @@ def is_conversation(schema: Schema | None) -> bool:
 def _conversation(given: Mapping[str, Any]) -> AgentInput:
     unknown = sorted(given.keys() - _MEMBERS)
     if unknown:
-        raise InvalidInput(f"input.{unknown[0]}", "is not known; known are history, prompt")
+        raise InvalidInput(f"input.{unknown[0]}", "is not known; choose from history, prompt")
     history = None
     if given.get("history") is not None:
         history = checked_history(given["history"], "input.history")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from runtime_core.base.text import choices
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.tasks import Submitted, find_place, submit_once
 from runtime_core.consumer.announcements import MANIFESTS_FRESH_SECONDS, ManifestCache, announced_names, read_manifests
@@ -79,8 +80,8 @@ class Admission:
         bus = self._buses[self.partition_for(submission)]
         known = await announced_names(bus, "agent")
         if known and submission.agent not in known:
-            names = ", ".join(name for name in known if not name.startswith("weft."))
-            raise Rejected("data.agent", f"no agent is named {submission.agent}; known are {names}")
+            names = [name for name in known if not name.startswith("weft.")]
+            raise Rejected("data.agent", f"no agent is named {submission.agent}; {choices(names)}")
         await self._check_input(submission)
         self._check_outside(submission.agent)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from runtime_core.base.text import choices
 from runtime_core.errors import InvalidInput
 from runtime_core.wire import codec
 from runtime_core.wire.codec import quoted
@@ -70,7 +71,7 @@ def refuse_unknown(path: str, data: Mapping[str, object], known: Collection[str]
         if name not in known:
             # Control characters in the name must not reach logs.
             field = f"{path}.{quoted(name)[1:-1]}" if path else quoted(name)[1:-1]
-            raise InvalidInput(field, f"unknown; known are {', '.join(known) or 'none: leave it out'}")
+            raise InvalidInput(field, f"unknown; {choices(known)}")
 
 
 def as_object(path: str, value: object) -> dict[str, object]:
@@ -472,7 +473,7 @@ def _engine(value: object) -> str:
     if not isinstance(value, str) or not (value in ENGINES or is_own_engine(value)):
         raise InvalidInput(
             "data.conf.engine",
-            f"{quoted(value)} is not an engine; known are {', '.join(ENGINES)}, and package.module:Class that an app "
+            f"{quoted(value)} is not an engine; choose from {', '.join(ENGINES)}, and package.module:Class that an app "
             "has declared",
         )
     return value

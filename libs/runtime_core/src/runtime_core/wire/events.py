@@ -146,7 +146,7 @@ def streaming_mode(field: str, value: object) -> StreamingMode:
         return StreamingMode(value)
     except ValueError:
         known = ", ".join(mode.value for mode in StreamingMode)
-        raise InvalidInput(field, f"{quoted(value)} is not a streaming mode; known are {known}") from None
+        raise InvalidInput(field, f"{quoted(value)} is not a streaming mode; choose from {known}") from None
 
 
 class TaskFailed(WeftError):

@@ -64,9 +64,13 @@ end
 
 local function unknown_agent(base, agent)
   if redis.call('EXISTS', base .. 'agents') == 0 then return {'wait'} end
-  local names = redis.call('HKEYS', base .. 'agents')
+  local names = {}
+  for _, name in ipairs(redis.call('HKEYS', base .. 'agents')) do
+    if string.sub(name, 1, 5) ~= 'weft.' then names[#names + 1] = name end
+  end
   table.sort(names)
-  return {'rejected', 'data.agent', 'no agent is named ' .. agent .. '; known are ' .. table.concat(names, ', ')}
+  local choice = names[1] and 'choose from ' .. table.concat(names, ', ') or 'there are none'
+  return {'rejected', 'data.agent', 'no agent is named ' .. agent .. '; ' .. choice}
 end
 
 -- The record's length by partition when a submit last read it, and how many submits came after. The record is not

@@ -256,7 +256,7 @@ def _task(
 ) -> Task:
     known = {field.name for field in dataclasses.fields(Task)} - {"scope", "task_status", "cancel"}
     for name in fields.keys() - known:
-        raise InvalidInput(name, f"is not a field of Task; known are {', '.join(sorted(known))}")
+        raise InvalidInput(name, f"is not a field of Task; choose from {', '.join(sorted(known))}")
     names: Any = tool_names  # Any: the task checks it
     return Task(input=input, agent=agent, swarm=swarm, tool_names=names, session_id=session_id, **fields)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from runtime_core.app.app import App
+from runtime_core.base.text import choices
 from runtime_core.client.client import Client, TaskHandle
 from runtime_core.consumer.announcements import announced_names
 from runtime_core.declare.declaration import Agent, RetryPolicy, label, place_of, underlying
@@ -458,8 +459,8 @@ class RunTarget:
             )
         for name in agents_of(found):
             if name not in offered:
-                known = ", ".join(each for each in offered if not each.startswith(TASK_AGENT)) or "none"
-                raise InvalidInput(field, f"no agent is named {name!r}; known are {known}")
+                agents = [each for each in offered if not each.startswith(TASK_AGENT)]
+                raise InvalidInput(field, f"no agent is named {name!r}; {choices(agents)}")
         await self._check_tools(found)
 
     async def _check_tools(self, found: Description) -> None:
@@ -473,5 +474,4 @@ class RunTarget:
         for field, name in plain:
             later = self._app is not None and self._app.functions.mcp_server_of(name) is not None
             if not later and not any(is_allowed([[name]], each) for each in offered):
-                known = ", ".join(offered) or "none"
-                raise InvalidInput(field, f"no tool is named {name!r}; known are {known}")
+                raise InvalidInput(field, f"no tool is named {name!r}; {choices(offered)}")

@@ -59,7 +59,7 @@ class TaskStatus(StrEnum):
             return cls(str(value).lower())
         except ValueError:
             raise InvalidInput(
-                "task_status", f"{value!r} is not a status; known are {', '.join(each.value for each in cls)}"
+                "task_status", f"{value!r} is not a status; choose from {', '.join(each.value for each in cls)}"
             ) from None
 
     @classmethod
@@ -332,7 +332,7 @@ class Task:
 
 def _unknown(where: str, name: str, known: Mapping[str, object], remedy: str) -> InvalidInput:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}{remedy}"
+    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}{remedy}"
     return InvalidInput(f"{where}.{name}", f"is not known; {hint}")
 
 
@@ -392,7 +392,7 @@ def _check_strategy(value: object) -> None:
     if value is not None and not named and not made:
         raise InvalidInput(
             "conf.trajectory_strategy",
-            f"{value!r} is not a strategy; known are {', '.join(STRATEGIES)}, a TrajectoryStrategy or a subclass of "
+            f"{value!r} is not a strategy; choose from {', '.join(STRATEGIES)}, a TrajectoryStrategy or a subclass of "
             "it, and package.module.Class",
         )
 

@@ -231,7 +231,7 @@ class PydanticAgent(AgentDefinition):
         if isinstance(given, dict):
             unknown = sorted(given.keys() - {"prompt", "deps"})
             if unknown:
-                raise InvalidInput(f"input.{unknown[0]}", "is not known; known are prompt, deps")
+                raise InvalidInput(f"input.{unknown[0]}", "is not known; choose from prompt, deps")
             deps, given = given.get("deps"), given.get("prompt")
         if given is None or isinstance(given, str):
             return DecodedInput(given, deps)

@@ -198,7 +198,7 @@ def question_of(message: Message) -> dict[str, Any]:  # Any: what ctx.human take
         raise InvalidInput("message.payload", f"{quoted(payload)} is neither a prompt nor an object with `prompt`")
     unknown = sorted(set(payload) - set(_TERMS))
     if unknown:
-        raise InvalidInput(f"message.payload.{unknown[0]}", f"unknown; known are {', '.join(_TERMS)}")
+        raise InvalidInput(f"message.payload.{unknown[0]}", f"unknown; choose from {', '.join(_TERMS)}")
     return dict(payload)
 
 

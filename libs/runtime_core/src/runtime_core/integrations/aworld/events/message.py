@@ -115,7 +115,7 @@ class Message:
         unknown = sorted(set(data) - known)
         if unknown:
             raise InvalidInput(
-                f"message.{unknown[0]}", f"is not a field of {kind.__name__}; known are {', '.join(sorted(known))}"
+                f"message.{unknown[0]}", f"is not a field of {kind.__name__}; choose from {', '.join(sorted(known))}"
             )
         return kind(**data)._checked()
 
