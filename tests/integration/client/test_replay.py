@@ -109,7 +109,7 @@ async def test_other_arguments_are_named(tmp_path: Path) -> None:
     found = await checked(before, after, tmp_path)
     assert only(found) == ("1", 'ctx.tool("search", query="tea")', 'ctx.tool("search", query="tea!")')
     assert found.differences[0].line.startswith("test_replay.py:")
-    assert str(found).endswith("1 task, 1 run: 1 difference")
+    assert str(found).endswith("tasks: 1, runs: 1, differences: 1")
 
 
 async def test_another_agent_is_named(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_a_step_after_the_last_one_is_a_note(tmp_path: Path) -> None:
     note, total = str(found).splitlines()
     assert note.startswith("note: 2 runs of agent 'desk' ended, and the code goes on at test_replay.py:")
     assert ' in more, such as ctx.tool("rank", items=[]) in task t-1' in note
-    assert total == "2 tasks, 4 runs: no differences"
+    assert total == "tasks: 2, runs: 4, differences: 0"
 
 
 async def test_a_step_inserted_in_a_branch_before_the_last_step_is_a_difference(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ async def test_state_that_is_not_recorded_is_no_difference(tmp_path: Path) -> No
         found = await check(store, desk(counts), namespace="local")
     assert found.ok
     assert found.skipped == {"the state of an agent with a key is not recorded": 1}
-    assert "not compared: 1 run: the state of an agent with a key is not recorded" in str(found)
+    assert "runs not compared: 1, since the state of an agent with a key is not recorded" in str(found)
 
 
 async def test_an_agent_that_the_app_lacks_is_named(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ async def test_a_key_is_needed_and_may_do_what_its_roles_say(valkey: Server, nam
                 refused = await client.request(method, path, json={}, headers={"Authorization": text} if text else {})
                 assert problem(refused) == (401, "unauthorized", "Authorization")
                 assert refused.headers["www-authenticate"] == "Bearer"
+                assert ("unknown or revoked" in refused.json()["detail"]) is (text[:7] == "Bearer ")
             for role in ROLES:
                 answer = await client.request(method, path, json={}, headers=own[role])
                 assert (answer.status_code == 403) is (role != needed), (method, path, role, answer.text)

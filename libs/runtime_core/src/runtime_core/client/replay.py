@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from runtime_core.base.text import counted
 from runtime_core.bus.commits import JOURNAL_LIMIT, CallBegun
 from runtime_core.bus.deliveries import RunFields
 from runtime_core.bus.replies import Answer
@@ -476,12 +475,11 @@ class Check:
         for (agent, line), count in Counter((each.agent, each.line) for each in self.further).items():
             first = next(each for each in self.further if (each.agent, each.line) == (agent, line))
             lines.append(
-                f"note: {counted(count, 'run')} of agent {agent!r} ended, and the code goes on"
+                f"note: {count} {'run' if count == 1 else 'runs'} of agent {agent!r} ended, and the code goes on"
                 f"{f' at {line}' if line else ''}, such as {first.now} in task {first.task}; running tasks will do so"
             )
-        lines += [f"not compared: {counted(count, 'run')}: {reason}" for reason, count in self.skipped.items()]
-        found = f"{len(self.differences) or 'no'} difference{'' if len(self.differences) == 1 else 's'}"
-        return "\n".join([*lines, f"{counted(self.tasks, 'task')}, {counted(self.runs, 'run')}: {found}"])
+        lines += [f"runs not compared: {count}, since {reason}" for reason, count in self.skipped.items()]
+        return "\n".join([*lines, f"tasks: {self.tasks}, runs: {self.runs}, differences: {len(self.differences)}"])
 
 
 async def check(

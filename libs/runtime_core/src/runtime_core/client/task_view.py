@@ -342,7 +342,7 @@ class TaskFilter:
     key: str = ""
     tenant: str = ""
     version: str = ""
-    """The version of the app that began the task. Empty for ended tasks, and for those that have not waited yet."""
+    """Only open tasks that this version of the app began. A task that has not waited yet has none."""
     since_ms: float = 0.0
     """Only tasks created at or after this time, in epoch milliseconds."""
     until_ms: float = math.inf
@@ -360,7 +360,7 @@ class TaskFilter:
             and (not self.session or row.get("session_id") == self.session)
             and (not self.key or row.get("key") == self.key)
             and (not self.tenant or row.get("tenant") == self.tenant)
-            and (not self.version or row.get("version") == self.version)
+            and (not self.version or (row.get("version") == self.version and row["status"] not in ENDED))
             and row["task_id"].startswith(self.prefix)
             and self.since_ms <= row["created"] < self.until_ms
         )

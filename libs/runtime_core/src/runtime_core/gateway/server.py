@@ -237,6 +237,8 @@ class _Resource:
         """Return who sends a key or a token."""
         assert self._keys is not None
         why = "send the header Authorization: Bearer weft_…; `weft key create` makes a key"
+        if text:
+            why = "the key is unknown or revoked; `weft key list` shows the valid ones, by the part after weft_"
         try:
             if self._tokens is not None and text.count(".") == 2:
                 return await self._tokens.caller(text)
