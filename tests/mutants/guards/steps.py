@@ -61,6 +61,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "many numbers with hundreds of digits are refused",
         "unit/wire:codec",
     ),
+    python(
+        "wire/step.py",
+        "most_amount",
+        "not 0 <= value <= MOST_AMOUNT",
+        "not 0 <= value",
+        "usage whose sum the broker cannot store is refused where it is reported",
+        "unit/wire:step",
+    ),
     lua(
         "commit_turn",
         "journaled",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_core.errors import InvalidInput
-from runtime_core.wire.step import CALL_CHARACTERS, PLACE_MAX, as_call, place
+from runtime_core.wire.step import CALL_CHARACTERS, MOST_AMOUNT, PLACE_MAX, Usage, as_call, place
 
 NUMBERS = st.lists(st.integers(0, 200), min_size=1, max_size=3).map(tuple)
 RUNS = st.lists(NUMBERS, max_size=3).map(tuple)
@@ -82,3 +82,11 @@ def test_a_step_is_shown_as_the_call_that_made_it(kind: str, name: str, key: str
 def test_a_shown_call_is_short() -> None:
     large = msgspec.json.encode({f"argument-{number}": "x" * 10_000 for number in range(1_000)})
     assert len(as_call("tool", "n" * 10_000, "", large)) <= CALL_CHARACTERS
+
+
+@pytest.mark.parametrize("amount", [1e308, MOST_AMOUNT * 2, 10**400, float("inf"), float("nan"), -1, True, "3"])
+def test_usage_that_the_broker_cannot_sum_is_refused(amount: object) -> None:
+    """A sum that is infinite cannot be stored, and the answer of a model call with it: it would be paid again."""
+    with pytest.raises(InvalidInput, match=r"spend\.tokens: .* is not a number from 0 to 1e\+15"):
+        Usage.of({"tokens": amount})
+    assert Usage.of({"tokens": MOST_AMOUNT})["tokens"] == MOST_AMOUNT

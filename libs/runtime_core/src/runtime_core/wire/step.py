@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -259,6 +258,10 @@ def as_call(kind: str, name: str, key: str, data: bytes) -> str:
     return f"{method}({', '.join(given)})"[:CALL_CHARACTERS]
 
 
+MOST_AMOUNT = 1e15
+"""The largest amount of one report. The broker cannot store a sum that is infinite, so it would refuse the result."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Sums of amounts by name. A name without reports has 0."""
 
@@ -319,6 +322,6 @@ def _add(into: dict[str, float], amounts: Mapping[str, float]) -> None:
 def _amount(name: str, value: object) -> float:
     if name == USAGE_BY_MODEL:
         raise InvalidInput("spend.models", "is not an amount; name the model with model=")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InvalidInput(f"spend.{name}", f"{quoted(value)} is not a number of 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_AMOUNT:
+        raise InvalidInput(f"spend.{name}", f"{quoted(value)} is not a number from 0 to {MOST_AMOUNT:g}")
     return value
