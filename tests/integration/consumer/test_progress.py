@@ -25,7 +25,6 @@ from runtime_core.trajectory.recorder import Recorder
 from runtime_core.trajectory.store import TrajectoryStore
 from tests.contracts.broker import Broker
 from tests.servers.process import Server
-from tests.servers.proxy import Proxy
 
 SECONDS = 60.0
 LEASE_SECONDS = 0.6
@@ -134,40 +133,3 @@ async def test_leaders_are_healthy_while_the_broker_is_away(own_valkey: Server, 
         await role.stop()
     for opened in (transport, ingress, recorded):
         await opened.close()
-
-
-@pytest.mark.parametrize("away", ["ingress", "partition"])
-async def test_a_state_manager_is_healthy_while_one_of_its_servers_is_away(
-    away: str, valkey: Server, namespace: str
-) -> None:
-    """In a Cluster the ingress may be on a server without partitions."""
-    transport = await connect(valkey.url)
-    keys = await open_namespace(transport, namespace, 1)
-    settings = Settings.from_environment({"WEFT_LEASE_SECONDS": f"{LEASE_SECONDS:g}", "WEFT_NAMESPACE": namespace})
-    async with Proxy(valkey.url) as proxy:
-        others = await connect(proxy.url)
-        of_partition, ingress = (transport, others) if away == "ingress" else (others, transport)
-        manager = StateManagerReplica(
-            [EventBus(of_partition, keys[0])], ingress, settings, Metrics(CollectorRegistry(), "state-manager")
-        )
-        await manager.start()
-        watch = manager._watch
-        watch.waiting(True)
-        watch.waiting = lambda waits: None  # type: ignore[method-assign]
-        proxy.freeze()
-        await until(lambda: bool(watch._asked))
-        started, before = time.monotonic(), watch.stalled_seconds
-
-        def stands() -> bool:
-            nonlocal started, before
-            if watch.stalled_seconds != before:
-                started, before = time.monotonic(), watch.stalled_seconds
-            return time.monotonic() - started > 2
-
-        await until(stands)
-        assert (manager._silent_seconds() < 2) is (away == "ingress")
-        proxy.heal()
-        await until(lambda: watch.stalled_seconds > before)
-        await manager.stop()
-        for opened in (transport, others):
-            await opened.close()

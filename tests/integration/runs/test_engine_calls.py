@@ -15,7 +15,7 @@ from runtime_core.runs.engine_calls import INPUTS_STEP
 from tests.apps import engines_app
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
-from tests.contracts.engine.test_processes import gone, pid_of
+from tests.integration.engines.test_pool import gone, pid_of
 from weft import AgentContext, App, Client, Reject, StreamingMode, SubmitOptions
 from weft.engines import EngineContext, Reference
 from weft.errors import EngineError, InvalidInput

@@ -10,8 +10,8 @@ from pathlib import Path
 from runtime_core.host.local import LocalApp
 from tests.contracts.engine import functions
 from tests.contracts.engine.promises import until
-from tests.contracts.engine.test_processes import gone, pid_of
 from tests.fleet import Fleet
+from tests.integration.engines.test_pool import gone, pid_of
 from tests.servers.process import Server
 from weft import AgentContext, App, Client, Reject
 from weft.aworld import StateManager

@@ -14,7 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
         '            check.check(result, data, "result")\n',
         "            pass\n",
         "a result that does not fit the declared return type fails at the tool",
-        "unit/declare:tool",
+        "unit/declare:function",
     ),
     python(
         "runs/definition.py",
@@ -38,7 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "Reader(self._adapter, strict=True)",
         "Reader(self._adapter)",
         "a result is not converted to its declared type",
-        "unit/declare:tool",
+        "unit/declare:function",
     ),
     python(
         "declare/function.py",
@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if not self._trusts or not self._is_of_the_type(value):",
         "        if True:",
         "a model that serializes differently than it parses is a valid result",
-        "unit/declare:tool",
+        "unit/declare:function",
     ),
     python(
         "declare/function.py",
@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if not self._trusts or not self._is_of_the_type(value):",
         "        if not self._is_of_the_type(value):",
         "a dataclass with a field of the wrong type is not a valid result",
-        "unit/declare:tool",
+        "unit/declare:function",
     ),
     python(
         "client/replay.py",

@@ -35,7 +35,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'argv = [sys.executable, "-P", "-m", ENTRY',
         'argv = [sys.executable, "-m", ENTRY',
         "a user's folder does not shadow Weft's modules",
-        "unit/host:supervisor",
+        "unit/host:stack",
     ),
     python(
         "wire/commands.py",

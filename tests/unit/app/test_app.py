@@ -12,7 +12,6 @@ import pytest
 from pydantic import BaseModel
 
 from runtime_core.app.app import App
-from runtime_core.app.registry import Registry
 from runtime_core.declare.declaration import Agent, RetryPolicy
 from runtime_core.declare.mcp_server import MCPServer, MCPSettings
 from runtime_core.declare.tool import Tool, ToolContext, ToolSettings
@@ -23,8 +22,6 @@ from tests.unit.runs.fake_context import context, run
 
 if TYPE_CHECKING:
     from runtime_core.runs.context import AgentContext
-    from runtime_core.runs.ports import Definition
-    from runtime_core.runs.ports import Functions as FunctionsPort
 
 
 class Facts(BaseModel):
@@ -87,57 +84,6 @@ async def test_the_documented_app_can_be_declared_checked_and_described() -> Non
     assert manifest.agents["writer"].description == "Writes."
     assert manifest.tools["slow"].repeatable is False
     assert manifest.engine_functions["rank-all"].pool == "big"
-
-
-def test_declarations_are_found_by_name_and_by_object() -> None:
-    app = App("test")
-
-    @app.tool(name="find")
-    def search() -> None: ...
-
-    @app.agent("worker")
-    async def work(ctx: AgentContext) -> None: ...
-
-    class Writer(Agent):
-        @handles(str)
-        async def on_text(self, message: str, ctx: AgentContext) -> None: ...
-
-    app.add_agent("writer", Writer)
-    functions = app.functions
-
-    assert functions.tool(search) is functions.tool("find") is app.tools["find"]
-    assert functions.agent(work) is app.agents["worker"]
-    assert functions.agent(Writer) is app.agents["writer"]
-    assert functions.tool("search") is None
-    assert functions.tool(work) is None
-    assert functions.tool([]) is None
-    assert functions.engine_function(search) is None
-
-
-def test_a_function_of_two_names_must_be_named_by_text() -> None:
-    app = App("test")
-
-    def search() -> None: ...
-
-    app.tool(name="a")(search)
-    app.tool(name="b")(search)
-
-    assert app.functions.tool("b") is app.tools["b"]
-    with pytest.raises(ConfigurationError, match=r"search is declared as 'a' and 'b': use one"):
-        app.functions.tool(search)
-
-
-def test_an_app_fits_what_a_run_asks_for() -> None:
-    functions: FunctionsPort = Registry()  # checked by the type checker
-    app = App("test")
-
-    @app.agent("a")
-    async def a(ctx: AgentContext) -> None: ...
-
-    definition: Definition = app.agents["a"]
-
-    assert functions.tool("x") is None
-    assert definition.name == "a"
 
 
 def test_included_apps_merge_and_a_shared_part_may_come_twice() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
-import pytest
 
-from runtime_core.base.text import duration
 from runtime_core.trajectory.reading import TaskTrajectory
 from runtime_core.trajectory.tree import last_failure, render, to_tree
 from runtime_core.wire.step import Fork, Step, StepFailure, TaskEnd
@@ -173,24 +171,6 @@ def test_runs_may_nest_deeper_than_python_s_calls() -> None:
     while nodes:
         depth, nodes = depth + 1, nodes[0]["children"]
     assert depth == len(runs)
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (-5, "0.0 ms"),
-        (0.04, "0.0 ms"),
-        (12.345, "12.3 ms"),
-        (999.99, "1.00 s"),
-        (3_420, "3.42 s"),
-        (59_999, "1 min 00 s"),
-        (125_000, "2 min 05 s"),
-        (3_599_900, "1 h 00 min"),
-        (10_920_000, "3 h 02 min"),
-    ],
-)
-def test_durations_are_for_people(milliseconds: float, text: str) -> None:
-    assert duration(milliseconds) == text
 
 
 def test_a_fork_names_its_origin_and_shows_its_inherited_steps() -> None:

@@ -10,7 +10,6 @@ import jinja2
 import msgspec
 import pytest
 
-from runtime_core.base import text
 from runtime_core.client.task_view import TaskPage
 from runtime_core.errors import InvalidInput
 from runtime_core.gateway.console import boards, views
@@ -339,18 +338,6 @@ def test_a_long_error_is_short_until_it_is_opened() -> None:
     assert "details" not in text({"type": "E", "message": "short"})
 
 
-def test_times_and_amounts_are_abbreviated() -> None:
-    assert [text.brief(ms) for ms in (47, 3_200, 47_000, 304_000, 3_600_000)] == [
-        "47 ms",
-        "3.2 s",
-        "47 s",
-        "5.1 min",
-        "1.0 h",
-    ]
-    assert [text.whole(ms) for ms in (45_000, 60_000, 5_400_000, 0)] == ["45 s", "1 min", "1 h 30 min", "0 ms"]
-    assert [text.money(value) for value in (0, 0.0485, 1234.5)] == ["0", "0.0485", "1,234.50"]
-
-
 def test_a_handler_that_runs_a_delivery_alone_is_shown_with_its_task() -> None:
     """In red if it is the only one: all other work of its stream waits."""
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True)
@@ -486,12 +473,6 @@ def test_a_task_as_python_is_a_whole_program() -> None:
     program = snippets({"agent": "greeter", "input": {"name": "Ann"}}, "http://127.0.0.1", keyed=False)["Python"]
     compile(program, "task.py", "exec")
     assert "from weft import Client" in program
-
-
-def test_growing_spans_have_no_decimals() -> None:
-    assert [text.about(ms) for ms in (371.1, 1_000, 54_100, 59_700, 125_000)] == [
-        "371 ms", "1 s", "54 s", "1 min 00 s", "2 min 05 s",
-    ]  # fmt: skip
 
 
 def test_a_redriven_step_and_its_runs_are_open() -> None:
