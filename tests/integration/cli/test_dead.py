@@ -54,6 +54,7 @@ def test_equal_errors_are_shown_once_and_an_ended_task_is_reopened(weft: Weft) -
     shown = weft("task", "show", "tries-1").out
     assert "\nthe last traceback, of tool stubborn:\n" in shown
     assert 'raise RuntimeError(f"never {text}")' in shown
+    assert "runtime_core/" not in shown, "`weft dead show` has Weft's own frames"
 
 
 def test_a_truncated_letter_is_not_redriven(weft: Weft, desk: Desk) -> None:

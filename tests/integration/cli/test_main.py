@@ -50,7 +50,7 @@ def test_help_imports_nothing_that_takes_time() -> None:
         (["submit", "a", "--stream", "--no-wait"], "weft submit: "),
         (["completion"], "weft completion: Missing argument 'SHELL'"),
         (["nothing"], "weft: No such command 'nothing'"),
-        (["tsk"], "weft: No such command 'tsk'. Did you mean 'task'?"),
+        (["tsk"], "weft: No such command 'tsk'. Did you mean 'task'? See `weft --help`"),
         (["task", "list", "--status", "odd"], "weft task list: "),
         (["schedule", "set", "s", "echo"], "weft schedule set: Invalid value: give exactly one of --every"),
         (["dead", "redrive"], "weft dead redrive: Invalid value: give either ids or --all"),

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 LONGEST_TRACEBACK = 8_000
 LONGEST_MESSAGE = 2_000
 LONGEST_TYPE = 200
+_FRAME = re.compile(r'(?m)^(?=  File ")')
 
 
 def plain(text: str) -> str:
@@ -34,6 +35,17 @@ def text_of_error(error: BaseException) -> str:
         return str(error)
     except Exception as unreadable:
         return f"(its text cannot be read: {type(unreadable).__name__})"
+
+
+def own_frames(traceback: str) -> str:
+    """Return a traceback without Weft's own frames; empty if it has no others, or none of Weft."""
+    frames = _FRAME.split(traceback)
+    own = [frame for frame in frames[1:] if "/runtime_core/" not in frame.partition("\n")[0]]
+    if not own or len(own) == len(frames) - 1:
+        return ""
+    if "/runtime_core/" in frames[-1].partition("\n")[0]:  # the error's text follows the last frame
+        own.append("\n".join(line for line in frames[-1].split("\n")[1:] if not line.startswith(" ")))
+    return frames[0] + "".join(own)
 
 
 def shortened(text: str, limit: int) -> str:

@@ -195,7 +195,8 @@ class Partition:
         if not confirmed:
             raise NotDurable(
                 "durability",
-                f"not confirmed as {self.durability} within {DURABLE_SECONDS:g} s; send it again",
+                f"not confirmed as {self.durability} within {DURABLE_SECONDS:g} s: check that the broker's "
+                f"{'replicas are connected' if self.durability == 'quorum' else 'disk keeps up'}, and send it again",
                 1.0,
                 task,
             )

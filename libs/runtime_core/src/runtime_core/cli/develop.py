@@ -121,7 +121,7 @@ def up_command(
     app: Annotated[
         str | None, Option(metavar="MODULE:APP", help="Your app, as in desk:app. Default: WEFT_APP.")
     ] = None,
-    replicas: Annotated[int, Option(min=1, max=256, help="The number of handlers of each kind.")] = 1,
+    replicas: Annotated[int, Option(metavar="N", min=1, max=256, help="The number of handlers of each kind.")] = 1,
     ray: Annotated[
         bool, Option("--ray", help="Also run steps on Ray: on a local one, or on the cluster at WEFT_RAY_ADDRESS.")
     ] = False,
@@ -142,6 +142,7 @@ def up_command(
     metrics_port: Annotated[
         int | None,
         Option(
+            metavar="PORT",
             min=0,
             max=65535,
             help="The first service's HTTP port for metrics and health; the others use the next ports. 0: free ports.",
@@ -149,7 +150,12 @@ def up_command(
     ] = None,
     http_port: Annotated[
         int | None,
-        Option(min=0, max=65535, help="Also offer tasks over HTTP, at this port. 0: a free port. Default: off."),
+        Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Also offer tasks over HTTP, at this port. 0: a free port. Default: off.",
+        ),
     ] = None,
 ) -> None:
     """Run everything on this machine.

@@ -209,7 +209,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
         # Typer puts `Value error, ` before the text of some of its own errors.
         message = " ".join(message.split()).replace(": Value error, ", ": ", 1)
         path = context.command_path if context is not None else "weft"
-        _say(path, f"{message.rstrip('.')}; see `{path} --help`")
+        _say(path, f"{message.rstrip('.')}{' See' if message.endswith('?') else '; see'} `{path} --help`")
     return WRONG_USAGE
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 from typer import Argument, BadParameter, Exit, Option, confirm
 
-from runtime_core.base.text import counted, duration, plain
+from runtime_core.base.text import counted, duration, own_frames, plain
 from runtime_core.bus.connection import position
 from runtime_core.bus.deliveries import pairs
 from runtime_core.bus.event_bus import EventBus
@@ -222,7 +222,8 @@ def _print_runs(recorded: TaskTrajectory | None, view: Row, has_store: bool) -> 
         print("\n".join(render(recorded).splitlines()[1:]))
         if (failure := last_failure(recorded)) is not None:
             step, error = failure
-            print(f"\nthe last traceback, of {plain(step.kind)} {plain(step.name)}:\n{shown(error.traceback.rstrip())}")
+            frames = own_frames(error.traceback) or error.traceback
+            print(f"\nthe last traceback, of {plain(step.kind)} {plain(step.name)}:\n{shown(frames.rstrip())}")
     elif not has_store:
         print(
             f"trajectory: there is no store at {without_password(read_settings().trajectory_url)}. Run this command "
@@ -432,7 +433,7 @@ async def _write(task_id: str, write: Callable[[EventBus], Awaitable[Written]]) 
 
 @app.verb("cancel", seconds=None)
 async def cancel(
-    task_ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="The tasks' ids.")] = None,
+    task_ids: Annotated[list[str] | None, Argument(metavar="ID", help="The tasks' ids.")] = None,
     every: Annotated[bool, Option("--all", help="All open tasks that the filters select.")] = False,
     status: Annotated[
         Literal["accepted", "running", "waiting"] | None, Option(help="With --all: only tasks with this status.")

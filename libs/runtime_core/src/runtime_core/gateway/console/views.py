@@ -12,7 +12,20 @@ from typing import Any
 
 import msgspec
 
-from runtime_core.base.text import TURNS, amount, brief, in_bytes, iso, money, shortened, span, utc, visible, whole
+from runtime_core.base.text import (
+    TURNS,
+    amount,
+    brief,
+    in_bytes,
+    iso,
+    money,
+    own_frames,
+    shortened,
+    span,
+    utc,
+    visible,
+    whole,
+)
 from runtime_core.client.task_view import describe_wait
 from runtime_core.state_manager.stuck import describe_lack
 from runtime_core.wire.codec import readable
@@ -23,7 +36,6 @@ Json = Any
 """A part of a task, as JSON. (Any: JSON.)"""
 
 SHOWN_CHARACTERS = 20_000
-_FRAME = re.compile(r'(?m)^(?=  File ")')
 ROWS_MAX = 400
 GIVEN = "result given to the fork"
 WIDTH = 1000
@@ -87,17 +99,6 @@ def ago(ms: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
     return f"{int(seconds)} s ago"
-
-
-def own_frames(traceback: str) -> str:
-    """Return a traceback without Weft's own frames; empty if it has no others, or none of Weft."""
-    frames = _FRAME.split(traceback)
-    own = [frame for frame in frames[1:] if "/runtime_core/" not in frame.partition("\n")[0]]
-    if not own or len(own) == len(frames) - 1:
-        return ""
-    if "/runtime_core/" in frames[-1].partition("\n")[0]:  # the error's text follows the last frame
-        own.append("\n".join(line for line in frames[-1].split("\n")[1:] if not line.startswith(" ")))
-    return frames[0] + "".join(own)
 
 
 WAITS = {"tool": ("tool", "engine", "ray", "spark"), "person": ("human",), "message": ("receive",),
