@@ -37,11 +37,11 @@ from tests.simulation.clock import virtual
 from tests.simulation.engines import ENGINES, Cluster, GatewayProcess
 from tests.simulation.ledger import LEDGER, Ledger
 from tests.simulation.loop import PROCESS, SimLoop
-from tests.simulation.objects import OBJECT
 from tests.simulation.objects import STREAM as OBJECTS
 from tests.simulation.processes import HandlerProcess, Process, RelayProcess, RoleProcess, SchedulerProcess
 from tests.simulation.programs import (
     LATE,
+    OBJECT,
     SUBSCRIPTIONS,
     TURN_SECONDS,
     draw_mix,

@@ -13,16 +13,16 @@ from runtime_core.app.app import App
 from runtime_core.declare.declaration import Place
 from runtime_core.integrations.actors.actor import ActorDefinition, ActorRun, Actors, current_run
 from runtime_core.integrations.actors.agents import native
-from runtime_core.integrations.actors.identity import AgentId, pool_of
+from runtime_core.integrations.actors.identity import AgentId, TopicId, pool_of
 from runtime_core.integrations.actors.instances import Instances
-from runtime_core.integrations.actors.message import Content, MessageEnvelope
+from runtime_core.integrations.actors.message import Content, MessageEnvelope, encode_envelope
 from runtime_core.integrations.actors.serialization import SerializationRegistry, UnknownPayload
 from runtime_core.runs.definition import AgentDefinition
+from runtime_core.wire.ids import step_digest
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
-from tests.simulation.programs import KEYS, RETRY, Op, Program
+from tests.simulation.ledger import LEDGER
+from tests.simulation.programs import CHAT, KEYS, OBJECT, RETRY, Op, Program
 
-OBJECT = "object"
-"""The type, and the name of its agent."""
 STREAM = f"agent:{pool_of(OBJECT)}"
 PROGRAM = "program"
 """The type of all messages."""
@@ -52,6 +52,13 @@ class Player:
             case ["ask", requests]:
                 # A request that would wait in a circle, or whose handler fails, ends with an error: not this handler's.
                 await asyncio.gather(*(self._request(run, key, program) for key, program in requests))
+            case ["publish", key, program]:
+                envelope = _message(program)
+                # The step's id, as the run names it.
+                step = f"p{step_digest('publish', CHAT, key, encode_envelope(envelope))}"
+                place = run.task_id, run.run_id, f"{step}.{run._asked[step]}"
+                LEDGER.get().publishes[place] = CHAT, key, f"{OBJECT}/{run.key}"
+                run.publish(TopicId(CHAT, key), envelope)
             case ["flaky", attempts]:
                 if run.attempt <= attempts:
                     raise RuntimeError("an attempt of the handler fails")
@@ -59,9 +66,9 @@ class Player:
                 raise AssertionError(op)
 
     async def _request(self, run: ActorRun, key: str, program: Program) -> None:
-        envelope = MessageEnvelope(Content(PROGRAM, msgspec.Raw(msgspec.json.encode(program))), is_rpc=True)
+        envelope, token = _message(program, is_rpc=True), self._actors.vocabulary.cancellation_token()
         with suppress(Exception):
-            await run.request(AgentId(OBJECT, key), envelope, self._actors.vocabulary.cancellation_token())
+            await run.request(AgentId(OBJECT, key), envelope, token)
 
     async def save_state(self) -> Mapping[str, Any]:  # Any: JSON
         return {"log": self._log}
@@ -95,6 +102,10 @@ class AppWithObjects:
         self.actors.stop()
 
 
+def _message(program: Program, *, is_rpc: bool = False) -> MessageEnvelope:
+    return MessageEnvelope(Content(PROGRAM, msgspec.Raw(msgspec.json.encode(program))), is_rpc=is_rpc)
+
+
 def envelope_of(program: Program) -> dict[str, Any]:  # Any: JSON
     """Return a message to an object from a sender that is no object."""
     return {"content": {"message_type": PROGRAM, "payload": program}}
@@ -115,12 +126,14 @@ def draw_object_program(choice_source: ChoiceSource, key: str, above: tuple[str,
 
 
 def _draw_op(choice_source: ChoiceSource, above: tuple[str, ...], asks: bool) -> Op:
-    kind = weighted(choice_source, [(6, "ask" if asks else "wait"), (3, "wait"), (1, "flaky")])
+    kind = weighted(choice_source, [(6, "ask" if asks else "wait"), (3, "wait"), (1, "flaky"), (3, "publish")])
     match kind:
         case "ask":
             keys = [pick(choice_source, (KEYS[1], KEYS[0], "m")) for _ in range(1 + choice_source.choose(2))]
             return ["ask", [[key, draw_object_program(choice_source, key, above)] for key in keys]]
         case "wait":
             return ["wait", pick(choice_source, (0.1, 1.0, 4.0))]
+        case "publish":
+            return ["publish", pick(choice_source, (*KEYS, "m")), [["count"]]]
         case _:
             return ["flaky", 1]

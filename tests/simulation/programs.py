@@ -38,9 +38,12 @@ RATE, RATE_SECONDS = 3, 1.0
 LATE = "late"
 """An agent that nobody knows before a client subscribes it to `UNHEARD`."""
 NEWS, NOTES, UNHEARD = "news", "notes", "quiet"
+CHAT, OBJECT = "chat", "object"
+"""The topic of agents that are objects, and their type, which is also the name of its agent."""
 TOPICS = (NEWS, NOTES, UNHEARD)
 SUBSCRIPTIONS = (
     TopicSubscription(NEWS, "alpha"), TopicSubscription("ne", "beta", prefix=True), TopicSubscription(NOTES, "free"),
+    TopicSubscription(CHAT, OBJECT),
 )  # fmt: skip
 LIMIT_SECONDS = 0.5
 """How long a tool with a time limit may take."""

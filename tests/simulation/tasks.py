@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tests.simulation.choice_source import ChoiceSource, pick, weighted
-from tests.simulation.objects import OBJECT, draw_object_program, envelope_of
-from tests.simulation.programs import EAGER, FRESH, KEYED, KEYS, NARROW, Mix, Program, draw_program
+from tests.simulation.objects import draw_object_program, envelope_of
+from tests.simulation.programs import EAGER, FRESH, KEYED, KEYS, NARROW, OBJECT, Mix, Program, draw_program
 
 
 @dataclass
