@@ -84,6 +84,27 @@ async def client() -> AsyncIterator[Client]:
         yield connected
 
 
+async def forget(task: TaskHandle) -> None:
+    """The broker has lost the task with its last writes."""
+    await task.bus.transport.call("DEL", task.bus.keys.task(task.task_id))
+
+
+@pytest.mark.parametrize("submitted", [True, False], ids=["submitted here", "found by its id"])
+async def test_nobody_waits_for_the_result_of_a_task_that_the_broker_has_lost(client: Client, submitted: bool) -> None:
+    task = await client.submit("waits")
+    if not submitted:
+        task = await client.task(task.task_id)
+    waiting = asyncio.create_task(task.result())
+    async with asyncio.timeout(60):
+        while task._partition._asked != {task.task_id}:
+            await asyncio.sleep(0)
+        await task._partition._look_up()
+        assert not waiting.done()
+        await forget(task)
+        with pytest.raises(InvalidInput, match="there is no task"):
+            await waiting
+
+
 async def events_of(task: TaskHandle, mode: StreamingMode | None = None, after: str = "0-0") -> list[StreamEvent]:
     async with asyncio.timeout(60):
         return [event async for event in task.stream(after, mode=mode)]

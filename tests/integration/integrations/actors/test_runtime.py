@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runtime_core.errors import JournalMoved, WeftError
 from tests.integration.integrations.actors.agents import (
     DEFAULT,
     Answer,
@@ -62,6 +63,22 @@ async def test_one_agent_handles_one_message_at_a_time_and_in_order(runtime: Run
     await asyncio.wait_for(asyncio.gather(*asked), SECONDS)
     assert gate.most_inside == 1
     assert gate.handled == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_request_that_the_broker_has_lost_ends_with_an_error(runtime: Runtime) -> None:
+    await Gate.register(runtime, "gate", Gate)
+    runtime.start()
+    gate = await gate_of(runtime)
+    asking = asyncio.create_task(runtime.send_message(Ask("1"), AgentId("gate", "one")))
+    await asyncio.wait_for(gate.entered.wait(), SECONDS)
+    _, replies = await runtime._host.place("gate", "one")
+    while not replies._asked:  # the answer to the submit may come after the message
+        await asyncio.sleep(0)
+    [future] = runtime._requests._waiting
+    future.set_exception(JournalMoved("the broker has lost the request"))
+    with pytest.raises(WeftError, match="lost the request to gate/one, or no longer stores its answer: send it again"):
+        await asyncio.wait_for(asking, SECONDS)
+    gate.released.set()
 
 
 async def test_a_request_to_a_runtime_that_does_not_run_ends_at_its_time_limit(runtime: Runtime) -> None:

@@ -54,7 +54,7 @@ class Replies:
         self._cursor = "0-0"
         self._waiting: dict[str, list[asyncio.Future[Answer]]] = {}
         self._asked: set[str] = set()
-        """Names of steps whose requests the broker has stored."""
+        """Names of requests that the broker has stored."""
         self._task: asyncio.Task[None] | None = None
         self._lost: BusLost | None = None
 
@@ -97,9 +97,9 @@ class Replies:
                 future.set_result(answer)
 
     def mark_requested(self, names: Iterable[str]) -> None:
-        """Note that the broker has stored the requests of these steps.
+        """Note that the broker has stored the requests of these steps, or these tasks.
 
-        If the broker has lost one of them with its last writes, its callers get JournalMoved.
+        If the broker has forgotten one of them, perhaps with its last writes, its callers get JournalMoved.
         """
         self._asked.update(name for name in names if name in self._waiting)
 
@@ -169,7 +169,7 @@ class Replies:
     def _stored(self, name: str) -> Awaitable[Reply]:
         task, _, place = name.partition("|")
         if not place:
-            return self.bus.transport.call("HMGET", self.bus.keys.task(task), "out", "state")
+            return self.bus.transport.call("HMGET", self.bus.keys.task(task), "out", "state", "status")
         run, _, step = place.rpartition("|")
         return self.bus.transport.call("HMGET", self.bus.keys.run(task, run), f"j:{step}", f"o:{step}", f"m:{step}")
 

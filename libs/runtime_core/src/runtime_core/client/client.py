@@ -260,6 +260,7 @@ class Client:
             replies.forget(new.task_id, expected)
             raise
         if submitted.task == new.task_id and submitted.partition == replies.bus.keys.partition:
+            replies.mark_requested((new.task_id,))
             return TaskHandle(self._tails, new.task_id, replies, expected)
         replies.forget(new.task_id, expected)
         return TaskHandle(self._tails, submitted.task, self._partitions[submitted.partition])

@@ -19,7 +19,7 @@ from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.partition import repeat_after_reconnect
 from runtime_core.bus.replies import Answer, Replies
 from runtime_core.client.task_view import MAX_SCANNED, Row, read_task
-from runtime_core.errors import BusError, BusLost, InvalidInput
+from runtime_core.errors import BusError, BusLost, InvalidInput, JournalMoved
 from runtime_core.state_manager.admission import answer_question
 from runtime_core.wire import codec
 from runtime_core.wire.codec import wrong_cursor
@@ -412,12 +412,15 @@ class TaskHandle:
             if not await self._look():
                 self._partition.forget(self.task_id, future)
                 raise unknown_task(self.task_id)
+            self._partition.mark_requested((self.task_id,))
         limit = None if timeout is None else future.get_loop().call_later(timeout, _time_out, future)
         # If the reply is lost, the reader finds the answer: it polls the tasks themselves.
         try:
             self._final = (await future).value
         except TimeoutError:
             raise TimeoutError(f"task {self.task_id} has not ended within {timeout:g} s; it continues") from None
+        except JournalMoved:
+            raise unknown_task(self.task_id) from None
         finally:
             if limit is not None:
                 limit.cancel()

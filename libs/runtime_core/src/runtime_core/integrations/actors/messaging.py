@@ -16,7 +16,7 @@ import msgspec
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.spans import TASKS, TOPICS, sending
 from runtime_core.bus.topics import TopicSubscription, published
-from runtime_core.errors import BusError, InvalidInput, Rejected
+from runtime_core.errors import BusError, InvalidInput, JournalMoved, Rejected, WeftError
 from runtime_core.integrations.actors.actor import ActorRun, Actors, current_run
 from runtime_core.integrations.actors.errors import RuntimeStopped
 from runtime_core.integrations.actors.host import ActorHost
@@ -193,6 +193,7 @@ class Requests:
             with sending(TASKS, message=envelope.message_id, task=task) as traceparent:
                 new.context = restated(b"", traceparent)
                 started = await self._submit(bus, new, recipient)
+            replies.mark_requested((task,))
             if not started:
                 reply = await bus.transport.call("HMGET", bus.keys.task(task), "status", "out")
                 status, kept = cast(list[bytes | None], reply)
@@ -209,6 +210,11 @@ class Requests:
                     self._actors.cancel(task)
                     await _withdraw(bus, task)
             return self._response(place, (await future).value)
+        except JournalMoved:
+            raise WeftError(
+                f"the broker has lost the request to {recipient.type}/{recipient.key}, or no longer stores its answer: "
+                "send it again"
+            ) from None
         except asyncio.CancelledError:
             self._actors.cancel(task)
             await _cancel(bus, task)
