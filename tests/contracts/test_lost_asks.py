@@ -25,6 +25,7 @@ from runtime_core.integrations.actors.serialization import SerializationRegistry
 from runtime_core.runs.turn import TurnHandler
 from runtime_core.telemetry.metrics import Metrics
 from tests.contracts.broker import Broker, complete, now
+from tests.contracts.test_kept_turns import reconnect
 
 REPLY = "asker"
 SECONDS = 20.0
@@ -194,3 +195,31 @@ async def test_nothing_leaves_after_a_lost_request(broker: Broker, bus: EventBus
         assert len(runs) == 2
         (again,), _ = await bus.read(["agent"], 1, int(SECONDS * 1000))
         assert again.name == "editor", "and not the desk"
+
+
+async def test_a_failed_handler_runs_again_if_an_answer_is_lost(broker: Broker, bus: EventBus) -> None:
+    """Its message may depend on the answer, so it is not published again before the handler has the new one."""
+    runs, used, lost = list[str](), asyncio.Event(), asyncio.Event()
+
+    async def handle(run: ActorRun) -> None:
+        runs.append(run.run_id)
+        await run.request(AgentId("editor", "e"), MessageEnvelope(), None)
+        if len(runs) == 1:
+            run.publish(NEWS, MessageEnvelope(message_id="1"))
+            await lose_news(broker)
+            used.set()
+            await lost.wait()
+            raise RuntimeError("the handler fails after the server is back")
+
+    async with handling(broker, bus, handle), asyncio.timeout(SECONDS):
+        (editor,), _ = await bus.read(["agent"], 1, int(SECONDS * 1000))
+        step = await has_step(broker, "m:")
+        missing = (await broker.task("t"))[f"m:{step}"]
+        assert await complete(bus, editor, output=b"null")
+        await used.wait()
+        await lose_answer(broker, step, missing)
+        await reconnect(broker, bus)
+        lost.set()
+        while len(runs) < 2:
+            await asyncio.sleep(0.01)
+        await broker.nothing(bus)

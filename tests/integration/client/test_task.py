@@ -95,7 +95,7 @@ async def test_nobody_waits_for_the_result_of_a_task_that_the_broker_has_lost(cl
     if not submitted:
         task = await client.task(task.task_id)
     waiting = asyncio.create_task(task.result())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while task._partition._asked != {task.task_id}:
             await asyncio.sleep(0)
         await task._partition._look_up()

@@ -46,6 +46,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:lost_asks",
     ),
     python(
+        "runs/turn.py",
+        "failed_answer_lost",
+        "store_again(result.journaled, run.journal.values, run.answered)",
+        "store_again(result.journaled, run.journal.values)",
+        "a failed handler publishes nothing again after an answer that the server has lost",
+        "contracts:lost_asks",
+    ),
+    python(
         "integrations/actors/actor.py",
         "message_lost",
         "            self.note_sent(sends)\n",

@@ -555,8 +555,8 @@ async def _stored_again(warm: _Warm, result: TurnResult) -> TurnResult:
 
     Raises JournalMoved if the turn must be replayed first.
     """
-    answered = warm.run.answered if isinstance(result, Completed) else ()
-    over = await warm.port.store_again(result.journaled, warm.run.journal.values, answered)
+    run = warm.run
+    over = await warm.port.store_again(result.journaled, run.journal.values, run.answered)
     return _over_limit(LimitExceeded(over), result) if over else result
 
 
