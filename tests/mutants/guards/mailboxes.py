@@ -566,7 +566,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._forget(instance)\n                continue\n",
         "                pass\n",
         "a handler does not share an object with a handler that the broker has ended",
-        "unit/integrations/actors:actor",
+        "unit/integrations/actors:instances",
     ),
     python(
         "integrations/actors/instances.py",
@@ -582,7 +582,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if not instance.holders:\n            self._close(instance)\n",
         "        self._close(instance)\n",
         "an object is not closed while a handler uses it",
-        "unit/integrations/actors:actor",
+        "unit/integrations/actors:instances",
     ),
     lua(
         "commit_turn",

@@ -9,7 +9,7 @@ SEARCH = "telemetry/secret_search.py"
 JSON = "telemetry/json_redaction.py"
 STRINGS = "telemetry/json_redaction.py"
 PATTERNS = "telemetry/secret_search.py"
-COST = "unit/telemetry:redaction_cost"
+COST = ("unit/telemetry:secret_search", "unit/telemetry:json_redaction")
 RESULTS = "unit/telemetry:redaction"
 
 LOGS = "telemetry/logs.py"
@@ -22,7 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if in_name and len(written) > _LONGEST_SHOWN_NAME:",
         "if False:",
         "a long name of JSON with too many candidates is hidden at once",
-        COST,
+        *COST,
     ),
     python(
         LOGS,
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if size > MAX_LIST_BYTES:\n",
         "            if False:\n",
         "an endless list of tools is refused",
-        "unit/calls/mcp:transport_large_answers",
+        "unit/calls/mcp:connection",
     ),
     python(
         "calls/mcp/connection.py",
@@ -166,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if len(found) > MAX_TOOLS:\n",
         "            if False:\n",
         "a list of 100,000 tools is refused before they are checked",
-        "unit/calls/mcp:transport_large_answers",
+        "unit/calls/mcp:connection",
     ),
     python(
         "calls/mcp/transport.py",
@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if allowance.values < 0:\n",
         "            if False:\n",
         "a bounded number of values is examined in JSON with too many places",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "or len(data) > _KEPT_BYTES[level]:",
         "or False:",
         "large values of JSON with too many candidates are hidden as a whole",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            await slices.worked(_ROW_BYTES + size)\n",
         "",
         "many rows with many candidates do not hold the event loop",
-        COST,
+        *COST,
     ),
     python(
         "bus/commits.py",
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                await slices.worked(_ROW_BYTES + len(bytes(step.input)))\n",
         "",
         "many rows with messages do not hold the event loop",
-        COST,
+        *COST,
     ),
     python(
         "trajectory/recorder.py",
@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            await slices.worked(len(rows))\n",
         "",
         "many large rows of the broker do not hold the recorder's event loop",
-        COST,
+        *COST,
     ),
     python(
         "base/periodic.py",
@@ -254,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """        return b"[%b]" % b",".join(shown)\n""",
         "        return self._coarsely(data.strip(), _Allowance(0))\n",
         "rows of the trajectory stay rows, however many of them may hold secrets",
-        COST,
+        *COST,
     ),
     python(
         PATTERNS,
@@ -262,7 +262,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    for _ in range(_MAX_ENDS):\n",
         "    while True:\n",
         "a bounded number of ends of other keys is passed over",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -270,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        except _TooManyCandidates:\n            return whole\n",
         "        finally:\n            pass\n",
         "only the inner JSON with too many places is hidden",
-        COST,
+        *COST,
     ),
     python(
         REDACTION,
@@ -318,7 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if allowance.candidates <= 0:\n                spans.append((here, len(text)))\n                break\n",
         "",
         "a bounded number of places in a text is examined, and the rest is hidden",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -326,7 +326,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                if allowance.candidates <= 0:\n                    spans.append((found.start(), len(text)))\n                    break\n",
         "",
         "a text is hidden after a bounded number of matches of a pattern",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if allowance.candidates < 0:\n                raise _TooManyCandidates\n",
         "",
         "a bounded number of places in JSON is examined",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -342,7 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if allowance.strings < 0:\n            raise _TooManyCandidates\n",
         "",
         "a bounded number of strings is matched with the user's patterns",
-        COST,
+        *COST,
     ),
     python(
         STRINGS,
@@ -350,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if few and (decoded",
         "if False and (decoded",
         "a long text with few escapes is not decoded as a whole",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -358,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if allowance.escapes < 0:",
         "if False:",
         "a bounded number of escapes is decoded",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -366,7 +366,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if allowance.decoded < 0:\n            return whole\n",
         "",
         "the levels of JSON inside texts are not each decoded as a whole",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -374,7 +374,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "for part in (written[:_LONG_STRING], written):",
         "for part in (written,):",
         "a long name is not read to its end",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    self._allowance.candidates -= FAR_COST\n",
         "                    pass\n",
         "a bounded number of secrets behind much white space is searched for",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -390,7 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                at = max(at, parts.word_end - self._longest)\n",
         "",
         "a long word is not searched again",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -398,7 +398,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if end_of_rest in _ENDS_OF_WORDS and not _UNPLAIN.search(text, max(0, end - _LONGEST_NAME), end):",
         "if end_of_rest in _ENDS_OF_WORDS:",
         "a name that ends a long word is found, however many backslashes follow it",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -406,7 +406,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        self._longest = max(self._longest, len(known))\n",
         "",
         "a known secret that begins inside a long word is hidden to its end",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -422,7 +422,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """        rb"(?:\\"|u0022)[-_]*(?i:\"""",
         """        rb"(?:\\\\*\\"|u0022)[-_]*(?i:\"""",
         "many backslashes before a name are read once",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -430,7 +430,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "{2})*?(?:",
         "{2})*(?:",
         "many escapes after a name are not read by one match",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -438,7 +438,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if depth >= NESTING:",
         "if False:",
         "JSON inside of texts is read to a bounded depth",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -446,7 +446,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """b"]{1,16}+|", 1) + rb"{0,16}+\"""",
         """b"]++|", 1) + rb"*+\"""",
         "a rule reads a bounded number of spaces one by one",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if reason == _TRUNCATED:\n            return len(data)\n",
         "",
         "a string without an end is read once",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -478,7 +478,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "end = start + int(reached[1]) - 1",
         "end = start + int(reached[1])",
         "a long string ends before a quote that follows it",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -486,7 +486,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if allowance.candidates > 0 or every or at > end:",
         "if True:",
         "strings beyond the checked candidates are hidden without decoding",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -494,7 +494,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept, at = 0, max(0, hit - (size - len(data)))",
         "kept = at = 0",
         "no level of JSON with too many candidates is searched again up to its first one",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -502,7 +502,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "at = 0 if numbered else max(0, hit - saved)",
         "at = 0",
         "a decoded text is not searched again up to its first candidate",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -510,7 +510,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if end > self._ends.get(group, 0):",
         "if True:",
         "the end of a long secret is searched for once",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -518,7 +518,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            end_of_rest = end_of_word\n",
         "            end_of_rest = None\n",
         "a long word is hidden to its end",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -526,7 +526,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'if len(data) > _DECODED_COMMAS and data.count(b",") > _DECODED_COMMAS:',
         "if False:",
         "an object of very many short members is not decoded",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -534,7 +534,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """if value[:1] == b'"' and _is_secret_name(name):""",
         "if False:",
         "members named like secrets are hidden even in JSON with too many places",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -542,7 +542,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return data if level else _HIDDEN_VALUE",
         "return data",
         "data with too many places that is not JSON is hidden",
-        COST,
+        *COST,
     ),
     python(
         STRINGS,
@@ -550,7 +550,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    return (start, string_end(data, start)) if start < position else None\n",
         "    return start, string_end(data, start)\n",
         "a number that looks like a known secret leaves JSON as it is",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -558,7 +558,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not anyone or _OUTER_ANCHOR.search(anyone):",
         "if not anyone:",
         "a pattern anchored to the start matches each text",
-        COST,
+        *COST,
     ),
     python(
         SEARCH,
@@ -566,7 +566,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'if self._lines is None or b"\\\\" in data:',
         "if self._lines is None:",
         "a pattern is matched with the decoded string, not with its JSON",
-        COST,
+        *COST,
     ),
     python(
         JSON,
@@ -582,7 +582,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "{0,%(most)d}+",
         "*",
         "a rule reads a bounded number of bytes to decide",
-        COST,
+        *COST,
         survives="places are bounded as well: it costs a thousandth of a second for each",
     ),
     python(
@@ -607,6 +607,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "size - sum(len(bytes(value)) for value in members.values()) > _NAMES_BYTES",
         "False",
         "an object of long names is not written again when it has too many candidates",
-        "unit/telemetry:redaction_cost",
+        "unit/telemetry:json_redaction",
     ),
 )

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
-from mcp_types import ListToolsResult, Tool
 
-from runtime_core.calls.mcp import connection, transport
+from runtime_core.calls.mcp import transport
 
 MOST = 100_000
 
@@ -58,34 +57,3 @@ async def test_other_answers_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> N
     body = gzip.compress(json.dumps(value).encode())
     found = await answered(monkeypatch, httpx2.Response(200, headers=headers, content=body))
     assert (found.status_code, found.json(), found.headers["mcp-session-id"]) == (200, value, "s")
-
-
-async def test_a_list_of_tools_whose_pages_never_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_LIST_BYTES", MOST)
-    asked: list[str | None] = []
-
-    class Endless:
-        async def list_tools(self, cursor: str | None) -> ListToolsResult:
-            asked.append(cursor)
-            tool = Tool(name="t", description="x" * (MOST // 10), input_schema={"type": "object"})
-            return ListToolsResult(tools=[tool], next_cursor="more")
-
-    session = object.__new__(connection.MCPSession)
-    monkeypatch.setattr(session, "_client", Endless(), raising=False)
-    with pytest.raises(RuntimeError, match=f"its list of tools is larger than {MOST} bytes"):
-        await session.tools()
-    assert len(asked) == 10
-
-
-async def test_a_list_of_too_many_tools_is_refused_before_they_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 tools without descriptions are few bytes, but each is compiled and announced."""
-
-    class Many:
-        async def list_tools(self, cursor: str | None) -> ListToolsResult:
-            tool = Tool(name="t", input_schema={"type": "object"})
-            return ListToolsResult(tools=[tool] * (connection.MAX_TOOLS // 2 + 1), next_cursor="more")
-
-    session = object.__new__(connection.MCPSession)
-    monkeypatch.setattr(session, "_client", Many(), raising=False)
-    with pytest.raises(RuntimeError, match="it lists more than 1000 tools"):
-        await session.tools()
