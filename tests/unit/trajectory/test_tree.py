@@ -45,6 +45,11 @@ RESEARCH = trajectory(
 )
 
 
+def test_a_run_has_the_time_of_all_its_attempts() -> None:
+    run = step("r", kind="agent", name="writer", took=6_690, attempt=5, errors=[StepFailure("OSError", "first")])
+    assert "agent writer  completed  5 attempts in 6.69 s" in render(trajectory(run, end=ended(1)))
+
+
 def test_a_tree_shows_runs_below_their_callers() -> None:
     assert render(RESEARCH).splitlines() == [
         "task t-1  researcher  completed  session s-1",

@@ -243,7 +243,9 @@ def _line(node: _Node) -> str:
     took = duration(step.ended - step.started)
     errors = _errors_of(node)
     attempts = _attempts_of(step, errors)
-    parts += [plain(step.status), f"{attempts} attempts, the last one {took}" if attempts > 1 else took]
+    # The row of a run has the time of all its attempts, that of a call only the last one's.
+    tried = f"{attempts} attempts in {took}" if step.kind == "agent" else f"{attempts} attempts, the last one {took}"
+    parts += [plain(step.status), tried if attempts > 1 else took]
     failed = list(enumerate(errors, 1))[-SHOWN_FAILURES:]
     parts += [f"✗ attempt {number}: {_error_line(error)}" for number, error in failed]
     if PIECES in step.attributes:
