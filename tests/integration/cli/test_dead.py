@@ -168,7 +168,7 @@ def test_a_rejected_event_is_fixed_and_resubmitted(weft: Weft, desk: Desk) -> No
         assert (details["kind"], details["stream"]) == ("rejected", "tasks")
         unfit = json.dumps({"agent": "caller", "task_id": f"bad-{number}", "input": 5})
         refused = weft("dead", "redrive", letter["letter_id"], "--data", unfit)
-        assert (refused.status, "data.input: 5 is not of type string" in refused.err) == (1, True)
+        assert (refused.status, 'data.input: 5 is not of type "string"' in refused.err) == (1, True)
         data = json.dumps({"agent": "echo", "task_id": f"bad-{number}", "input": "mended"})
         assert weft("dead", "redrive", letter["letter_id"], "--data", data).status == 0
         view = shown_with(weft, f"bad-{number}", lambda view: view["status"] == "completed")

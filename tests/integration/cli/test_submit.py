@@ -87,7 +87,7 @@ def test_a_rejected_submit_names_the_field(weft: Weft) -> None:
     assert ended.err.startswith("weft submit: no agent is named nobody; choose from ")
     ended = weft("submit", "strict", "many")
     assert ended.status == 1
-    assert ": input: 'many' is not of type integer" in ended.err
+    assert ': input: "many" is not of type "integer"' in ended.err
 
 
 def test_a_task_id_submitted_again_is_the_same_task(weft: Weft) -> None:

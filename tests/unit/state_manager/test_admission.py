@@ -46,21 +46,21 @@ def entry_of(input_type: object) -> AgentEntry:
         ({}, {"a": 1}, None),
         ({"title": "T"}, 5, None),
         ({"type": "string"}, "x", None),
-        ({"type": "string"}, 5, "data.input: 5 is not of type string"),
+        ({"type": "string"}, 5, 'data.input: 5 is not of type "string"'),
         ({"type": "integer"}, 5, None),
         ({"type": "integer"}, 5.0, None),
-        ({"type": "integer"}, 5.5, "data.input: 5.5 is not of type integer"),
-        ({"type": "integer"}, True, "data.input: True is not of type integer"),
+        ({"type": "integer"}, 5.5, 'data.input: 5.5 is not of type "integer"'),
+        ({"type": "integer"}, True, 'data.input: true is not of type "integer"'),
         ({"type": "number"}, 5.5, None),
-        ({"type": "number"}, False, "data.input: False is not of type number"),
+        ({"type": "number"}, False, 'data.input: false is not of type "number"'),
         ({"type": "boolean"}, False, None),
-        ({"type": "boolean"}, 0, "data.input: 0 is not of type boolean"),
+        ({"type": "boolean"}, 0, 'data.input: 0 is not of type "boolean"'),
         ({"type": "null"}, None, None),
-        ({"type": "null"}, "x", "data.input: got 'x' where no value is taken; leave it out"),
+        ({"type": "null"}, "x", 'data.input: got "x" where no value is taken; leave it out'),
         ({"type": "array"}, [1], None),
-        ({"type": "array"}, {}, "data.input: {} is not of type array"),
+        ({"type": "array"}, {}, 'data.input: {} is not of type "array"'),
         ({"type": "object", "additionalProperties": True}, {"a": 1}, None),
-        ({"type": "object", "additionalProperties": True}, [], "data.input: [] is not of type object"),
+        ({"type": "object", "additionalProperties": True}, [], 'data.input: [] is not of type "object"'),
         ({"type": ["string", "null"]}, None, None),
         ({"type": ["string", "null"]}, 5, 'data.input: 5 is not of types "null", "string"'),
         ({"type": "string", "minLength": 2}, "a", 'data.input: "a" is shorter than 2 characters'),
@@ -126,7 +126,7 @@ def test_json_is_checked_without_decoding_where_the_schema_allows() -> None:
     text.json(b'"x"')
     InputCheck("it", AgentEntry()).json(b"anything")
 
-    with pytest.raises(InvalidInput, match=r"^data\.input: 5 is not of type string"):
+    with pytest.raises(InvalidInput, match=r'^data\.input: 5 is not of type "string"'):
         text.json(b"5")
     with pytest.raises(InvalidInput, match=r"^data\.input: cannot be read"):
         text.json(b"{")

@@ -194,7 +194,7 @@ class SchemaCheck:
         elif self._kind == "null" and value is not None:
             raise InvalidInput(field, f"got {_quoted(value)} where no value is taken; leave it out")
         elif self._kind != "any" and not _is_kind(self._kind, value):
-            raise InvalidInput(field, f"{_quoted(value)} is not of type {self._kind}")
+            raise InvalidInput(field, f'{_quoted(value)} is not of type "{self._kind}"')
 
     def json(self, data: bytes, field: str = "data.input") -> None:
         """Do the same for JSON. It is decoded only if the schema needs that."""
@@ -284,4 +284,9 @@ def _is_kind(kind: str, value: object) -> bool:
 
 
 def _quoted(value: object) -> str:
-    return short_line(repr(value), 60)
+    """Return the value as JSON on one short line. Its secrets are hidden before it is shortened."""
+    try:
+        text = msgspec.json.encode(value).decode()
+    except (OverflowError, TypeError, ValueError):  # an integer of more than 64 bits, or half of a surrogate pair
+        text = repr(value)
+    return short_line(text, 60)
