@@ -135,6 +135,8 @@ def test_the_changes_of_a_task_name_its_first_waits() -> None:
     waits = [{"kind": "tool", "name": "", "step": str(number), "run": "r"} for number in range(9)]
     view = {**waiting(*waits), "error": {"type": "E", "message": "no"}}
     assert changes_of(view) == ["running", "E: no", "tool 0", "tool 1", "tool 2", "tool 3", "tool 4"]
+    asleep = {"status": "waiting", "waits_for": [{"kind": "timer", "run": "r", "step": "2"}]}
+    assert changes_of(asleep) == ["waiting", "sleep"]
     parked = waiting({"kind": "agent", "name": "", "step": "", "run": "r/1", "place": "park"})
     assert changes_of(parked) == ["running", "parked agent r/1", "see weft task show t"]
 

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from runtime_core.base.text import duration, plain, shortened
-from runtime_core.client.task_view import describe_wait
+from runtime_core.client.task_view import describe_wait, wait_name
 from runtime_core.errors import InvalidInput
 from runtime_core.state_manager.stuck import describe_lack
 from runtime_core.telemetry.redaction import redactor
@@ -203,10 +203,7 @@ def answers_to(question: Mapping[str, Any]) -> list[str]:  # Any: JSON
 
 def changes_of(view: Row) -> list[str]:
     """Return what `weft task watch` prints of a task: its status, its error and the steps for which it waits."""
-    waits = [
-        f"{'parked ' * (wait.get('place') == 'park')}{wait['kind']} {wait.get('name') or wait['step'] or wait['run']}"
-        for wait in view.get("waits_for", ())
-    ]
+    waits = [f"{'parked ' * (wait.get('place') == 'park')}{wait_name(wait)}" for wait in view.get("waits_for", ())]
     if any(wait.get("place") == "park" for wait in view.get("waits_for", ())):
         waits.append(f"see weft task show {view['task_id']}")
     return [view["status"], *filter(None, [error_line(view.get("error"), 600)]), *waits[:5]]

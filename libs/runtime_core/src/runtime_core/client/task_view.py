@@ -114,6 +114,12 @@ def _wait_in_queue(waits: Sequence[Row], lacks: set[tuple[str, str]]) -> None:
             wait["handler"] = ""
 
 
+def wait_name(wait: Row) -> str:
+    """Return what an item of `waits_for` waits for, as in `tool search`, `message budget` or `sleep`."""
+    kind = {"timer": "sleep", "receive": "message"}.get(wait["kind"], wait["kind"])
+    return kind if kind == "sleep" else f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
+
+
 def describe_wait(wait: Row, now_ms: float) -> str:
     """Describe an item of `waits_for` on one line, without user data."""
     if "place" in wait:
@@ -121,8 +127,7 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         return f"{_PLACES[wait['place']]} {wait['name']}{by}"
     if wait["kind"] == "acquire":
         return f"to get its key back, at the end of ctx.released ({wait['run']})"
-    kind = {"timer": "sleep", "receive": "message"}.get(wait["kind"], wait["kind"])
-    text = kind if kind == "sleep" else f"{kind} {wait.get('name') or wait['step'] or wait['run']}"
+    text = wait_name(wait)
     if "limit" in wait:
         return f"{text}, for {about(now_ms - wait['since'])}, for a slot of {_limit_of(wait['limit'])}"
     if "task_id" in wait:
@@ -136,7 +141,7 @@ def describe_wait(wait: Row, now_ms: float) -> str:
         text += f", for {about(now_ms - wait['since'])} {where}" if "since" in wait else f", {where}"
     if "due" in wait:
         left = wait["due"] - now_ms
-        text += f", {'ends ' * (kind == 'sleep')}in {about(left)}" if left > 0 else ", due now"
+        text += f", {'ends ' * (wait['kind'] == 'timer')}in {about(left)}" if left > 0 else ", due now"
     return text
 
 

@@ -389,6 +389,6 @@ def compare(whole: ExecutionEffects, killed: ExecutionEffects) -> list[str]:
         if before != after:
             found.append(f"{name} is {after!r} instead of {before!r}")
     more, fewer = set(killed.calls) - set(whole.calls), set(whole.calls) - set(killed.calls)
-    found += [f"tool {name!r} was called with {given}, as never without the kill" for name, given, _ in sorted(more)]
+    found += [f"tool {name!r} was called with {given}, but not without the kill" for name, given, _ in sorted(more)]
     found += [f"tool {name!r} was not called with {given}" for name, given, _ in sorted(fewer)]
     return found
