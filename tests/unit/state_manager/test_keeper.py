@@ -88,7 +88,7 @@ async def test_the_line_of_a_failed_task_has_its_reason(caplog: pytest.LogCaptur
         await follower.follow()
     lines = [record.message for record in caplog.records if record.message.startswith("task t-1 (refuses) failed in")]
     assert lines
-    assert lines[-1].endswith("steps: Reject: no such order")
+    assert lines[-1].endswith(", 1 step: Reject: no such order")
 
 
 async def test_hundreds_of_tasks_leave_nothing_behind_in_their_process() -> None:
