@@ -17,6 +17,7 @@ from benchmarks.ledger import Broken
 from benchmarks.load import load, overload
 from benchmarks.machine import check, commit
 from benchmarks.memory import memory
+from benchmarks.objects import objects
 from benchmarks.profiler import profile
 from benchmarks.recovery import recovery
 from benchmarks.results import write
@@ -38,6 +39,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Awaitable[Figures]]] = {
     "streaming": lambda given: streaming(given.pieces, given.readers),
     "gateway": lambda given: gateway(given.tasks, given.streams, given.rounds),
     "scale": lambda given: scale(given.tasks, given.calls, given.steps),
+    "objects": lambda given: objects(given.tasks, given.rounds),
     "growth": lambda given: growth(given.tasks, given.block, given.in_flight),
 }
 IN_ALL = ("throughput", "latency", "recovery", "memory")

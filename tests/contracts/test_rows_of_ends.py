@@ -67,6 +67,20 @@ async def test_steps_of_child_runs_have_their_rows_too(broker: Broker, bus: Even
     assert (await broker.final("t"))["steps"] == 1
 
 
+async def test_the_end_after_a_child_run_does_not_write_the_steps_again(broker: Broker, bus: EventBus) -> None:
+    """The end also looks for child runs among the task's fields, which name these steps."""
+    await broker.submit(bus, "t")
+    await suspend(bus, await broker.take(bus), ask("1", "editor", stream="agent"))
+    assert await complete(bus, await broker.take(bus), record=b"", steps=0)
+    turn = await broker.take(bus)
+    assert await bus.record(turn, "2", VALUE, "step", "charge") == VALUE
+    row = json.dumps([{"run": "r", "step": "2", "kind": "step", "name": "charge"}]).encode()
+    assert await complete(bus, turn, ["j", "2"], record=row, steps=1)
+    assert [row["step"] for row in await rows_of(broker, "t")] == ["2"]
+    assert (await broker.final("t"))["steps"] == 1
+    await broker.idle()
+
+
 async def test_a_commit_does_not_write_the_steps_again(broker: Broker, bus: EventBus) -> None:
     await broker.submit(bus, "t")
     turn = await broker.take(bus)

@@ -196,6 +196,16 @@ async def test_a_run_withdraws_its_open_steps_when_it_ends(broker: Broker, bus: 
     assert await broker.hash("run:t/r/1/1") == {}
 
 
+async def test_a_run_that_ends_cancels_a_withdrawn_request_once(broker: Broker, bus: EventBus) -> None:
+    await broker.submit(bus, "t")
+    parts = ask("1", "editor", stream="@1:there", wait="0"), ask("2")
+    assert await suspend(bus, await broker.take(bus), *parts)
+    assert await answer(bus, await broker.take(bus, "tool"))
+    assert await complete(bus, await broker.take(bus), withdraw("1"))
+    cancelled = [entry["cancel"] for entry in await broker.entries("asks") if "cancel" in entry]
+    assert cancelled == ["t"]
+
+
 async def test_the_journal_of_a_failed_run_is_deleted_with_its_withdrawal(broker: Broker, bus: EventBus) -> None:
     """It was kept for the redrive of its call, below a run that is withdrawn."""
     await broker.submit(bus, "t")

@@ -555,7 +555,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "load",
         "holders",
-        "reply[#reply + 1] = redis.call('HGET', base .. 'inst:' .. args[3], INSTANCE.holders) or ''",
+        "reply[#reply + 1] = v[1] or ''",
         "reply[#reply + 1] = ''",
         "a nested run knows the holder of its instance",
         "contracts:mid_turn_asks",

@@ -140,7 +140,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "contracts:model_calls",
         "contracts:late_writes",
     ),
-    lua("ask", "owner", FENCE + "{'FENCED'} end", "", DEAD, "contracts:mid_turn_asks"),
+    lua(
+        "ask",
+        "owner",
+        "if not may_commit(base, args[1]) then return {'FENCED'} end",
+        "",
+        DEAD,
+        "contracts:mid_turn_asks",
+    ),
     lua("progress", "owner", FENCE + "'FENCED' end", "", DEAD, "contracts:fences", "contracts:late_writes"),
     lua("mark_started", "owner", FENCE + "redis.status_reply('FENCED') end", "", DEAD, "contracts:fences"),
     lua(

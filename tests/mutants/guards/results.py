@@ -424,10 +424,26 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "commit_turn",
         "unchecked_end",
-        "local first = not (args[FIRST_PART] or turn.unrecorded or turn.usage) and args[12] == ''",
+        "local first = not (turn.sends or turn.withdrawn or turn.unrecorded or turn.usage) and args[12] == ''",
         "local first = true",
         "a commit that fails writes nothing",
         "contracts:atomicity",
+    ),
+    lua(
+        "commit_turn",
+        "end_sends",
+        "      turn.sends = true\n",
+        "",
+        "a commit that fails writes nothing",
+        "contracts:atomicity",
+    ),
+    lua(
+        "checks",
+        "fields_of_end",
+        "  if first then ending.fields = fields end",
+        "  ending.fields = fields",
+        "the end of a task frees what it has withdrawn only once",
+        "contracts:withdrawals",
     ),
     lua(
         "commit_call",

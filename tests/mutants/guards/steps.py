@@ -472,7 +472,7 @@ MUTANTS: tuple[Mutant, ...] = (
     lua(
         "load",
         "below",
-        "is_below(base, agent, key, task .. '|' .. run)",
+        "is_below_in(base, string.match(inst, '^[^/]*'), v[1], task .. '|' .. run)",
         "false",
         "a turn below another one is not repeated until that one ends",
         "contracts:mid_turn_asks",

@@ -113,15 +113,15 @@ end
 local function ask(keys, args)
   local base, task, run, inst = keys[1], args[3], args[4], args[5]
   local key, rk = base .. 'task:' .. task, run_key(base, task, run)
-  if not redis.call('ZSCORE', base .. 'alive', args[1]) then return {'FENCED'} end
+  if not may_commit(base, args[1]) then return {'FENCED'} end
   local v = redis.call('HMGET', key, 'status', RUN.header, 'steps', TASK.flags)
   local own = redis.call('HMGET', rk, RUN.current, RUN.missing .. args[10], RUN.result .. args[10],
-    RUN.result .. args[11])
+    RUN.result .. args[11], RUN.header, RUN.asks_in_turn)
   if own[1] ~= args[2] or not v[1] or ENDED[v[1]] then return {'DONE'} end
   if lacks_asked(args, own) then return {'LOST'} end
   local asked, malformed = check_asked(base, args, task, run)
   if malformed then return malformed end
-  if inst ~= '' then check_instance(base, inst, (target_of(redis.call('HGET', rk, RUN.header)))) end
+  if inst ~= '' then check_instance(base, inst, (target_of(own[5]))) end
   check_record(base, task, v[4] or '')
   local limit = max_steps_of(v[2])
   if limit > 0 and tonumber(v[3] or '0') + asked > limit then return {'LIMIT', text(limit)} end
@@ -132,7 +132,7 @@ local function ask(keys, args)
     redis.call('HSET', base .. 'inst:' .. inst, INSTANCE.working_state, args[8])
   end
   -- Before the calls: one of them may come back to this instance, and must not wait for this turn.
-  redis.call('HSET', rk, RUN.asks_in_turn, '1')
+  if not own[6] then redis.call('HSET', rk, RUN.asks_in_turn, '1') end
   local at = FIRST_PART
   for _ = 1, asked do
     ask_part(base, args, turn, at)

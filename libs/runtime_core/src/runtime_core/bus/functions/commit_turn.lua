@@ -83,6 +83,8 @@ local function read_parts(args, turn)
       turn.reports[#turn.reports + 1] = args[at + 3]
     elseif letter == PART.answered_by then
       turn.answered_by = args[at + 1]
+    elseif letter == PART.message or letter == PART.publish then
+      turn.sends = true
     elseif letter == PART.journaled and lacks_step(args, turn, args[at + 1]) then
       return 'LOST'
     elseif letter == PART.withdraw then
@@ -127,11 +129,12 @@ local function check_end_of_run(base, args, turn, mode)
     at = at + PART_SIZE[args[at]]
   end
   if run == FIRST_RUN or mode == MODE.over_limit then
-    local first = not (args[FIRST_PART] or turn.unrecorded or turn.usage) and args[12] == ''
+    local first = not (turn.sends or turn.withdrawn or turn.unrecorded or turn.usage) and args[12] == ''
     ending = check_end(base, task, turn.task_header, turn.flags, STATUS_OF_MODE[mode], first)
   else
     check_record(base, task, turn.flags)
-    check_waiting(base, task, (parent_of(run)))
+    local parent = parent_of(run)
+    check_waiting(base, task, parent, parent == FIRST_RUN and turn.task_header)
   end
   if run == FIRST_RUN then
     -- A task that answers a step in another partition passes on the span that answered.

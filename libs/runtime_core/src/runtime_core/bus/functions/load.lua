@@ -11,35 +11,46 @@ local LOADED = {
 }
 
 local function load(keys, args)
-  local base, task, run = keys[1], args[1], args[2]
+  local base, task, run, inst = keys[1], args[1], args[2], args[3]
   local rk = run_key(base, task, run)
   local all = redis.call('HGETALL', rk)
   if #all == 0 then return {} end
-  local status, task_context, task_header =
-    unpack(redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.context, RUN.header))
-  local state = ''
-  if args[3] ~= '' then
-    local agent, key = string.match(args[3], '^([^/]*)/(.*)$')
-    if is_below(base, agent, key, task .. '|' .. run) and redis.call('HGET', rk, RUN.current) == args[4] then
+  local reply, current, context, state_at_start, of_task = {'', '', '', '', ''}, '', nil, nil, {}
+  for i = 1, #all, 2 do
+    local field, value = all[i], all[i + 1]
+    if field == RUN.current then
+      current = value
+    elseif field == RUN.context then
+      context = value
+    elseif field == RUN.state_at_start then
+      state_at_start = value
+    elseif field == RUN.header then
+      of_task[3] = value
+    elseif field == 'status' then
+      of_task[1] = value
+    end
+    if LOADED[field] or LOADED[string.sub(field, 1, 2)] then
+      reply[#reply + 1] = field
+      reply[#reply + 1] = value
+    end
+  end
+  if run ~= FIRST_RUN then
+    of_task = redis.call('HMGET', base .. 'task:' .. task, 'status', RUN.context, RUN.header)
+  end
+  if inst ~= '' then
+    local v = redis.call('HMGET', base .. 'inst:' .. inst, INSTANCE.holders, 'state')
+    if is_below_in(base, string.match(inst, '^[^/]*'), v[1], task .. '|' .. run) and current == args[4] then
       settle(base, args[5], args[4])
       redis.call('HSET', rk, RUN.current, 'pend')
       return {}
     end
-    state = redis.call('HGET', rk, RUN.state_at_start) or redis.call('HGET', base .. 'inst:' .. args[3], 'state') or ''
-  end
-  local reply = {'', status or '', task_context or '', state, task_header or ''}
-  for i = 1, #all, 2 do
-    local field = all[i]
-    if field == RUN.current then reply[1] = all[i + 1] end
-    -- The context of the run's own event takes precedence over the task's.
-    if field == RUN.context then reply[3] = all[i + 1] end
-    if LOADED[field] or LOADED[string.sub(field, 1, 2)] then
-      reply[#reply + 1] = field
-      reply[#reply + 1] = all[i + 1]
-    elseif field == RUN.state_at_start and args[3] ~= '' then
+    reply[4] = state_at_start or v[2] or ''
+    if state_at_start then
       reply[#reply + 1] = INSTANCE.holders
-      reply[#reply + 1] = redis.call('HGET', base .. 'inst:' .. args[3], INSTANCE.holders) or ''
+      reply[#reply + 1] = v[1] or ''
     end
   end
+  -- The context of the run's own event takes precedence over the task's.
+  reply[1], reply[2], reply[3], reply[5] = current, of_task[1] or '', context or of_task[2] or '', of_task[3] or ''
   return reply
 end

@@ -38,9 +38,9 @@ local function check_target(base, stream, agent, key)
   if key ~= '' then redis.call('HLEN', base .. 'inst:' .. agent .. '/' .. key) end
 end
 
--- A run whose step gets its result.
-local function check_waiting(base, task, run)
-  local header = redis.call('HGET', run_key(base, task, run), RUN.header)
+-- A run whose step gets its result. `header` is the run's, if the caller has read it.
+local function check_waiting(base, task, run, header)
+  header = header or redis.call('HGET', run_key(base, task, run), RUN.header)
   if header then check_target(base, target_of(header)) end
 end
 
@@ -87,6 +87,7 @@ local function check_end(base, task, header, flags, status, first)
   if string.find(flags, FLAG.timers, 1, true) then check_timers(base) end
   if not string.find(flags, FLAG.children, 1, true) then return ending end
   local fields = redis.call('HGETALL', base .. 'task:' .. task)
+  if first then ending.fields = fields end
   for i = 1, #fields, 2 do
     local child, inst = child_of(fields[i]), fields[i + 1]
     if child and string.sub(inst, 1, 1) == '@' then

@@ -126,7 +126,7 @@ end
 -- output, or the error object. `keep` leaves the journal with the task, for a dead letter that may be redriven.
 local function end_task(base, task, ending, flags, status, result, steps, ms, record, keep, run_in_flight)
   local key, head = base .. 'task:' .. task, ending.head
-  local fields = flags ~= '' and redis.call('HGETALL', key)
+  local fields = flags ~= '' and (ending.fields or redis.call('HGETALL', key))
   if fields or ending.unwritten then
     local rows, more = unwritten_of_task(base, task, ending.unwritten, fields)
     record, steps = with_rows(record, rows), text(tonumber(steps) + more)

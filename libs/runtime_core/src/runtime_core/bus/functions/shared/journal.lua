@@ -3,11 +3,14 @@
 -- Agents whose instances handle several events concurrently.
 local function interleaves(base, agent) return redis.call('HEXISTS', base .. 'interleaved', agent) == 1 end
 
--- Whether a nested run is on top of the run in its instance: the run continues after that one.
+-- Whether a nested run is on top of the run among these holders of its instance: the run continues after that one.
+local function is_below_in(base, agent, busy, ref)
+  return busy and KEY.above(busy, ref) and not interleaves(base, agent)
+end
+
 local function is_below(base, agent, key, ref)
   if key == '' then return false end
-  local busy = redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders)
-  return busy and KEY.above(busy, ref) and not interleaves(base, agent)
+  return is_below_in(base, agent, redis.call('HGET', base .. 'inst:' .. agent .. '/' .. key, INSTANCE.holders), ref)
 end
 
 -- Resumes the run, unless a nested run is in flight on its instance, which then wakes it at its end.
