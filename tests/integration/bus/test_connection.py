@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 from redis.credentials import CredentialProvider
 
+from runtime_core.bus import connection
 from runtime_core.bus.connection import WRITTEN_AT_ONCE, Reply, RespTransport
 from runtime_core.bus.connector import Connector, parse_address
 from runtime_core.bus.deliveries import Delivery
@@ -774,3 +775,25 @@ async def test_a_read_that_is_cancelled_while_it_connects_ends(valkey: Server) -
         assert done, f"cancelled after {steps} steps"
         assert reading.cancelled()
         await transport.close()
+
+
+@pytest.mark.parametrize("refuses", ["READONLY", "NOREPLICAS"])
+async def test_a_server_that_refuses_calls_is_not_flooded_with_connections(
+    own_valkey: Server, refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts connections, and replies to a PING: a replica, or a master whose replicas are away."""
+    monkeypatch.setattr(connection, "BACKOFF_FIRST_SECONDS", 0.3)
+    async with client(own_valkey.url) as admin, client(own_valkey.url) as transport:
+        if refuses == "READONLY":
+            await admin.call("REPLICAOF", HOST, "1")
+        else:
+            await admin.call("CONFIG", "SET", "min-replicas-to-write", "1")
+        began = asyncio.get_running_loop().time()
+        answered = transport.call("SET", "key", "value")
+        async with asyncio.timeout(SECONDS):
+            while transport.reconnects < 3:
+                await asyncio.sleep(0.01)
+            assert asyncio.get_running_loop().time() - began > 3 * 0.3
+            await admin.call("REPLICAOF", "NO", "ONE")
+            await admin.call("CONFIG", "SET", "min-replicas-to-write", "0")
+            assert await answered == b"OK"

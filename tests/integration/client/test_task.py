@@ -93,6 +93,8 @@ async def forget(task: TaskHandle) -> None:
 async def test_nobody_waits_for_the_result_of_a_task_that_the_broker_has_lost(client: Client, submitted: bool) -> None:
     task = await client.submit("waits")
     if not submitted:
+        assert task._future is not None
+        task._partition.forget(task.task_id, task._future)
         task = await client.task(task.task_id)
     waiting = asyncio.create_task(task.result())
     async with asyncio.timeout(20):

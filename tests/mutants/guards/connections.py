@@ -71,6 +71,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connection.py",
+        "refusal_backoff",
+        "                    await asyncio.sleep(after_refusal.compute(refusals))\n",
+        "                    pass\n",
+        "a server that refuses calls is not flooded with connections",
+        "integration/bus:connection",
+    ),
+    python(
+        "bus/connection.py",
         "hung_up",
         "        if reader.at_eof() or self.transport.is_closing():\n",
         "        if False:\n",

@@ -27,6 +27,8 @@ WRITTEN_AT_ONCE = 8
 """The calls of one tick travel in groups of this many: the server begins with the first while the rest are prepared."""
 BACKOFF_FIRST_SECONDS = 0.02
 BACKOFF_LAST_SECONDS = 0.5
+STEADY_SECONDS = 1.0
+"""A connection that has served calls for so long resets the backoff after servers that refuse calls."""
 # Errors of a server that cannot serve now or at all: the call is kept, and sent again after a reconnect.
 _ELSEWHERE = ("LOADING", "READONLY", "MASTERDOWN", "MOVED", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
 
@@ -282,8 +284,10 @@ class RespTransport:
         from redis.backoff import DecorrelatedJitterBackoff  # here: the import takes 0.1 s
 
         # The only backoff of redis-py that may go on forever: the others compute powers of two until they overflow.
-        backoff = DecorrelatedJitterBackoff(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS)
-        failures = 0
+        backoff, after_refusal = (
+            DecorrelatedJitterBackoff(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS) for _ in range(2)
+        )
+        failures = refusals = 0
         while not self._closed:
             try:
                 connection = _Connection(await self._calls_to.open())
@@ -303,12 +307,22 @@ class RespTransport:
             self._connection = connection
             self._connected.set()
             self._flush()
+            opened_at = self._loop.time()
             await self._watch(connection)
             self._connection = None
             self._unsent[:0] = [call for call in connection.waiting if not call[1].done()]
             connection.waiting.clear()
             connection.abort()
-            self._calls_to.follow(connection.moved)
+            refusal = connection.moved
+            self._calls_to.follow(refusal)
+            if refusal is None or self._loop.time() - opened_at > STEADY_SECONDS:
+                after_refusal.reset()
+                refusals = 0
+            if refusal is not None:
+                refusals += 1
+                # The server replies to the connection itself, so `open` does not fail. MOVED names the right server.
+                if refusals > 1 or not str(refusal).startswith("MOVED"):
+                    await asyncio.sleep(after_refusal.compute(refusals))
 
     async def _watch(self, connection: _Connection) -> None:
         """Return when the connection is lost, or has been silent for too long while calls wait."""
