@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from runtime_core.app.app import App
+from runtime_core.bus import replies as replies_module
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.replies import Replies
 from runtime_core.bus.topics import TopicSubscription
@@ -223,3 +224,19 @@ async def test_a_failed_handler_runs_again_if_an_answer_is_lost(broker: Broker, 
         while len(runs) < 2:
             await asyncio.sleep(0.01)
         await broker.nothing(bus)
+
+
+async def test_every_answer_whose_reply_was_lost_is_found(
+    broker: Broker, bus: EventBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind more open requests than one lookup covers."""
+    monkeypatch.setattr(replies_module, "LOOKUP_MAX", 2)
+    replies = Replies(bus, REPLY, await broker.connect())
+    waiting = [replies.expect(f"t{number}") for number in range(5)]
+    await broker.call("HSET", broker.keys.task("t4"), "status", "completed", "out", "{}")
+    for _ in range(3):
+        await replies._look_up()
+    assert [each.done() for each in waiting] == [False] * 4 + [True]
+    await broker.call("HSET", broker.keys.task("t0"), "status", "completed", "out", "{}")
+    await replies._look_up()
+    assert waiting[0].done()

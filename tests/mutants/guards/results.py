@@ -13,6 +13,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "an answer whose reply was lost is found in the journal",
         "contracts:mid_turn_asks",
     ),
+    python(
+        "bus/replies.py",
+        "looked_up",
+        "        self._looked_up += LOOKUP_MAX\n",
+        "",
+        "every answer whose reply was lost is found, however many are missing",
+        "contracts:lost_asks",
+    ),
     lua(
         "record",
         "step_after_lost",

@@ -55,6 +55,8 @@ class Replies:
         self._waiting: dict[str, list[asyncio.Future[Answer]]] = {}
         self._asked: set[str] = set()
         """Names of requests that the broker has stored."""
+        self._looked_up = 0
+        """How many of the missing answers the last lookups have covered; the next one begins behind them."""
         self._task: asyncio.Task[None] | None = None
         self._lost: BusLost | None = None
 
@@ -150,7 +152,11 @@ class Replies:
 
     async def _look_up(self) -> None:
         """Look up missing answers where they are stored: their replies may be lost with a connection."""
-        names = list(self._waiting)[:LOOKUP_MAX]
+        waiting = list(self._waiting)
+        names = waiting[self._looked_up : self._looked_up + LOOKUP_MAX]
+        self._looked_up += LOOKUP_MAX
+        if self._looked_up >= len(waiting):
+            self._looked_up = 0
         lookups = [self._stored(name) for name in names]
         asked = self._asked.intersection(names)  # before the lookups: excludes requests made in the meantime
         try:
