@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if not inspect.isawaitable(begun):\n",
         "        if False:\n",
         "a phase of a runner that is not async is named",
-        "integration/integrations/aworld:runners",
+        "integration/integrations/aworld:runner",
     ),
     python(
         "integrations/aworld/description.py",
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if client is not None and not isinstance(client, Client):\n",
         "    if False:\n",
         "an invalid client is refused by its field",
-        "integration/integrations/aworld:runners",
+        "integration/integrations/aworld:target",
     ),
     python(
         "integrations/aworld/target.py",
@@ -174,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            HandlerTable(self._app.handlers)  # refuses anything that is not a Handler\n",
         "            pass\n",
         "an app with an invalid handler is refused at the call",
-        "integration/integrations/aworld:runners",
+        "integration/integrations/aworld:target",
     ),
     python(
         "integrations/aworld/target.py",

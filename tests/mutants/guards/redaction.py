@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kept(self.format(record), LONGEST)",
         "self.format(record)",
         "a driver's log line is shortened",
-        "unit/engines/driver:driver",
+        "unit/engines/driver:host",
     ),
     python(
         "calls/engine_gateway.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from weft.aworld import (
     TaskRunner,
     TaskStatus,
 )
-from weft.errors import ConfigurationError, InvalidInput, Rejected, ToolError
+from weft.errors import InvalidInput, Rejected, ToolError
 from weft.hooks import HookEvent
 
 
@@ -176,21 +175,6 @@ async def test_an_unknown_name_in_a_task_is_one_clear_error(task: Task, message:
     assert str(caught.value).startswith(message)
 
 
-async def test_an_invalid_client_or_store_is_refused_by_its_field() -> None:
-    wrong: Any = 5
-    with pytest.raises(InvalidInput, match=r"^client: 5 is not a weft\.Client"):
-        await Runners.run("hi", agent=upper, client=wrong)
-    with pytest.raises(InvalidInput, match=r"^trajectory: the trajectory URL cannot be read"):
-        await Runners.run("hi", agent=upper, trajectory="here")
-
-
-async def test_an_app_with_an_invalid_handler_is_refused_at_the_call() -> None:
-    app = App("handles")
-    app.handlers["agent"] = upper  # type: ignore[assignment]  # the mistake
-    with pytest.raises(ConfigurationError, match=r"handlers\['agent'\] = .*: assign a subclass of weft.aworld.Handler"):
-        await Runners.run("hi", agent=upper, app=app)
-
-
 async def test_a_task_without_an_agent_is_refused_unless_its_runner_needs_none() -> None:
     for agentless in (TaskRunner, None):
         with pytest.raises(InvalidInput, match=r"agent: task .* has neither an agent nor a swarm"):
@@ -207,18 +191,6 @@ async def test_a_task_without_an_agent_is_refused_unless_its_runner_needs_none()
     found = await Runners.run("hi", runner_cls=Lost)
     assert failure(found)[0] == "InvalidInput"
     assert "neither an agent nor a swarm" in found.msg
-
-
-async def test_a_task_runs_through_a_client_and_its_app() -> None:
-    app = App("given")
-    app.agent("loud")(upper)
-    app.add_runner(TaskRunner)
-    async with LocalApp(app) as client:
-        by_name = await Runners.run("hi", agent="loud", client=client)
-        by_object = await Runners.run("hi", agent=upper, client=client, app=app)
-        assert by_name.answer == by_object.answer == "HI"
-        with pytest.raises(InvalidInput, match=r"^agent: no agent is named 'quiet'; choose from loud"):
-            await Runners.run("hi", agent="quiet", client=client)
 
 
 async def test_two_apps_that_declare_the_same_runner_may_be_joined() -> None:
@@ -446,124 +418,8 @@ class Phases(Runner):
             raise ValueError("in post_run")
 
 
-@pytest.mark.parametrize(
-    ("input", "status", "message"),
-    [("go", "completed", ""), ("raise", "failed", "in do_run"), ("post", "failed", "in post_run")],
-)
-async def test_the_phases_come_once_and_in_order(input: str, status: str, message: str) -> None:
-    events = [event async for event in Runners.streaming_run(input, runner_cls=Phases)]
-    assert [event.text for event in events[:-1]] == ["pre", "do", "post"]
-    response = events[-1].response
-    assert response is not None
-    assert (response.status, response.msg) == (status, message)
-
-
-async def test_an_error_of_post_run_does_not_hide_that_of_do_run(caplog: pytest.LogCaptureFixture) -> None:
-    class Both(Phases):
-        async def post_run(self) -> None:
-            raise ValueError("in post_run")
-
-    with caplog.at_level(logging.ERROR):
-        assert (await Runners.run("raise", runner_cls=Both)).msg == "in do_run"
-    assert "post_run of Both failed" in caplog.text
-
-
-async def test_a_runner_that_is_cancelled_cleans_up() -> None:
-    cleaned = asyncio.Event()
-    begun = asyncio.Event()
-
-    class Busy(TaskRunner):
-        async def do_run(self, context: object = None) -> TaskResponse | None:
-            begun.set()
-            await asyncio.sleep(600)
-            return None
-
-        async def post_run(self) -> None:
-            cleaned.set()
-
-    app = App("busy")
-    app.add_runner(Busy)
-    async with LocalApp(app) as client, asyncio.timeout(60):
-        running = asyncio.create_task(Runners.run("x", runner_cls=Busy, client=client, id="b-1"))
-        await begun.wait()
-        await (await client.task("b-1")).cancel()
-        assert (await running).status == "cancelled"
-        await cleaned.wait()
-
-
-async def test_a_waiting_run_that_is_dropped_does_not_clean_up() -> None:
-    cleaned = False
-
-    class Waits(TaskRunner):
-        async def do_run(self, context: object = None) -> TaskResponse | None:
-            await self.ctx.human("go on?")
-            return None
-
-        async def post_run(self) -> None:
-            nonlocal cleaned
-            cleaned = True
-
-    app = App("waits")
-    app.add_runner(Waits)
-    async with LocalApp(app) as client:
-        task = await client.submit("weft.task.Waits", {})
-        async for event in task.stream():
-            if event.type == "weft.human.requested":
-                break
-    assert not cleaned
-
-
-async def test_a_runner_may_do_without_a_context_and_be_named_by_text() -> None:
-    response = await Runners.run("x", runner_cls=f"{__name__}.NoContext")
-    assert response.answer == "x"
-
-
 async def test_a_runner_is_named_by_any_module_that_has_its_class() -> None:
     assert (await Runners.run("x", agent=upper, runner_cls="weft.aworld.TaskRunner")).answer == "X"
-
-
-@pytest.mark.parametrize("phase", ["pre_run", "do_run", "post_run"])
-async def test_a_phase_that_is_not_async_is_named(phase: str) -> None:
-    async def do_run(self: Runner) -> TaskResponse:
-        return TaskResponse(self.task.id)
-
-    sync: Any = type("Sync", (Runner,), {"do_run": do_run, phase: lambda self: None})
-    response = await Runners.run("x", runner_cls=sync)
-    assert failure(response) == ("InvalidInput", f"{phase}: of Sync is not async: write async def {phase}")
-
-
-class NoContext(Runner):
-    async def do_run(self) -> TaskResponse:  # type: ignore[override]  # as users of other runtimes write it
-        return TaskResponse(task_id=self.task.id, content=self.task.input)
-
-
-async def test_a_runner_outside_a_run_raises_an_error_with_the_remedy() -> None:
-    from runtime_core.errors import WeftError
-
-    with pytest.raises(WeftError, match=r"runner_cls=NoContext and call Runners.run_task"):
-        await NoContext(Task()).run()
-
-
-async def test_a_runner_that_returns_another_type_raises_a_clear_error() -> None:
-    class Wrong(Runner):
-        async def do_run(self, context: object = None) -> Any:  # Any: wrong on purpose
-            return "text"
-
-    assert "return a TaskResponse" in (await Runners.run("x", runner_cls=Wrong)).msg
-
-
-async def test_the_response_of_a_runner_counts_even_without_an_answer() -> None:
-    class Judge(TaskRunner):
-        async def do_run(self, context: Any = None) -> TaskResponse:
-            found = await super().do_run(context)
-            assert found is not None
-            if found.answer == "HI":
-                return TaskResponse(self.task.id, status="failed", msg="too loud")
-            return TaskResponse(self.task.id, status="success")
-
-    assert failure(await Runners.run("hi", agent=upper, runner_cls=Judge)) == ("TaskFailed", "too loud")
-    response = await Runners.run("hi", agent=exclaim, runner_cls=Judge)
-    assert (response.status, response.answer) == ("completed", None)
 
 
 async def test_a_runner_without_a_response_answers_with_its_messages() -> None:

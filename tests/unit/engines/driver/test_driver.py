@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections import deque
 
 import pytest
 
 from runtime_core.base.text import LONGEST_MESSAGE
 from runtime_core.engines.driver.driver import _listen
-from runtime_core.engines.driver.host import RECORD_PREFIX, LineHandler, parse_line
-from runtime_core.telemetry.logs import LONGEST, LONGEST_LINE
+from runtime_core.telemetry.logs import LONGEST_LINE
 
 KEY = "ghp" + "_0123456789abcdefghijABCDEFGHIJ012345"
 
@@ -42,14 +40,3 @@ def test_the_last_lines_of_a_driver_are_redacted_before_they_are_shortened() -> 
     half = KEY[: len(KEY) // 2]
     _listen(io.BytesIO(b"x" * (LONGEST_MESSAGE - len(half) - 1) + f" {KEY}\n".encode()), said, "ray")
     assert half not in said[0]
-
-
-def test_a_driver_logs_the_start_of_a_long_line() -> None:
-    stream = io.StringIO()
-    logger = logging.Logger("any")
-    logger.addHandler(LineHandler(stream))
-    logger.warning("%s", "word " * 1_000_000 + "\ud800")
-    line = stream.getvalue()
-    assert line.startswith(RECORD_PREFIX)
-    level, name, text = parse_line(line.rstrip("\n"))
-    assert (level, name, len(text)) == (logging.WARNING, "any", LONGEST)
