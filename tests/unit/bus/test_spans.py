@@ -92,7 +92,6 @@ def test_a_task_without_a_publishers_trace_is_a_root(made: list[Made]) -> None:
     ended(root)
     ended(root, again=True)
     ended(SAMPLED)
-    ended(UNSAMPLED)
     assert [(one["parent"], one["ids"]) for one in made] == [("", own), (root, None), (SAMPLED, None)]
     assert (made[0]["name"], made[0]["began_ns"], made[0]["ended_ns"]) == ("task writer", 1_000_000, 2_000_000)
 
