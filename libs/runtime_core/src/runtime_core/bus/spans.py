@@ -157,6 +157,8 @@ def task_span(
     `again`: the task had ended before, and the earlier span is the root; this one is below it.
     """
     found = task_ids(namespace, task, traceparent)
+    if not found.flags & trace_context.SAMPLED:
+        return
     name = redactor().text(agent)
     attributes: dict[str, Attribute] = {MESSAGE_CONVERSATION: task, AGENT_NAME: name, STATUS: status, STEPS: steps}
     parent = task_traceparent(namespace, task, traceparent)

@@ -25,8 +25,7 @@ from runtime_core.settings import LEAST_DEAD_BYTES, Settings
 from runtime_core.state_manager.dead_letters import trimmed_letters
 from runtime_core.state_manager.stuck import EngineWatch
 from runtime_core.telemetry.metrics import Metrics
-from runtime_core.telemetry.spans import task_ids, tracing
-from runtime_core.telemetry.trace_context import SAMPLED
+from runtime_core.telemetry.spans import tracing
 from runtime_core.wire.blobs import open_blobs
 from runtime_core.wire.step import ENDED, ErrorText, Status
 
@@ -342,8 +341,7 @@ class RecordFollower:
                 self._metrics.task_seconds[end.status].observe(end.seconds)
             if tracing():
                 for end in ends:
-                    if task_ids(keys.namespace, end.task, end.trace).flags & SAMPLED:
-                        self._trace(end)
+                    self._trace(end)
             _log(ends)
             self._cursor = cast(bytes, reply[-1][0]).decode()
             await self._bus.publish_cursor(STATE_MANAGER, self._cursor)
