@@ -22,7 +22,7 @@ KEPT = ROOT / ".cache" / "mutants.json"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Return which command noticed that the guard is gone; empty if none did."""
+    """Which command noticed that the guard is gone; empty if none did."""
 
     killed_by: str
     seconds: float

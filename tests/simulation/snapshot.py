@@ -31,7 +31,7 @@ class Broken(Exception):
 
 
 class Snapshot:
-    """Return everything that the broker holds, by key and type."""
+    """Everything that the broker holds, by key and type."""
 
     def __init__(self, history: History) -> None:
         server = history.server

@@ -141,7 +141,7 @@ async def test_an_unreachable_url_ends_after_the_attempts(openai_server: OpenAIS
 
 
 class Hurried(AgentContext):
-    """Return the error of a task whose submit had a deadline in 100 seconds."""
+    """The context of a task whose submit had a deadline in 100 seconds."""
 
     @property
     def deadline(self) -> float:
