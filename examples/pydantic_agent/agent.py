@@ -47,7 +47,7 @@ async def train(start: str, end: str) -> int:
     """Return the minutes by train between two cities."""
     minutes = TRAINS.get((start, end)) or TRAINS.get((end, start))
     if minutes is None:
-        raise ModelRetry(f"no train between {start} and {end}: known are Bern, Chur, Basel")
+        raise ModelRetry(f"no train between {start} and {end}: choose from Bern, Chur, Basel")
     return minutes
 
 

@@ -434,7 +434,7 @@ async def test_no_submit_starts_an_internal_agent(world: World) -> None:
     await world.send("", "schedule.set", {"schedule_id": "s", "agent": "executor", "input": 1, "cron": "@daily"})
     await world.admitted("", "shop")
     errors = sorted(json.loads(letter["error"])["message"] for letter in await world.letters())
-    said = "data.agent: executor is internal: other agents may ask it, a submit may not"
+    said = "data.agent: executor is internal: only other agents may call it"
     assert errors == [said] * 2 + ["data.agent: no agent is named executor"] * 2
     await world.broker.nothing(world.bus)
 

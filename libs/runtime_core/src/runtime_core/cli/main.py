@@ -213,7 +213,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
     return WRONG_USAGE
 
 
-NAMED = frozenset({"task_id", "schedule_id", "letter_id", "request_id", "publisher", "agent"})
+NAMED = frozenset({"task_id", "schedule_id", "letter_id", "request_id", "agent"})
 """Fields whose errors name the value, so that the name of the field adds nothing."""
 
 

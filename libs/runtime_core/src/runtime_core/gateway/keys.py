@@ -25,6 +25,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from runtime_core.base.text import choices
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.declare.manifest import TOOL_AGENTS
 from runtime_core.errors import InvalidInput, Rejected, WeftError
@@ -133,7 +134,8 @@ class ApiKeys:
             raise InvalidInput("name", f"{quoted(name)} is not one line of 1 to {MAX_NAME_CHARACTERS} characters")
         unknown = [role for role in roles if role not in ROLES]
         if unknown or not roles:
-            raise InvalidInput("role", f"{', '.join(map(quoted, unknown)) or 'none'}: use {', '.join(ROLES)}")
+            what = f"there is no {', '.join(map(quoted, unknown))}" if unknown else "is missing"
+            raise InvalidInput("role", f"{what}; {choices(ROLES)}")
         if tenant:
             checked_name("tenant", tenant)
         id = secrets.token_hex(6)

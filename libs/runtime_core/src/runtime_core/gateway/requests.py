@@ -396,7 +396,9 @@ def check_entry(name: str, text: str) -> None:
     """Raise Problem for a header that is not the id of a stream's entry, such as `1763690000000-0`."""
     found = _ENTRY.fullmatch(text)
     if found is None or any(int(part) >= 2**63 for part in found.groups()):
-        raise Problem(PARAMETER, f"{quoted(text)} is not the id of an event of this stream, as 1763690000000-0", name)
+        raise Problem(
+            PARAMETER, f"{quoted(text)} is not the id of an event of this stream, as in 1763690000000-0", name
+        )
 
 
 class Parameters:
@@ -444,5 +446,5 @@ class Parameters:
             return max(0.0, found.timestamp() * 1000)
         except (ValueError, OverflowError):
             raise Problem(
-                PARAMETER, f"{quoted(value)} is not a time with an offset, as 2030-01-01T00:00:00Z", name
+                PARAMETER, f"{quoted(value)} is not a time with an offset, as in 2030-01-01T00:00:00Z", name
             ) from None

@@ -205,7 +205,7 @@ class _Resource:
             caller = await self._caller_of(request, "" if operation is None else operation.role)
             if operation is None:
                 allowed = ", ".join(self._methods)
-                raise Problem(METHOD, f"{request.method[:20]}: methods are {allowed}", headers={"Allow": allowed})
+                raise Problem(METHOD, f"{request.method[:20]} is not one of {allowed}", headers={"Allow": allowed})
             self._limits.count_request(caller.name)
             return await operation.handler(request, caller)
         except Exception as error:

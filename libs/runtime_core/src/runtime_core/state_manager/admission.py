@@ -108,7 +108,7 @@ class Admission:
 
     def _check_outside(self, agent: str) -> None:
         if agent in self._internal:
-            raise Rejected("data.agent", f"{agent} is internal: other agents may ask it, a submit may not")
+            raise Rejected("data.agent", f"{agent} is internal: only other agents may call it")
 
     async def _hooks_of(self, submission: Submission) -> dict[str, list[str]]:
         """Return the hooks that the submit names, in the form of its context. The agent's app must declare them.

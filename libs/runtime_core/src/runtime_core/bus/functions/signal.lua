@@ -21,7 +21,7 @@ local function no_verdict(value)
   end
   for name in pairs(found) do
     if not VERDICT_FIELDS[name] then
-      return 'has the unknown field ' .. tostring(name) .. '; known are verdict, value, reason'
+      return 'has the unknown field ' .. tostring(name) .. '; choose from verdict, value, reason'
     end
   end
   if found.verdict == 'edit' and found.value == nil then

@@ -207,7 +207,7 @@ class Site:
             check_headers(request)
             page = methods.get(request.method)
             if page is None:
-                raise Problem(METHOD, f"methods are {', '.join(methods)}", headers={"Allow": ", ".join(methods)})
+                raise Problem(METHOD, f"send {' or '.join(methods)}", headers={"Allow": ", ".join(methods)})
             caller = await self._caller_of(request)
             secret = request.cookies.get(KEY_COOKIE if caller is not None and self._keys else FORM_COOKIE, "")
             if not secret:
