@@ -797,3 +797,21 @@ async def test_a_server_that_refuses_calls_is_not_flooded_with_connections(
             await admin.call("REPLICAOF", "NO", "ONE")
             await admin.call("CONFIG", "SET", "min-replicas-to-write", "0")
             assert await answered == b"OK"
+
+
+async def test_a_call_to_an_unserved_slot_does_not_hold_up_the_calls_after_it(
+    own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has executed them: they get their replies before the next connection, which takes long here."""
+    monkeypatch.setattr(connection, "BACKOFF_FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr(connection, "BACKOFF_LAST_SECONDS", 3600.0)
+    server = own_server(options=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
+    async with client(server.url) as admin, client(server.url) as transport, asyncio.timeout(SECONDS):
+        away = cast(int, await admin.call("CLUSTER", "KEYSLOT", "away"))
+        await admin.call("CLUSTER", "ADDSLOTSRANGE", 0, away - 1, away + 1, SLOTS - 1)
+        while b"cluster_state:ok" not in cast(bytes, await admin.call("CLUSTER", "INFO")):
+            await asyncio.sleep(0.01)
+        unserved = [transport.call("INCR", "away") for _ in range(2)]
+        assert await transport.call("INCR", "here") == 1
+        assert not any(call.done() for call in unserved)
+        assert await admin.call("GET", "here") == b"1"

@@ -71,6 +71,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "bus/connection.py",
+        "refused_slot",
+        "if error.startswith(_OF_ONE_SLOT):",
+        "if False:",
+        "an unserved slot costs only the calls to it",
+        "integration/bus:connection",
+    ),
+    python(
+        "bus/connection.py",
         "refusal_backoff",
         "                    await asyncio.sleep(after_refusal.compute(refusals))\n",
         "                    pass\n",

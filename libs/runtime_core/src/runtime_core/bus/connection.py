@@ -31,6 +31,8 @@ STEADY_SECONDS = 1.0
 """A connection that has served calls for so long resets the backoff after servers that refuse calls."""
 # Errors of a server that cannot serve now or at all: the call is kept, and sent again after a reconnect.
 _ELSEWHERE = ("LOADING", "READONLY", "MASTERDOWN", "MOVED", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
+_OF_ONE_SLOT = ("CLUSTERDOWN", "TRYAGAIN")
+"""Those that may concern only the keys of one call: the server has executed the calls after it."""
 
 
 Argument = bytes | str | int | float
@@ -102,16 +104,23 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self.waiting
+        refused: list[_Call] | None = None
         reader.feed(data)
         self.heard_at = self._loop.time()
         while (reply := reader.gets()) is not False:
             if not waiting:
                 continue
             if isinstance(reply, ServerError):
-                if str(reply).startswith(_ELSEWHERE):
+                error = str(reply)
+                if error.startswith(_OF_ONE_SLOT):
                     self.moved = reply
-                    self.abort()
-                    return
+                    if refused is None:
+                        refused = []
+                    refused.append(waiting.popleft())
+                    continue
+                if error.startswith(_ELSEWHERE):
+                    self.moved = reply
+                    break
                 _, future = waiting.popleft()
                 if not future.done():
                     future.set_exception(reply)
@@ -119,6 +128,10 @@ class _Connection(asyncio.Protocol):
             _, future = waiting.popleft()
             if not future.done():
                 future.set_result(reply)
+        if refused is not None:
+            waiting.extendleft(reversed(refused))
+        if self.moved is not None:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
