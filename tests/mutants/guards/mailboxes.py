@@ -570,6 +570,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     python(
         "integrations/actors/instances.py",
+        "dropped_in_use",
+        "if each is not but and not each.holders)",
+        "if each is not but)",
+        "an object in use is not dropped",
+        "unit/integrations/actors:instances",
+    ),
+    python(
+        "integrations/actors/instances.py",
+        "only_stored",
+        "            if instance.is_stored:\n                self._stored[place] = instance\n",
+        "            self._stored[place] = instance\n",
+        "an object whose state is nowhere else is not dropped",
+        "unit/integrations/actors:instances",
+    ),
+    python(
+        "integrations/actors/instances.py",
         "in_order",
         "        async with self._doors.setdefault((type, key), asyncio.Lock()):\n",
         "        if True:\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime_core.integrations.actors.instances import Instances
+from runtime_core.integrations.actors.instances import Instance, Instances
 
 
 class Stateful:
@@ -65,3 +65,57 @@ async def test_an_object_whose_state_the_broker_has_lost_is_replaced() -> None:
     holders = ["t|r", "t|r/1"]
     called = await instances.enter(*PLACE, "t", "r/1", b"", alone=True, shared=True, holders=holders)
     assert called is not waiting
+
+
+async def use(instances: Instances, key: str) -> Stateful:
+    """Handle one message of an agent and return its object."""
+    place = ("handler", key)
+    instance = await instances.enter(*place, key, "r", b"", alone=True, shared=False)
+    instances.leave(instance, (key, "r"))
+    agent = instance.agent
+    assert isinstance(agent, Stateful)
+    return agent
+
+
+async def test_the_least_recently_used_objects_are_dropped() -> None:
+    instances = stateful()
+    made = {key: await use(instances, key) for key in map(str, range(10))}
+    assert await use(instances, "0") is made["0"]
+    await use(instances, "new")
+    assert len(instances) == 10
+    assert await use(instances, "0") is made["0"]
+    await instances.close()
+    assert all(agent.closed for agent in made.values())
+    assert await use(instances, "1") is not made["1"]
+    assert len(instances) == 1
+
+
+async def test_an_object_in_use_is_not_dropped() -> None:
+    instances = stateful()
+    held = await instances.enter("handler", "held", "t", "r", b"", alone=True, shared=False)
+    for key in map(str, range(20)):
+        await use(instances, key)
+    assert len(instances) == 10
+    assert await instances.get("handler", "held") is held
+
+
+async def test_objects_that_stay_cost_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without a state on the broker stay, however many there are: no message may look at all of them."""
+    looks = 0
+    is_stored = vars(Instance)["is_stored"].fget
+
+    def counted(instance: Instance) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(is_stored(instance))
+
+    monkeypatch.setattr(Instance, "is_stored", property(counted))
+
+    async def build(type: str, key: str) -> Stateful:
+        return Stateful()
+
+    instances = Instances(build, lambda agent: False, 10)
+    for key in map(str, range(200)):
+        await use(instances, key)
+    assert len(instances) == 200
+    assert looks <= 3 * 200

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
+from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -103,7 +104,9 @@ class Instances:
         self._build = build
         self._keeps_state = keeps_state
         self._limit = limit
-        self._there: OrderedDict[Place, Instance] = OrderedDict()
+        self._there: dict[Place, Instance] = {}
+        self._stored: OrderedDict[Place, Instance] = OrderedDict()
+        """Those whose state the broker has, the least recently used first. Others are never dropped to make room."""
         self._being_made: dict[Place, asyncio.Task[Instance]] = {}
         self._doors: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         """What concurrent handlers pass one at a time, so that they begin in the order of their messages."""
@@ -125,6 +128,7 @@ class Instances:
         place = (id.type, id.key)
         instance = Instance(agent, place, keeps_state=self._keeps_state(agent), made_here=False)
         self._there[place] = instance
+        self._stored.pop(place, None)
         return instance
 
     async def get(self, type: str, key: str) -> Instance:
@@ -137,8 +141,8 @@ class Instances:
                 making = self._being_made[place] = asyncio.create_task(self._make(place), name=f"make {type}/{key}")
             # If one of several waiting callers is cancelled, the others still need it.
             found = await asyncio.shield(making)
-        elif place in self._there:
-            self._there.move_to_end(place)
+        elif place in self._stored:
+            self._stored.move_to_end(place)
         return found
 
     async def enter(
@@ -241,7 +245,8 @@ class Instances:
 
     async def close(self) -> None:
         """Drop all objects."""
-        instances, self._there = list(self._there.values()), OrderedDict()
+        instances, self._there = list(self._there.values()), {}
+        self._stored.clear()
         for instance in instances:
             await _close(instance)
         if self._closing:
@@ -253,6 +258,8 @@ class Instances:
             instance = Instance(agent, place, keeps_state=self._keeps_state(agent), made_here=True)
             # Its state may be on the broker already: the first handler loads it.
             self._there[place] = instance
+            if instance.is_stored:
+                self._stored[place] = instance
             self._shrink(instance)
             return instance
         finally:
@@ -262,6 +269,7 @@ class Instances:
         """Drop an object: the next handler gets another one. It is closed when its last handler leaves."""
         if self._there.get(instance.place) is instance:
             del self._there[instance.place]
+            self._stored.pop(instance.place, None)
         if not instance.holders:
             self._close(instance)
 
@@ -275,12 +283,9 @@ class Instances:
         excess = len(self._there) - self._limit
         if excess <= 0:
             return
-        for instance in list(self._there.values()):
-            if instance is not but and not instance.holders and instance.is_stored:
-                self._forget(instance)
-                excess -= 1
-                if not excess:
-                    return
+        idle = (each for each in self._stored.values() if each is not but and not each.holders)
+        for instance in list(islice(idle, excess)):
+            self._forget(instance)
 
 
 async def _close(instance: Instance) -> None:
