@@ -85,7 +85,8 @@ class Child:
     async def kill(self) -> None:
         """SIGKILL, as in a crash, for it and the processes that it has started. Returns when it is gone."""
         if self._process.returncode is None:
-            os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
 
     def said(self) -> str:

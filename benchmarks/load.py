@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from benchmarks.child import Child
 from benchmarks.driver import Drive, Order
@@ -48,7 +48,7 @@ async def overload(seconds: int, stream_max: int) -> dict[str, object]:
     async with started(settings) as stack, ledger_of(stack) as ledger:
         client = await stack.start_client()
         try:
-            capacity, asked = await _capacity(client)
+            capacity, asked = await _capacity(client, min(CLOSED.in_flight, stream_max))
             half = await client.order(Order(asked, int(capacity * 5), 0, capacity / 2))
             asked += half.tasks
             done = await client.order(Order(asked, int(capacity * 2 * seconds), 0, capacity * 2))
@@ -69,9 +69,9 @@ async def overload(seconds: int, stream_max: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def _capacity(client: Child) -> tuple[float, int]:
-    """Tasks per second with 64 in flight, and how many were asked so far."""
-    done = await client.order(CLOSED)
+async def _capacity(client: Child, in_flight: int = CLOSED.in_flight) -> tuple[float, int]:
+    """Tasks per second with so many in flight, and how many were asked so far."""
+    done = await client.order(replace(CLOSED, in_flight=in_flight))
     return done.per_second, CLOSED.tasks
 
 
