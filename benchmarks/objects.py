@@ -39,8 +39,8 @@ async def objects(tasks: int, rounds: int) -> dict[str, object]:
                 others = neighbours.cores(driver.cpu_seconds() - used)
             print(
                 f"round {number} of {rounds}: {name}: {many[name][-1].per_second:,.0f} tasks/s, one at a time "
-                f"{alone[name][-1].p50_ms:.2f} ms (other programs, with {WEFT}'s private server, kept {others:.2f} cores "
-                "busy)",
+                f"{alone[name][-1].p50_ms:.2f} ms (other programs, with Weft's private server, kept {others:.2f} "
+                "cores busy)",
                 flush=True,
             )
     figures = {name: _summary(many[name], alone[name]) for name in many}
