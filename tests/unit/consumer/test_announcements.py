@@ -1,4 +1,4 @@
-"""The manifests of all apps as a process reads them: cached for a short time, and in any order of the broker."""
+"""What apps announce: names in an order that no submit can meet half-way, and manifests cached for a short time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from runtime_core.bus.event_bus import EventBus
 from runtime_core.bus.keys import Keys
 from runtime_core.consumer import announcements
-from runtime_core.consumer.announcements import ManifestCache
-from runtime_core.declare.manifest import Manifest
+from runtime_core.consumer.announcements import ManifestCache, announce
+from runtime_core.declare.manifest import AgentEntry, EngineFunctionEntry, Manifest, ToolEntry
 
 
 class Broker:
@@ -60,3 +60,38 @@ async def test_unchanged_manifests_are_the_same_object(monkeypatch: pytest.Monke
     broker.values.reverse()
     assert await cache.manifests() is first
     assert broker.reads == 2
+
+
+class Announced:
+    """The part of a bus that gets names."""
+
+    def __init__(self) -> None:
+        self.keys = Keys("x", 0)
+        self.transport = self
+        self.calls: list[tuple[object, ...]] = []
+
+    async def call(self, *args: object) -> int:
+        self.calls.append(args)
+        return 1
+
+
+async def test_the_names_of_agents_are_announced_last_and_at_once() -> None:
+    """A submit that met only some of them would be refused, since its agent would be unknown."""
+    broker = Announced()
+    manifest = Manifest(
+        "desk", "1", agents={"writer": AgentEntry(), "editor": AgentEntry(pool="big", interleave=True)},
+        tools={"search": ToolEntry(), "draw": ToolEntry(pool="gpu")},
+        engine_functions={"rank@2": EngineFunctionEntry(version="2")},
+    )  # fmt: skip
+    await announce([cast(EventBus, broker)], manifest)
+    keys = broker.keys
+    assert broker.calls[-1] == ("HSET", keys.agents, "writer", "agent", "editor", "agent:big")
+    assert [call[:2] for call in broker.calls[:-1]] == [
+        ("HSET", keys.manifests),
+        ("HSET", keys.interleaved),
+        ("HDEL", keys.end_hooks),
+        ("HSET", keys.tools),
+        ("HSET", keys.engine_functions),
+        ("HSETNX", keys.engine_functions),
+    ]
+    assert ("HSET", keys.tools, "search", "tool", "draw", "tool:gpu") in broker.calls

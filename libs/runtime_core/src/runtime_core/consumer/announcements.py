@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, cast
@@ -26,30 +26,37 @@ HANDLED: tuple[HandledKind, ...] = ("agent", "tool")
 
 
 async def announce(buses: Sequence[EventBus], manifest: Manifest) -> None:
-    """Publish an app's manifest and names on the broker, which checks submits and calls of other apps with them."""
+    """Publish an app's manifest and names on the broker, which checks submits and calls of other apps with them.
+
+    The names of agents come last, all at once: a submit that finds one of them finds the others, and all about them.
+    """
     data = manifest.to_json()
+    streams = {name: f"agent:{agent.pool}" if agent.pool else "agent" for name, agent in manifest.agents.items()}
     end_agents = end_hooks(manifest)
+    functions = manifest.engine_functions.items()
     for bus in buses:
         call, keys = bus.transport.call, bus.keys
         await call("HSET", keys.manifests, manifest.app, data)
-        for name, agent in manifest.agents.items():
-            await call("HSET", keys.agents, name, f"agent:{agent.pool}" if agent.pool else "agent")
-            if agent.interleave:
-                await call("HSET", keys.interleaved, name, "1")
-        if end_agents:
-            await call("HSET", keys.end_hooks, *chain.from_iterable(end_agents.items()))
-        elif manifest.agents:
+        await _put(bus, keys.interleaved, {name: "1" for name, agent in manifest.agents.items() if agent.interleave})
+        await _put(bus, keys.end_hooks, end_agents)
+        if manifest.agents and not end_agents:
             await call("HDEL", keys.end_hooks, *manifest.agents)
-        for name, tool in manifest.tools.items():
-            await call("HSET", keys.tools, name, f"tool:{tool.pool}" if tool.pool else "tool")
-        for name, function in manifest.engine_functions.items():
-            await call("HSET", keys.engine_functions, name, function.pool)
+        tools = {name: f"tool:{tool.pool}" if tool.pool else "tool" for name, tool in manifest.tools.items()}
+        await _put(bus, keys.tools, tools)
+        await _put(bus, keys.engine_functions, {name: function.pool for name, function in functions})
+        for name, function in functions:
             if function.version:
                 await call("HSETNX", keys.engine_functions, name.partition("@")[0], function.pool)
+        await _put(bus, keys.agents, streams)
     topics = Topics(buses)
     for name, agent in manifest.agents.items():
         for topic in agent.topics:
             await topics.subscribe(TopicSubscription(topic.removesuffix("*"), name, prefix=topic.endswith("*")))
+
+
+async def _put(bus: EventBus, key: str, values: Mapping[str, str]) -> None:
+    if values:
+        await bus.transport.call("HSET", key, *chain.from_iterable(values.items()))
 
 
 # -- names ----------------------------------------------------------------------------------------------------------

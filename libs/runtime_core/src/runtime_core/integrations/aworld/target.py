@@ -459,7 +459,7 @@ class RunTarget:
             )
         for name in agents_of(found):
             if name not in offered:
-                agents = [each for each in offered if not each.startswith(TASK_AGENT)]
+                agents = [each for each in offered if not each.startswith("weft.")]
                 raise InvalidInput(field, f"no agent is named {name!r}; {choices(agents)}")
         await self._check_tools(found)
 
