@@ -80,8 +80,8 @@ MUTANTS: tuple[Mutant, ...] = (
     python(
         "bus/connection.py",
         "refusal_backoff",
-        "                    await asyncio.sleep(after_refusal.compute(refusals))\n",
-        "                    pass\n",
+        "                await asyncio.sleep(after_refusal.compute(refusals))\n",
+        "                pass\n",
         "a server that refuses calls is not flooded with connections",
         "integration/bus:connection",
     ),

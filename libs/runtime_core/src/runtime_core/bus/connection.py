@@ -331,11 +331,11 @@ class RespTransport:
             if refusal is None or self._loop.time() - opened_at > STEADY_SECONDS:
                 after_refusal.reset()
                 refusals = 0
-            if refusal is not None:
+            # The server replies to the connection itself, so `open` does not fail. MOVED names the server that has the
+            # key: calls whose keys are on two servers go to each in turn.
+            if refusal is not None and not str(refusal).startswith("MOVED"):
                 refusals += 1
-                # The server replies to the connection itself, so `open` does not fail. MOVED names the right server.
-                if refusals > 1 or not str(refusal).startswith("MOVED"):
-                    await asyncio.sleep(after_refusal.compute(refusals))
+                await asyncio.sleep(after_refusal.compute(refusals))
 
     async def _watch(self, connection: _Connection) -> None:
         """Return when the connection is lost, or has been silent for too long while calls wait."""
